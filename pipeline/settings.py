@@ -1,0 +1,179 @@
+"""What a compilation may be told: one frozen record, validated when it is made."""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType
+from typing import Any, Self, TypeAlias
+
+import attrs
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+ModulePredicate: TypeAlias = Callable[[str], bool]
+TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
+
+
+def _torch_executed(value: object) -> frozenset[TorchExecuted]:
+    """One entry an overload, a name or a predicate; a packet stands for all its overloads."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"torch_executed_ops takes a collection of operators, names or predicates, not {value!r}")
+    return frozenset(entry for item in value for entry in _executed_entries(item))
+
+
+def _executed_entries(item: object) -> Iterable[TorchExecuted]:
+    if isinstance(item, OpOverloadPacket):
+        return [getattr(item, overload) for overload in item.overloads()]
+    if isinstance(item, OpOverload | str) or callable(item):
+        return [item]
+    raise TypeError(f"torch_executed_ops: {item!r} is not an operator, a qualified name or a predicate on module paths")
+
+
+def _capabilities(value: object) -> tuple[str, ...]:
+    """Without repetition and in numeric order, so that equal targets make equal settings."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f'compute_capabilities takes a collection such as ("8.6", "12.0"), not {value!r}')
+    given = list(value)
+    for item in given:
+        if not isinstance(item, str):
+            raise TypeError(f'compute_capabilities: {item!r} is not a string such as "8.6"')
+        if not re.fullmatch(r"[1-9]\d*\.\d", item, re.ASCII):
+            raise ValueError(f'compute_capabilities: {item!r} is not of the form "8.6"')
+    return tuple(sorted(set(given), key=lambda capability: tuple(map(int, capability.split(".")))))
+
+
+def _flag(_: object, field: "attrs.Attribute[bool]", value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{field.name} is True or False, not {value!r}")
+
+
+def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
+    """A validator of whole numbers from `least` to `most`, and of None where the field is optional."""
+    span = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+    expected = f"a whole number {span}" + (", or None" if optional else "")
+
+    def check(_: object, field: "attrs.Attribute[int | None]", value: object) -> None:
+        if value is None and optional:
+            return
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{field.name} is {expected}, not {value!r}")
+        if not least <= value <= most:
+            raise ValueError(f"{field.name} is {expected}, not {value}")
+
+    return check
+
+
+@attrs.frozen(kw_only=True, repr=False)
+class CompilationSettings:
+    """The settings of one compilation. Immutable and hashable; `evolve` gives a changed copy, `repr` only what was changed.
+
+    A wrong type is a `TypeError`, a value out of range a `ValueError`; both name the field.
+
+    truncate_double: compute float64 in float32 inside engines; the results are float64 again. Otherwise a node with
+        float64 runs in PyTorch. Default False.
+    require_full_compilation: raise `UnsupportedOperatorException` if any node would run in PyTorch. Default False.
+    min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch. It
+        does not apply where the whole model is one segment or with `require_full_compilation`. Default 5.
+    max_engines: the most engines one model is cut into, at least 1; None for no limit. Default None.
+    torch_executed_ops: what runs in PyTorch though a converter exists: operators (`torch.ops.aten.topk.default`; a
+        packet such as `torch.ops.aten.topk` means every overload), their names (`"aten.topk.default"`,
+        `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the module path that a node comes from
+        (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an operator, not a predicate.
+        Any iterable of these. Default empty.
+    assume_dynamic_shape_support: take every converter to support dynamic shapes, declared or not. Default False.
+    immutable_weights: build engines whose weights are fixed, which leaves TensorRT most freedom; False builds
+        refittable engines. Default True.
+    strip_engine_weights: leave the weights out of the serialized engines, to be supplied by a refit. Default False.
+    version_compatible: build engines that later versions of TensorRT also load. Default False.
+    optimization_level: how much time the builder may take to find faster kernels, 0 (least) to 5 (most); None for
+        TensorRT's own default. Default None.
+    workspace_size: the most scratch memory that a layer may take on the GPU, in bytes, at least 0; None for no
+        limit. Default None.
+    max_aux_streams: the most CUDA streams an engine uses beside the caller's, at least 0; None leaves it to
+        TensorRT. Default None.
+    compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without
+        repetition. Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
+    decompose_attention: always spell attention out as matmul, softmax, matmul, instead of TensorRT's attention layer
+        where that can be used. Default False.
+    """
+
+    truncate_double: bool = attrs.field(default=False, validator=_flag)
+    require_full_compilation: bool = attrs.field(default=False, validator=_flag)
+    min_block_size: int = attrs.field(default=5, validator=_whole(1, optional=False))
+    max_engines: int | None = attrs.field(default=None, validator=_whole(1))
+    torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=_torch_executed)
+    assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_flag)
+    immutable_weights: bool = attrs.field(default=True, validator=_flag)
+    strip_engine_weights: bool = attrs.field(default=False, validator=_flag)
+    version_compatible: bool = attrs.field(default=False, validator=_flag)
+    optimization_level: int | None = attrs.field(default=None, validator=_whole(0, 5))
+    workspace_size: int | None = attrs.field(default=None, validator=_whole(0))
+    max_aux_streams: int | None = attrs.field(default=None, validator=_whole(0))
+    compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_capabilities)
+    decompose_attention: bool = attrs.field(default=False, validator=_flag)
+
+    def evolve(self, **fields: Any) -> Self:
+        """A copy with these fields changed, validated again; `TypeError` for a field that does not exist."""
+        for name in fields.keys() - self.names():
+            close = difflib.get_close_matches(name, self.names(), 1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; the settings are {', '.join(self.names())}"
+            raise TypeError(f"{name!r} is not a compilation setting{hint}")
+        return attrs.evolve(self, **fields)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all settings, in the order of the documentation."""
+        return tuple(field.name for field in attrs.fields(cls))
+
+    def runs_in_torch(self, target: object, module_path: str = "") -> bool:
+        """Whether `torch_executed_ops` keeps a node with this target, in the module at this path, out of engines."""
+        return any(_matches(entry, target, module_path) for entry in self.torch_executed_ops)
+
+    def __repr__(self) -> str:
+        """The fields that differ from the default, in order: equal settings print alike in every process.
+
+        A predicate prints as its module and name, which is all that is the same from process to process.
+        """
+        shown = (f"{name}={_printed(getattr(self, name))}" for name in self.names() if not self._is_default(name))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _is_default(self, name: str) -> bool:
+        return bool(getattr(self, name) == attrs.fields_dict(type(self))[name].default)
+
+
+def _matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
+    if isinstance(entry, str):
+        return entry in qualified_names(target)
+    if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType):
+        return entry is target
+    return bool(entry(module_path))
+
+
+def qualified_names(target: object) -> frozenset[str]:
+    """Every name that a target goes by: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
+    if isinstance(target, OpOverload):
+        return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{_tail(target)}"})
+    if isinstance(target, str):
+        return frozenset({target})
+    return frozenset({torch.typename(target), f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', '')}"})
+
+
+def _tail(target: OpOverload[..., Any]) -> str:
+    return str(target).split(".", 1)[1]
+
+
+def _printed(value: object) -> str:
+    if not isinstance(value, frozenset):
+        return repr(value)
+    return "{" + ", ".join(sorted(_entry_name(entry) for entry in value)) + "}"
+
+
+def _entry_name(entry: object) -> str:
+    """How one of `torch_executed_ops` prints: never with an address, which would differ from process to process."""
+    if isinstance(entry, OpOverload):
+        return f"torch.ops.{entry}"
+    if isinstance(entry, str):
+        return repr(entry)
+    named = entry if hasattr(entry, "__qualname__") else type(entry)
+    return f"{named.__module__}.{named.__qualname__}"
