@@ -1,0 +1,171 @@
+"""A model's input described by shape and dtype, so that nobody has to make a tensor to compile for a range of sizes."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Self
+
+import attrs
+import torch
+from torch.export import Dim
+
+_SHORT = {"b": "bool", "u": "uint", "i": "int", "f": "float", "bf": "bfloat", "c": "complex"}
+_DIM = re.compile(r"\d+(\.\.\d+){0,2}", re.ASCII)
+_GRAMMAR = "write [NAME=]DIMxDIM…[:DTYPE], DIM as SIZE, MIN..MAX or MIN..OPT..MAX: for example 1..8x3x224x224:float16"
+
+
+def _to_shape(value: Any) -> Any:
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else value
+
+
+def _sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, tuple):
+        raise TypeError(f"Input: {field.name} is a sequence of sizes, not {value!r}")
+    for dim, size in enumerate(value):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"Input: {field.name}[{dim}] is a whole number, not {size!r}")
+        if size < 0:
+            raise ValueError(f"Input: {field.name}[{dim}] is {size}, less than 0; ranges take min_shape and max_shape")
+
+
+@attrs.frozen
+class Input:
+    """One input of a model: a dtype, and either one `shape` or a range from `min_shape` to `max_shape`.
+
+    shape: the sizes of a static input.
+    min_shape, opt_shape, max_shape: the sizes of a dynamic one, of equal rank, min <= opt <= max in each dimension.
+        TensorRT chooses its kernels for `opt_shape`; without it, for `max_shape`.
+    dtype: a torch.dtype, float32 by default.
+    name: what the input is called in errors and in the names of its dynamic dimensions; a Python identifier.
+
+    `TypeError` or `ValueError` naming the field and the dimension for anything else.
+    """
+
+    shape: tuple[int, ...] | None = attrs.field(default=None, converter=_to_shape, validator=_sizes)
+    min_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
+    opt_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
+    max_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
+    dtype: torch.dtype = attrs.field(default=torch.float32, kw_only=True)
+    name: str | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"Input: dtype is a torch.dtype, not {self.dtype!r}")
+        if self.name is not None and not (isinstance(self.name, str) and self.name.isidentifier()):
+            raise ValueError(f"Input: name is a Python identifier, not {self.name!r}")
+        self._check_choice()
+        _check_order("min_shape", self.min_shape, "max_shape", self.max_shape)
+        if self.opt_shape is None:
+            object.__setattr__(self, "opt_shape", self.max_shape)
+        _check_order("min_shape", self.min_shape, "opt_shape", self.opt_shape)
+        _check_order("opt_shape", self.opt_shape, "max_shape", self.max_shape)
+
+    def _check_choice(self) -> None:
+        ranged = (self.min_shape, self.opt_shape, self.max_shape)
+        if self.shape is not None and ranged != (None, None, None):
+            raise ValueError("Input: give either shape, or min_shape, opt_shape and max_shape, not both")
+        if self.shape is None and (self.min_shape is None or self.max_shape is None):
+            missing = "shape, or min_shape and max_shape" if ranged == (None, None, None) else "min_shape and max_shape"
+            raise ValueError(f"Input: {missing} must be given; for one size only, Input(shape=…)")
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int, int], ...]:
+        """Of each dimension the least, the optimal and the greatest size: TensorRT's optimization profile."""
+        ends = (self.min_shape, self.opt_shape, self.max_shape) if self.shape is None else (self.shape,) * 3
+        return tuple(zip(*(end or () for end in ends), strict=True))
+
+    @property
+    def dynamic_dims(self) -> tuple[int, ...]:
+        """The dimensions whose size may vary."""
+        return tuple(dim for dim, (low, _, high) in enumerate(self.ranges) if low < high)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether any dimension may vary."""
+        return bool(self.dynamic_dims)
+
+    def example(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A tensor of this dtype and the optimal shape: zeros for integers (valid indices everywhere), else ones.
+
+        torch.export takes a size of 0 or 1 to be fixed, so where such a dimension may vary the example has the least
+        larger size in its range, if there is one.
+        """
+        integral = not (self.dtype.is_floating_point or self.dtype.is_complex or self.dtype == torch.bool)
+        sizes = [_exportable(*sizes) for sizes in self.ranges]
+        return torch.full(sizes, 0 if integral else 1, dtype=torch.uint8, device=device).to(self.dtype)
+
+    def dims(self, index: int) -> dict[int, Dim]:
+        """For torch.export's `dynamic_shapes`: the varying dimensions of the input at this index, with their ranges.
+
+        A dimension is called after the input's name, or its index, and its own number: `image_0`, `input1_0`. Each
+        dimension has its own name, so they are independent; torch.export says so if the model requires otherwise.
+        """
+        stem = self.name or f"input{index}"
+        return {
+            dim: Dim(f"{stem}_{dim}", min=self.ranges[dim][0], max=self.ranges[dim][2]) for dim in self.dynamic_dims
+        }
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads `[NAME=]DIMxDIM…[:DTYPE]`, the form that `str` prints.
+
+        DIM is SIZE, MIN..MAX (optimal: MAX) or MIN..OPT..MAX; `()` is a scalar. DTYPE is torch's name or a short one
+        (f16, bf16, f32, i64, u8), float32 if absent. Anything else is a `ValueError` saying what is wrong with it.
+        """
+        match = re.fullmatch(r"(?:(\w+)=)?([^=:]*)(?::([^=:]*))?", text.strip())
+        if not match:
+            raise ValueError(f"{text!r} is not an input; {_GRAMMAR}")
+        name, dims, dtype = match.groups()
+        try:
+            low, opt, high = zip(*map(_parsed_dim, dims.split("x")), strict=True) if dims != "()" else ((), (), ())
+            kind = _parsed_dtype(dtype) if dtype is not None else torch.float32
+            if low == high:
+                return cls(low, dtype=kind, name=name)
+            return cls(min_shape=low, opt_shape=opt, max_shape=high, dtype=kind, name=name)
+        except ValueError as error:
+            raise ValueError(f"{text!r} is not an input: {error}") from None
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor, *, name: str | None = None) -> Self:
+        """The static input that this tensor is an example of."""
+        return cls(tuple(tensor.shape), dtype=tensor.dtype, name=name)
+
+    def __str__(self) -> str:
+        """The form that `parse` reads."""
+        dims = "x".join(_printed_dim(*sizes) for sizes in self.ranges) or "()"
+        return f"{self.name + '=' if self.name else ''}{dims}:{str(self.dtype).removeprefix('torch.')}"
+
+
+def _check_order(low_name: str, low: tuple[int, ...] | None, high_name: str, high: tuple[int, ...] | None) -> None:
+    low, high = low or (), high or ()
+    if len(low) != len(high):
+        raise ValueError(f"Input: {low_name} has rank {len(low)} and {high_name} rank {len(high)}; they must be equal")
+    for dim, (a, b) in enumerate(zip(low, high, strict=True)):
+        if a > b:
+            raise ValueError(f"Input: in dimension {dim} {low_name} is {a} and {high_name} is {b}; min <= opt <= max")
+
+
+def _exportable(low: int, opt: int, high: int) -> int:
+    return 2 if low < high and opt < 2 <= high else opt
+
+
+def _parsed_dim(text: str) -> tuple[int, int, int]:
+    if not _DIM.fullmatch(text):
+        raise ValueError(f"{text!r} is not a size; {_GRAMMAR}")
+    sizes = [int(size) for size in text.split("..")]
+    return sizes[0], sizes[len(sizes) // 2], sizes[-1]
+
+
+def _parsed_dtype(name: str) -> torch.dtype:
+    short = re.fullmatch(r"(b|u|i|f|bf|c)(\d*)", name, re.ASCII)
+    dtype = getattr(torch, _SHORT[short[1]] + short[2] if short else name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not a dtype; torch's names (float16, int64, bool) and short ones (f16, i64) are")
+    return dtype
+
+
+def _printed_dim(low: int, opt: int, high: int) -> str:
+    if low == high:
+        return str(low)
+    return f"{low}..{high}" if opt == high else f"{low}..{opt}..{high}"
