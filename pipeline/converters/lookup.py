@@ -1,0 +1,243 @@
+"""Looking a converter up: which of the candidates takes a node, or every reason why none does."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch.fx import Node
+
+from pipeline.converters.declare import (
+    CallingConvention,
+    ConverterPriority,
+    ConverterSupport,
+    Declaration,
+    Implementation,
+    Rejection,
+    Target,
+    function_name,
+    target_name,
+)
+from pipeline.frozen import FrozenDict
+from pipeline.settings import CompilationSettings
+
+Candidates: TypeAlias = FrozenDict[Any, tuple[Declaration, ...]]
+Entry: TypeAlias = tuple[Implementation, CallingConvention, dict[str, bool]]
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@attrs.frozen
+class Choice:
+    """The converter that takes a node."""
+
+    support: ConverterSupport
+    convention: CallingConvention = CallingConvention.CTX
+    priority: ConverterPriority = ConverterPriority.STANDARD
+
+    def entry(self) -> Entry:
+        """What `registry[node]` gives: the implementation, how it is called, what it declares."""
+        flags = {name: getattr(self.support, name) for name in ("supports_dynamic_shapes", "requires_output_allocator")}
+        return self.support.converter_implementation, self.convention, flags
+
+
+@attrs.frozen
+class Refusal:
+    """Why no converter takes a node. It is false."""
+
+    reasons: tuple[Rejection, ...]
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.reasons))
+
+
+class Lookup(Mapping[Any, Entry]):
+    """Converters by target, and by node where the settings and the node itself have a say.
+
+    A key is a node (`lookup[node]` is the converter that takes it, `node in lookup` whether one does) or a target
+    (`lookup[target]` is its first candidate, `target in lookup` whether it has any).
+    """
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def settings(self) -> CompilationSettings:
+        """The settings that nodes are looked up with."""
+
+    @property
+    @abc.abstractmethod
+    def candidates(self) -> Candidates:
+        """For each target its declarations, in the order in which they are asked."""
+
+    def __getitem__(self, key: Node | Target) -> Entry:
+        if isinstance(key, Node):
+            found = self.choose(key)
+            if isinstance(found, Refusal):
+                raise KeyError(f"{key.name}: {found}")
+            return found.entry()
+        if not (candidates := self.candidates.get(key)):
+            raise KeyError(f"no converter for {target_name(key)}")
+        return _choice(candidates[0]).entry()
+
+    def __contains__(self, key: object) -> bool:
+        return bool(self.choose(key)) if isinstance(key, Node) else key in self.candidates
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter(self.candidates)
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def choose(self, node: Node) -> Choice | Refusal:
+        """The first candidate that passes, else one reason or more for each candidate that does not."""
+        if node.op != "call_function":
+            return Refusal((Rejection(f"{node.name} is a {node.op}, not an operation"),))
+        if refused := _torch_executed(node, self.settings):
+            return Refusal((refused,))
+        reasons: dict[Rejection, None] = {}
+        for candidate in self.candidates.get(node.target, ()):
+            rejection = _rejection(candidate.support, node, self.settings)
+            if rejection is None:
+                return _choice(candidate)
+            reasons[rejection] = None
+        return Refusal(tuple(reasons) or (Rejection(f"no converter for {target_name(node.target)}"),))
+
+    def explain(self, node: Node) -> Choice | tuple[Rejection, ...]:
+        """`choose`, with the reasons of a refusal as they are."""
+        found = self.choose(node)
+        return found.reasons if isinstance(found, Refusal) else found
+
+    def unique_targets(self) -> frozenset[Target]:
+        """Every target that has a converter."""
+        return frozenset(self.candidates)
+
+    def get_all_converters_with_target(
+        self, target: Target, return_registry_info: bool = False
+    ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
+        """The candidates of a target in order, validated or not; with registry info, how many each module gives."""
+        converters = tuple(declaration.support for declaration in self.candidates.get(target, ()))
+        return (converters, _origins(converters)) if return_registry_info else converters
+
+    def get_converter_support_info(self) -> dict[str, dict[str, int]]:
+        """For each target, by name and sorted, how many converters each module gives."""
+        info = {
+            target_name(target): _origins(declaration.support for declaration in declarations)
+            for target, declarations in self.candidates.items()
+        }
+        return dict(sorted(info.items()))
+
+    def display_all_available_converters(self) -> str:
+        """The support info as text, a line a target."""
+        info = self.get_converter_support_info()
+        rows = [
+            f"  {target}: {', '.join(f'{n} in {origin}' for origin, n in where.items())}"
+            for target, where in info.items()
+        ]
+        return "\n".join((f"{len(rows)} targets have converters", *rows))
+
+
+@attrs.frozen(eq=False, repr=False)
+class BoundRegistry(Lookup):
+    """A registry's lookups under given settings: `registry.bind(settings)`."""
+
+    registry: Lookup
+    settings: CompilationSettings = attrs.field(validator=attrs.validators.instance_of(CompilationSettings))
+    candidates: Candidates = attrs.field(init=False)
+
+    @candidates.default
+    def _of_registry(self) -> Candidates:
+        return self.registry.candidates
+
+    def __repr__(self) -> str:
+        return f"{self.registry!r}.bind({self.settings!r})"
+
+
+def _choice(candidate: Declaration) -> Choice:
+    return Choice(candidate.support, candidate.convention, candidate.priority)
+
+
+def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
+    modules = [converter.name.rpartition(".")[0] for converter in converters]
+    return {module: modules.count(module) for module in sorted(set(modules))}
+
+
+def _torch_executed(node: Node, settings: CompilationSettings) -> Rejection | None:
+    if not settings.torch_executed_ops:
+        return None
+    name = target_name(node.target)
+    if name in settings.torch_executed_ops or settings.runs_in_torch(node.target, module_path(node)):
+        return Rejection(f"torch_executed_ops keeps {name} in PyTorch")
+    return None
+
+
+def module_path(node: Node) -> str:
+    """The path of the module that a node comes from, such as `encoder.layers.0`; empty for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).removeprefix("L['self']").removeprefix(".") if stack else ""
+
+
+def _rejection(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
+    """Symbolic dims come first: a validator of a converter that knows static shapes only might put guards on them."""
+    knows_dynamic = support.supports_dynamic_shapes or settings.assume_dynamic_shape_support
+    if not knows_dynamic and (symbolic := tuple(symbolic_places(node))):
+        return Rejection(f"the converter {support.name} takes static shapes only, but {', '.join(symbolic)}")
+    return _verdict(support, node, settings) if support.capability_validator else None
+
+
+def _verdict(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
+    validator = support.capability_validator
+    assert validator is not None
+    name = function_name(validator)
+    try:
+        verdict: object = validator(node, settings)
+    except Exception as error:  # whatever a validator of the user's raises is a reason, not our crash
+        return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")
+    if isinstance(verdict, Rejection):
+        return verdict
+    if isinstance(verdict, _SYMBOLIC):  # its truth would put a guard on the graph's shapes
+        return Rejection(f"the converter's validator {name} depends on a symbolic dim: {verdict}")
+    return None if verdict else Rejection(f"the converter's validator {name} refuses it", summary(validator))
+
+
+def summary(validator: object) -> str:
+    """A validator's docstring as one line: the limit that it states."""
+    return " ".join((getattr(validator, "__doc__", None) or "").split()) if hasattr(validator, "__name__") else ""
+
+
+def symbolic_places(node: Node) -> Iterator[str]:
+    """Where a node has symbolic dims, in words. It looks at types only, so that it puts no guard on a ShapeEnv."""
+    for leaf in _leaves((node.args, node.kwargs)):
+        yield from (
+            _symbolic(leaf.meta.get("val"), leaf.name) if isinstance(leaf, Node) else _symbolic(leaf, "an argument")
+        )
+    yield from _symbolic(node.meta.get("val"), "its result")
+
+
+def _symbolic(value: Any, what: str) -> Iterator[str]:
+    for leaf in _leaves(value):
+        if isinstance(leaf, _SYMBOLIC):
+            yield f"{what} is {leaf}"
+        elif isinstance(leaf, torch.Tensor):
+            for dim, size in enumerate(leaf.shape):
+                if isinstance(size, torch.SymInt):
+                    yield f"dim {dim} of {what} is {size}"
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, slice):
+        yield from _leaves((value.start, value.stop, value.step))
+    else:
+        yield value

@@ -1,0 +1,157 @@
+"""The registry: an immutable mapping from targets to the converters that declare them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+import attrs
+from toolz import concat, unique
+from torch._ops import OpOverloadPacket
+
+from pipeline.converters.declare import (
+    ATTRIBUTE,
+    CallingConvention,
+    ConverterPriority,
+    ConverterSupport,
+    Declaration,
+    Implementation,
+    Rejection,
+    Target,
+    Validator,
+    attached,
+    declarations_of,
+    dynamo_tensorrt_converter,
+    gather,
+    target_of,
+)
+from pipeline.converters.lookup import BoundRegistry, Candidates, Choice, Entry, Lookup, Refusal
+from pipeline.frozen import FrozenDict
+from pipeline.settings import CompilationSettings
+
+__all__ = [
+    "BoundRegistry",
+    "CallingConvention",
+    "Choice",
+    "ConverterPriority",
+    "ConverterRegistry",
+    "ConverterSupport",
+    "Declaration",
+    "Entry",
+    "Implementation",
+    "Refusal",
+    "Rejection",
+    "Target",
+    "Validator",
+    "dynamo_tensorrt_converter",
+]
+
+_DEFAULT_SETTINGS: Final = CompilationSettings()
+
+
+def _in_order(declarations: Iterable[Declaration]) -> Candidates:
+    """By target: the newest HIGH first, then STANDARD, the oldest first; the same declaration counts once."""
+    by_target: dict[Target, list[Declaration]] = {}
+    for declaration in declarations:
+        by_target.setdefault(declaration.key, []).append(declaration)
+    return FrozenDict({target: _candidates(found) for target, found in by_target.items()})
+
+
+def _candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
+    high = [declaration for declaration in reversed(oldest_first) if declaration.priority is ConverterPriority.HIGH]
+    standard = [declaration for declaration in oldest_first if declaration.priority is ConverterPriority.STANDARD]
+    return tuple(unique(high + standard))
+
+
+@attrs.frozen(eq=False, repr=False)
+class ConverterRegistry(Lookup):
+    """Converters by target. Immutable: every method that seems to change it gives a new one.
+
+    Candidates of a target are asked in order: HIGH before STANDARD, the newest HIGH first, the oldest STANDARD first.
+    "Newer" is what was registered later; in `a | b`, which is associative, it is what is in `b`.
+
+    A lookup by node, `registry[node]`, goes by the default settings; `registry.bind(settings)[node]` by given ones.
+    """
+
+    candidates: Candidates = attrs.field(alias="declarations", converter=_in_order, factory=tuple)
+
+    @classmethod
+    def of(cls, *modules: ModuleType) -> ConverterRegistry:
+        """What modules declare: by module name, in each in the order of definition; the last of those is the newest.
+
+        Neither the order of the arguments nor that of the imports matters, and a function that a module merely
+        imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.
+        """
+        return cls().register(gather(modules, ATTRIBUTE))
+
+    @classmethod
+    def from_legacy(cls, converters: Mapping[Any, Implementation]) -> ConverterRegistry:
+        """Adopt a plain `{target: function}` dictionary; the functions are called with the LEGACY convention."""
+        return cls(
+            Declaration(target_of(key), ConverterSupport(function), convention=CallingConvention.LEGACY)
+            for key, function in converters.items()
+        )
+
+    @property
+    def settings(self) -> CompilationSettings:
+        """The default settings; `bind` gives others."""
+        return _DEFAULT_SETTINGS
+
+    def bind(self, settings: CompilationSettings) -> BoundRegistry:
+        """The same lookups under given settings."""
+        return BoundRegistry(self, settings)
+
+    def declarations(self) -> tuple[Declaration, ...]:
+        """Every declaration, the oldest first, so that `ConverterRegistry(r.declarations()) == r`."""
+        return tuple(concat(map(_oldest_first, self.candidates.values())))
+
+    def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
+        """With these declared functions, or iterables of them, added as the newest."""
+        return self | ConverterRegistry(concat(map(declarations_of, _functions(converters))))
+
+    def override(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
+        """With these declared functions as the only converters of their targets."""
+        added = ConverterRegistry().register(*converters)
+        return self.without(*added) | added
+
+    def without(self, *targets: Target | OpOverloadPacket[..., Any]) -> ConverterRegistry:
+        """Without the converters of these targets, if there are any; a packet means all its overloads."""
+        dropped = frozenset(concat(map(_overloads, targets)))
+        return ConverterRegistry(d for d in self.declarations() if d.key not in dropped)
+
+    def __or__(self, other: ConverterRegistry) -> ConverterRegistry:
+        if not isinstance(other, ConverterRegistry):
+            return NotImplemented
+        return ConverterRegistry((*self.declarations(), *other.declarations()))
+
+    def __eq__(self, other: object) -> bool:
+        """By value: the same declarations in the same order for each target."""
+        return (
+            dict(self.candidates) == dict(other.candidates) if isinstance(other, ConverterRegistry) else NotImplemented
+        )
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.candidates.items()))
+
+    def __repr__(self) -> str:
+        return f"<ConverterRegistry: {len(self.declarations())} converters for {len(self)} targets>"
+
+
+def _oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...]:
+    high = [declaration for declaration in candidates if declaration.priority is ConverterPriority.HIGH]
+    return (*reversed(high), *candidates[len(high) :])
+
+
+def _functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
+    for converter in converters:
+        if attached(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
+            yield from converter
+        else:
+            yield converter
+
+
+def _overloads(target: Any) -> list[Target]:
+    if isinstance(target, OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]
+    return [target_of(target)]
