@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import attrs
@@ -30,26 +30,39 @@ class Fallback:
 
 
 class PipelineError(RuntimeError):
-    """Whatever this package raises while it compiles, refits or runs; wrong arguments are TypeError and ValueError."""
+    """Whatever this package raises while it compiles, refits or runs; wrong arguments are TypeError and ValueError.
+
+    message: what went wrong, about what, and why, in one line or a few.
+    hint: how to go on; each kind of error has one of its own.
+    """
 
     __module__ = "pipeline"
+    advice = ""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message, self.hint = message, hint
+
+    def __str__(self) -> str:
+        """The message, then the hint on a line of its own."""
+        return _told(self.message, "", self.hint or self.advice)
 
 
-class UnsupportedOperatorException(PipelineError):
+class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's name for it
     """Full compilation was required and these nodes would run in PyTorch: `fallbacks`, of `total` nodes."""
 
     __module__ = "pipeline"
+    advice = "allow partial compilation (require_full_compilation=False)"
 
     def __init__(self, fallbacks: Sequence[Fallback], total: int) -> None:
-        super().__init__(tuple(fallbacks), total)
-        self.fallbacks = tuple(fallbacks)
-        self.total = total
+        super().__init__(f"{len(fallbacks)} of {total} nodes would run in PyTorch")
+        self.fallbacks, self.total = tuple(fallbacks), total
+        self.args = (self.fallbacks, total)
 
     def __str__(self) -> str:
         """Every node with its reason, and how to go on."""
-        head = f"{len(self.fallbacks)} of {self.total} nodes would run in PyTorch"
-        nodes = [_indented(str(fallback)) for fallback in self.fallbacks]
-        return "\n".join([head, *nodes, "  hint: allow partial compilation (require_full_compilation=False)"])
+        nodes = (_indented(str(fallback)) for fallback in self.fallbacks)
+        return _told("\n".join([self.message, *nodes]), "", self.advice)
 
 
 class ConversionError(PipelineError):
@@ -58,102 +71,68 @@ class ConversionError(PipelineError):
     __module__ = "pipeline"
 
     def __init__(self, node: str, target: str, where: str = "", message: str = "") -> None:
-        super().__init__(node, target, where, message)
-        self.node, self.target, self.where, self.message = node, target, where, message
+        super().__init__(message)
+        self.node, self.target, self.where = node, target, where
+        self.args = (node, target, where, message)
 
     def __str__(self) -> str:
         """The node, its line and TensorRT's own words."""
-        return _told(
-            f"{self.target} at node {self.node}{_bracketed(self.where)} could not be converted",
-            self.message,
-            f'run it in PyTorch (torch_executed_ops={{"{self.target}"}}), or give it a converter of your own',
-        )
+        what = f"{self.target} at node {self.node}{_bracketed(self.where)} could not be converted"
+        hint = f'run it in PyTorch (torch_executed_ops={{"{self.target}"}}), or give it a converter of your own'
+        return _told(what, self.message, hint)
 
 
 class BuildError(PipelineError):
-    """TensorRT could not build the engine of this segment from its network."""
+    """TensorRT could not build an engine from its network; the message names the segment and has TensorRT's words."""
 
     __module__ = "pipeline"
-
-    def __init__(self, segment: str, message: str, hint: str = "") -> None:
-        super().__init__(segment, message, hint)
-        self.segment, self.message, self.hint = segment, message, hint
-
-    def __str__(self) -> str:
-        """The segment and TensorRT's own words."""
-        hint = (
-            self.hint
-            or "print its network (`pipeline print`), and run what TensorRT names in PyTorch (torch_executed_ops)"
-        )
-        return _told(f"TensorRT built no engine for {self.segment}", self.message, hint)
+    advice = "print the network (`pipeline print`), and run what TensorRT names in PyTorch (torch_executed_ops)"
 
 
 class CaptureError(PipelineError):
-    """torch.export could not make a graph of the model."""
+    """torch.export could not make a graph of the model; the message names the model and has torch.export's words."""
 
     __module__ = "pipeline"
-
-    def __init__(self, model: str, message: str, hint: str = "") -> None:
-        super().__init__(model, message, hint)
-        self.model, self.message, self.hint = model, message, hint
-
-    def __str__(self) -> str:
-        """The model and torch.export's own words."""
-        hint = (
-            self.hint or "torch.export.export(model, args) alone shows the same; pass the ExportedProgram once it works"
-        )
-        return _told(f"{self.model} could not be captured", self.message, hint)
+    advice = "torch.export.export(model, args) alone shows the same; an ExportedProgram can be compiled as well"
 
 
 class ShapeError(PipelineError, ValueError):
-    """An input whose size in a dimension, or whose rank (dim is None), is not one that was compiled for."""
+    """An input whose size in a dimension, or whose rank (`dim` is None), is not one that was compiled for."""
 
     __module__ = "pipeline"
 
     def __init__(self, input: str, dim: int | None, value: int, range: tuple[int, int]) -> None:
-        super().__init__(input, dim, value, range)
+        allowed = f"{range[0]} to {range[1]}" if range[0] != range[1] else f"{range[0]}"
+        has = f"rank {value}" if dim is None else f"size {value} in dimension {dim}"
+        hint = "" if dim is None else "compile for a range with this size: Input(min_shape=…, opt_shape=…, max_shape=…)"
+        super().__init__(f"input {input} has {has}; compiled for {allowed}", hint)
         self.input, self.dim, self.value, self.range = input, dim, value, range
-
-    def __str__(self) -> str:
-        """The input, its size and the sizes that would do."""
-        low, high = self.range
-        what = "rank" if self.dim is None else f"size {self.value} in dimension {self.dim}"
-        have = f"input {self.input} has {what}{f' {self.value}' if self.dim is None else ''}"
-        allowed = str(low) if low == high else f"{low} to {high}"
-        hint = "compile with a range that has this size: Input(min_shape=…, opt_shape=…, max_shape=…)"
-        return _told(f"{have}; compiled for {allowed}", "", hint if self.dim is not None else "")
+        self.args = (input, dim, value, range)
 
 
 class RefitError(PipelineError):
-    """These weights could not be refitted: `weights` maps each to its reason."""
+    """Weights that could not be refitted: `weights` maps each name to its reason."""
 
     __module__ = "pipeline"
+    advice = "compile with immutable_weights=False for refittable engines, or compile the new model"
 
-    def __init__(self, weights: "dict[str, str] | Sequence[tuple[str, str]]", hint: str = "") -> None:
+    def __init__(self, weights: Mapping[str, str], hint: str = "") -> None:
+        plural = "" if len(weights) == 1 else "s"
+        super().__init__(f"{len(weights)} weight{plural} could not be refitted", hint)
         self.weights = dict(weights)
-        self.hint = hint
-        super().__init__(tuple(self.weights.items()), hint)
+        self.args = (self.weights, hint)
 
     def __str__(self) -> str:
         """Every weight with its reason."""
         rows = "\n".join(f"{name}: {reason}" for name, reason in self.weights.items())
-        hint = self.hint or "compile with immutable_weights=False for refittable engines, or compile the new model"
-        return _told(f"{_count(len(self.weights), 'weight')} could not be refitted", rows, hint)
+        return _told(self.message, rows, self.hint or self.advice)
 
 
 class ExecutionError(PipelineError):
-    """A compiled program could not run: what was executing, and TensorRT's or CUDA's own words."""
+    """A compiled program could not run; the message says what was executing and has TensorRT's or CUDA's words."""
 
     __module__ = "pipeline"
-
-    def __init__(self, what: str, message: str, hint: str = "") -> None:
-        super().__init__(what, message, hint)
-        self.what, self.message, self.hint = what, message, hint
-
-    def __str__(self) -> str:
-        """What was executing and why it failed."""
-        hint = self.hint or 'compiled.module(executor="reference") runs the same networks on the CPU'
-        return _told(f"{self.what} could not run", self.message, hint)
+    advice = 'compiled.module(executor="reference") runs the same networks on the CPU'
 
 
 def source_line(node: torch.fx.Node) -> str:
@@ -175,8 +154,8 @@ def _torch_folder() -> str:
 
 
 def _told(what: str, why: str, hint: str) -> str:
-    body = [_indented(why, 4)] if why else []
-    return "\n".join([what, *body, *([f"  hint: {hint}"] if hint else [])])
+    lines = [what, _indented(why, 4), f"  hint: {hint}" if hint else ""]
+    return "\n".join(line for line in lines if line)
 
 
 def _indented(text: str, columns: int = 2) -> str:
@@ -185,7 +164,3 @@ def _indented(text: str, columns: int = 2) -> str:
 
 def _bracketed(where: str) -> str:
     return f" ({where})" if where else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
