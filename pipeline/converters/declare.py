@@ -195,13 +195,6 @@ def _defined_in(module: ModuleType, function: Any) -> bool:
     return made or getattr(function, "__module__", None) == module.__name__
 
 
-def target_name(target: object) -> str:
-    """How messages and tables name a target: `aten.add.Tensor`, `operator.getitem`, `torch.sym_min`."""
-    if isinstance(target, str | OpOverload | OpOverloadPacket):
-        return str(target)
-    return function_name(target).removeprefix("_" if getattr(target, "__module__", "") == "_operator" else "")
-
-
 def function_name(function: object) -> str:
     """A function's module and name, without an address: the same in every process."""
     named = function if hasattr(function, "__name__") else getattr(function, "func", type(function))

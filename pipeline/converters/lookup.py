@@ -19,9 +19,10 @@ from pipeline.converters.declare import (
     Rejection,
     Target,
     function_name,
-    target_name,
 )
 from pipeline.frozen import FrozenDict
+from pipeline.naming import module_path
+from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
 
 Candidates: TypeAlias = FrozenDict[Any, tuple[Declaration, ...]]
@@ -83,7 +84,7 @@ class Lookup(Mapping[Any, Entry]):
                 raise KeyError(f"{key.name}: {found}")
             return found.entry()
         if not (candidates := self.candidates.get(key)):
-            raise KeyError(f"no converter for {target_name(key)}")
+            raise KeyError(f"no converter for {qualified_name(key)}")
         return _choice(candidates[0]).entry()
 
     def __contains__(self, key: object) -> bool:
@@ -98,7 +99,7 @@ class Lookup(Mapping[Any, Entry]):
     def choose(self, node: Node) -> Choice | Refusal:
         """The first candidate that passes, else one reason or more for each candidate that does not."""
         if node.op != "call_function":
-            return Refusal((Rejection(f"{node.name} is a {node.op}, not an operation"),))
+            return Refusal((Rejection(f"{node.name} calls no operator: it is of kind {node.op}"),))
         if refused := _torch_executed(node, self.settings):
             return Refusal((refused,))
         reasons: dict[Rejection, None] = {}
@@ -107,7 +108,7 @@ class Lookup(Mapping[Any, Entry]):
             if rejection is None:
                 return _choice(candidate)
             reasons[rejection] = None
-        return Refusal(tuple(reasons) or (Rejection(f"no converter for {target_name(node.target)}"),))
+        return Refusal(tuple(reasons) or (Rejection(f"no converter for {qualified_name(node.target)}"),))
 
     def explain(self, node: Node) -> Choice | tuple[Rejection, ...]:
         """`choose`, with the reasons of a refusal as they are."""
@@ -128,7 +129,7 @@ class Lookup(Mapping[Any, Entry]):
     def get_converter_support_info(self) -> dict[str, dict[str, int]]:
         """For each target, by name and sorted, how many converters each module gives."""
         info = {
-            target_name(target): _origins(declaration.support for declaration in declarations)
+            qualified_name(target): _origins(declaration.support for declaration in declarations)
             for target, declarations in self.candidates.items()
         }
         return dict(sorted(info.items()))
@@ -171,16 +172,10 @@ def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
 def _torch_executed(node: Node, settings: CompilationSettings) -> Rejection | None:
     if not settings.torch_executed_ops:
         return None
-    name = target_name(node.target)
+    name = qualified_name(node.target)
     if name in settings.torch_executed_ops or settings.runs_in_torch(node.target, module_path(node)):
         return Rejection(f"torch_executed_ops keeps {name} in PyTorch")
     return None
-
-
-def module_path(node: Node) -> str:
-    """The path of the module that a node comes from, such as `encoder.layers.0`; empty for the model itself."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]).removeprefix("L['self']").removeprefix(".") if stack else ""
 
 
 def _rejection(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
