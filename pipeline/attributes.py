@@ -1,0 +1,236 @@
+"""What every layer kind has: the one table of attributes and weights, and how each attribute is read."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import attrs
+
+from pipeline.trt import dtype_name, enum_name, trt
+
+Value: TypeAlias = None | bool | int | float | str | tuple["Value", ...]
+Read: TypeAlias = Callable[[Any, str], Value]
+
+
+@attrs.frozen
+class Attribute:
+    """One attribute of a kind: how it is read, and the input that replaces it where there is one."""
+
+    name: str
+    read: Read
+    unless: int | None = None
+
+
+def dims(layer: Any, name: str) -> Value:
+    return as_dims(getattr(layer, name))
+
+
+def plain(layer: Any, name: str) -> Value:
+    value: Value = getattr(layer, name)
+    return value
+
+
+def enum(layer: Any, name: str) -> Value:
+    return enum_name(getattr(layer, name))
+
+
+def dtype(layer: Any, name: str) -> Value:
+    return dtype_name(getattr(layer, name))
+
+
+def mask(layer: Any, name: str) -> Value:
+    """TensorRT gives a set of axes as the bits of an integer."""
+    bits = int(getattr(layer, name))
+    return tuple(axis for axis in range(bits.bit_length()) if bits >> axis & 1)
+
+
+def permutation(layer: Any, name: str) -> Value:
+    """Eight entries whatever the rank; the identity, which is the default, is None."""
+    order = tuple(getattr(layer, name))
+    return None if order == tuple(range(len(order))) else order
+
+
+def floats(layer: Any, name: str) -> Value:
+    return tuple(float(value) for value in getattr(layer, name))
+
+
+def scales(layer: Any, name: str) -> Value:
+    """Only where no output shape was given: TensorRT warns when asked for scales that are not set."""
+    return floats(layer, name) if as_dims(layer.shape) is None else None
+
+
+def number(layer: Any, name: str) -> Value:
+    """alpha and beta of a fill are floats, or int64 where they were set so."""
+    value = getattr(layer, name)
+    return int(value) if layer.is_alpha_beta_int64() else float(value)
+
+
+def of_attention(read: Read) -> Read:
+    return lambda layer, name: read(layer.attention, name)
+
+
+def quantized_to(layer: Any, name: str) -> Value:
+    """TensorRT logs an error when asked for a type that was not set; type and scale are only set together."""
+    attention = layer.attention
+    return None if attention.normalization_quantize_scale is None else dtype_name(getattr(attention, name))
+
+
+def of_plugin(layer: Any, name: str) -> Value:
+    return str(getattr(layer.plugin, name))
+
+
+def serialized(layer: Any, name: str) -> Value:
+    """A V2 plugin's own state, by its digest."""
+    return digest(layer.plugin.serialize())
+
+
+def of_core(layer: Any, name: str) -> Value:
+    return str(getattr(layer.plugin.get_capability_interface(trt.PluginCapabilityType.CORE), name))
+
+
+def fields(layer: Any, name: str) -> Value:
+    """A V3 plugin's own state: (name, type, digest of the data) of each field it serializes."""
+    runtime = layer.plugin.get_capability_interface(trt.PluginCapabilityType.RUNTIME)
+    return tuple((str(f.name), enum_name(f.type), digest(f.data)) for f in runtime.get_fields_to_serialize())
+
+
+def digest(data: Any) -> str:
+    return hashlib.sha256(b"" if data is None else bytes(data)).hexdigest()
+
+
+def as_dims(value: Any) -> tuple[int, ...] | None:
+    """Dims as a tuple, None where TensorRT holds none (its length is -1)."""
+    try:
+        return tuple(value)
+    except ValueError:
+        return None
+
+
+def rows(read: Read, *names: str, unless: int | None = None) -> tuple[Attribute, ...]:
+    return tuple(Attribute(name, read, unless) for name in names)
+
+
+_WINDOW = (
+    *rows(dims, "stride_nd", "pre_padding", "post_padding"),
+    *rows(enum, "padding_mode"),
+)
+_CONVOLUTION = (
+    *rows(plain, "num_output_maps", "num_groups"),
+    *rows(dims, "kernel_size_nd", "dilation_nd"),
+    *_WINDOW,
+)
+_QUANTIZE = (*rows(plain, "axis"), *rows(dims, "block_shape"), *rows(dtype, "to_type"))
+
+# Kinds that are not listed have no attributes. `loop`, `conditional` and `attention`, which say what a boundary layer
+# bounds, are added by describe(). Precision settings are left out: strongly typed networks have none.
+ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
+    {
+        "ACTIVATION": (*rows(enum, "type"), *rows(plain, "alpha", "beta")),
+        "ASSERTION": rows(plain, "message"),
+        "ATTENTION_INPUT": (
+            *rows(of_attention(enum), "norm_op"),
+            *rows(of_attention(plain), "causal", "decomposable"),
+            *rows(quantized_to, "normalization_quantize_to_type"),
+        ),
+        "CAST": rows(dtype, "to_type"),
+        "CONCATENATION": rows(plain, "axis"),
+        "CONSTANT": rows(dims, "shape"),
+        "CONVOLUTION": _CONVOLUTION,
+        "CUMULATIVE": (*rows(enum, "op"), *rows(plain, "exclusive", "reverse")),
+        "DECONVOLUTION": _CONVOLUTION,
+        "DEQUANTIZE": _QUANTIZE,
+        "DYNAMIC_QUANTIZE": (
+            *rows(plain, "axis", "block_size"),
+            *rows(dims, "block_shape"),
+            *rows(dtype, "to_type", "scale_type"),
+        ),
+        "EINSUM": rows(plain, "equation"),
+        "ELEMENTWISE": rows(enum, "op"),
+        "FILL": (
+            *rows(enum, "operation"),
+            *rows(dtype, "to_type"),
+            *rows(dims, "shape", unless=0),
+            *rows(number, "alpha", unless=1),
+            *rows(number, "beta", unless=2),
+        ),
+        "GATHER": (*rows(enum, "mode"), *rows(plain, "axis", "num_elementwise_dims")),
+        "GRID_SAMPLE": (*rows(enum, "interpolation_mode", "sample_mode"), *rows(plain, "align_corners")),
+        "ITERATOR": rows(plain, "axis", "reverse"),
+        "KV_CACHE_UPDATE": rows(enum, "cache_mode"),
+        "LOOP_OUTPUT": (*rows(enum, "kind"), *rows(plain, "axis")),
+        "LRN": rows(plain, "window_size", "alpha", "beta", "k"),
+        "MATRIX_MULTIPLY": rows(enum, "op0", "op1"),
+        "NMS": (
+            *rows(enum, "bounding_box_format"),
+            *rows(plain, "topk_box_limit"),
+            *rows(dtype, "indices_type"),
+        ),
+        "NON_ZERO": rows(dtype, "indices_type"),
+        "NORMALIZATION": (*rows(mask, "axes"), *rows(plain, "epsilon", "num_groups", "is_v2")),
+        "ONE_HOT": rows(plain, "axis"),
+        "PADDING": rows(dims, "pre_padding_nd", "post_padding_nd"),
+        "PLUGIN_V2": (
+            *rows(of_plugin, "plugin_type", "plugin_version", "plugin_namespace"),
+            *rows(serialized, "serialized"),
+        ),
+        "PLUGIN_V3": (*rows(of_core, "plugin_name", "plugin_version", "plugin_namespace"), *rows(fields, "fields")),
+        "POOLING": (
+            *rows(enum, "type"),
+            *rows(dims, "window_size_nd"),
+            *_WINDOW,
+            *rows(plain, "average_count_excludes_padding", "blend_factor"),
+        ),
+        "QUANTIZE": _QUANTIZE,
+        "REDUCE": (*rows(enum, "op"), *rows(mask, "axes"), *rows(plain, "keep_dims")),
+        "RESIZE": (
+            *rows(enum, "resize_mode"),
+            *rows(dims, "shape", unless=1),
+            *rows(scales, "scales", unless=1),
+            *rows(enum, "coordinate_transformation", "selector_for_single_pixel", "nearest_rounding"),
+            *rows(plain, "cubic_coeff", "exclude_outside"),
+        ),
+        "REVERSE_SEQUENCE": rows(plain, "batch_axis", "sequence_axis"),
+        "ROTARY_EMBEDDING": rows(plain, "interleaved", "rotary_embedding_dim"),
+        "SCALE": (*rows(enum, "mode"), *rows(plain, "channel_axis")),
+        "SCATTER": (*rows(enum, "mode"), *rows(plain, "axis")),
+        "SHUFFLE": (
+            *rows(permutation, "first_transpose"),
+            *rows(dims, "reshape_dims", unless=1),
+            *rows(permutation, "second_transpose"),
+            *rows(plain, "zero_is_placeholder"),
+        ),
+        "SLICE": (
+            *rows(enum, "mode"),
+            *rows(dims, "start", unless=1),
+            *rows(dims, "shape", unless=2),
+            *rows(dims, "stride", unless=3),
+            *rows(dims, "axes", unless=5),
+        ),
+        "SOFTMAX": rows(mask, "axes"),
+        "TOPK": (
+            *rows(enum, "op"),
+            *rows(mask, "axes"),
+            *rows(plain, "k", unless=1),
+            *rows(dtype, "indices_type"),
+        ),
+        "TRIP_LIMIT": rows(enum, "kind"),
+        "UNARY": rows(enum, "op"),
+    }
+)
+WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "CONSTANT": ("weights",),
+        "CONVOLUTION": ("kernel", "bias"),
+        "DECONVOLUTION": ("kernel", "bias"),
+        "SCALE": ("shift", "scale", "power"),
+    }
+)
+# Kinds whose settings the bindings do not let one read: equal rows would not mean equal layers.
+UNREADABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "DIST_COLLECTIVE": "the collective's operation, root and groups cannot be read back",
+        "MOE": "no TensorRT at hand makes one, so that reading it back was never tried",
+        "PLUGIN": "it is the layer of plugins older than V2, which no TensorRT since 10 makes",
+    }
+)

@@ -1,0 +1,1 @@
+"""Executors of what was compiled."""

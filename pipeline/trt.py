@@ -1,0 +1,375 @@
+"""The TensorRT bindings and what they can do; the only place that imports them."""
+
+import ctypes
+import importlib
+import importlib.util
+import logging
+import os
+import re
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import attrs
+import torch
+
+__all__ = [
+    "CAPABILITIES",
+    "DTYPE_NAMES",
+    "Capabilities",
+    "Log",
+    "Message",
+    "compute_capability",
+    "dtype_name",
+    "enum_member",
+    "enum_name",
+    "has_gpu",
+    "layer_class",
+    "layer_kind",
+    "layer_of",
+    "new_network",
+    "to_torch",
+    "to_trt",
+    "torch_dtype",
+    "trt",
+    "weights_of",
+    "weights_pointer",
+]
+
+FLAVOURS = ("tensorrt", "tensorrt_rtx")
+INSTALL = {
+    "tensorrt": "pip install tensorrt (data-centre and other GPUs; the wheels come from NVIDIA's own index)",
+    "tensorrt_rtx": "pip install tensorrt-rtx (ordinary wheels; builds without a GPU, runs on RTX GPUs)",
+}
+
+
+def _flavour() -> str:
+    forced = os.environ.get("PIPELINE_TENSORRT", "")
+    if forced and forced not in FLAVOURS:
+        raise ImportError(f"PIPELINE_TENSORRT is {forced!r}; it takes one of {', '.join(FLAVOURS)}")
+    candidates = (forced,) if forced else FLAVOURS
+    for candidate in candidates:
+        if importlib.util.find_spec(candidate) is not None:
+            return candidate
+    hints = "".join(f"\n  {INSTALL[candidate]}" for candidate in candidates)
+    wanted = "PIPELINE_TENSORRT asks for it" if forced else "pipeline needs one of the two"
+    raise ImportError(f"{' and '.join(candidates)} cannot be found ({wanted}). Install:{hints}")
+
+
+def _load() -> ModuleType:
+    flavour = _flavour()
+    try:
+        return importlib.import_module(flavour)
+    except (ImportError, OSError) as error:
+        raise ImportError(f"{flavour} is installed but does not load: {error}\n  {INSTALL[flavour]}") from error
+
+
+if TYPE_CHECKING:
+    import tensorrt_rtx as trt  # type: ignore[import-untyped,unused-ignore]
+else:
+    trt = _load()
+
+Attention = Literal["none", "v1", "v2"]
+
+
+@attrs.frozen
+class Capabilities:
+    """What the TensorRT at hand can do: probed by name, corrected by what is known to be broken in its flavour."""
+
+    flavour: str
+    version: str
+    version_tuple: tuple[int, ...]
+    weak_typing_default: bool
+    plugins: bool
+    attention: Attention
+    attention_gqa_half: bool
+    kv_cache_update: bool
+    rotary_embedding: bool
+    normalization_v2: bool
+    cumulative: bool
+    squeeze: bool
+    dynamic_quantize: bool
+    nonzero: bool
+    nms: bool
+    moe: bool
+    strided_dilated_deconvolution: bool
+    int8_activations: bool
+    builds_without_gpu: bool
+    timing_cache: bool
+    runtime_config: bool
+    refit_individual: bool
+    strip_plan: bool
+    compute_capabilities: tuple[str, ...]
+    layer_kinds: frozenset[str]
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def _capability_name(member: str) -> str:
+    """SM120 is written 12.0, as NVIDIA's tables write it."""
+    return f"{member[2:-1]}.{member[-1]}"
+
+
+def _capabilities(bindings: Any) -> Capabilities:
+    network, config, flags = bindings.INetworkDefinition, bindings.IBuilderConfig, bindings.BuilderFlag.__members__
+    flavour: str = bindings.__name__
+    version = _version(bindings.__version__)
+    rtx = flavour == "tensorrt_rtx"
+    targets = getattr(getattr(bindings, "ComputeCapability", None), "__members__", {})
+    attention: Attention = "v2" if hasattr(network, "add_attention_v2") else "none"
+    if attention == "none" and hasattr(network, "add_attention"):
+        attention = "v1"
+    return Capabilities(
+        flavour=flavour,
+        version=bindings.__version__,
+        version_tuple=version,
+        weak_typing_default=not rtx and version < (11,),
+        plugins=hasattr(network, "add_plugin_v3"),
+        attention=attention,
+        attention_gqa_half=attention != "none" and (not rtx or version >= (1, 6)),  # wrong before, facts.md
+        kv_cache_update=hasattr(network, "add_kv_cache_update"),
+        rotary_embedding=hasattr(network, "add_rotary_embedding"),
+        normalization_v2=hasattr(network, "add_normalization_v2"),
+        cumulative=hasattr(network, "add_cumulative"),
+        squeeze=hasattr(network, "add_squeeze") and hasattr(network, "add_unsqueeze"),
+        dynamic_quantize=hasattr(network, "add_dynamic_quantize"),
+        nonzero=not rtx,  # RTX: the network takes the layer, "no runners" at the build
+        nms=not rtx,  # the same
+        moe=not rtx and hasattr(network, "add_moe"),
+        strided_dilated_deconvolution=not rtx,
+        int8_activations=not rtx,
+        builds_without_gpu=rtx,
+        timing_cache=not rtx and hasattr(config, "create_timing_cache"),  # on RTX it asks for a GPU and does nothing
+        runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
+        refit_individual="REFIT_INDIVIDUAL" in flags,
+        strip_plan="STRIP_PLAN" in flags,
+        compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
+        layer_kinds=frozenset(bindings.LayerType.__members__),
+    )
+
+
+CAPABILITIES = _capabilities(trt)
+
+
+class Member(Protocol):
+    """Any enum value of the bindings, or of Python."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def enum_name(value: Member) -> str:
+    """The name of an enum's member: the only form that may be kept, since the integers differ between versions."""
+    return value.name
+
+
+def enum_member(cls: Any, name: str) -> Any:
+    """The member called `name`, or a ValueError that lists the names this TensorRT has."""
+    try:
+        return cls.__members__[name]
+    except KeyError:
+        here = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
+        raise ValueError(f"{here} has no {cls.__name__}.{name}, only {', '.join(cls.__members__)}") from None
+
+
+def compute_capability(text: str) -> Any:
+    """The `trt.ComputeCapability` written "8.6" or "12.0", "current" or "none"."""
+    name = f"SM{text.replace('.', '')}" if "." in text else text.upper()
+    return enum_member(getattr(trt, "ComputeCapability", Enum("ComputeCapability", [])), name)
+
+
+# TensorRT's name of each dtype, and torch's; a torch too old for a type leaves its row out.
+_DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+    "FP8": "float8_e4m3fn",
+    "E8M0": "float8_e8m0fnu",
+    "FP4": "float4_e2m1fn_x2",
+    "INT4": "int4",
+}
+DTYPE_NAMES: Mapping[str, str] = MappingProxyType(
+    {ours: torchs for ours, torchs in _DTYPES.items() if ours in trt.DataType.__members__}
+)
+_TORCH: Mapping[str, torch.dtype] = {
+    ours: getattr(torch, name) for ours, name in _DTYPES.items() if hasattr(torch, name)
+}
+_TRT: Mapping[torch.dtype, str] = {dtype: ours for ours, dtype in _TORCH.items() if ours in DTYPE_NAMES}
+
+
+def dtype_name(dtype: "trt.DataType") -> str:
+    """torch's name ("float32") of a TensorRT dtype."""
+    ours: str = dtype.name
+    return _DTYPES.get(ours, ours.lower())
+
+
+def to_trt(dtype: torch.dtype) -> "trt.DataType":
+    """The TensorRT dtype of a torch dtype; TypeError where TensorRT has none."""
+    try:
+        return trt.DataType.__members__[_TRT[dtype]]
+    except KeyError:
+        raise TypeError(f"TensorRT has no {dtype}, only {', '.join(map(str, _TRT))}") from None
+
+
+def to_torch(dtype: "trt.DataType") -> torch.dtype:
+    """The torch dtype of a TensorRT dtype; TypeError where torch has none."""
+    try:
+        return _TORCH[dtype.name]
+    except KeyError:
+        raise TypeError(f"torch {torch.__version__} has no dtype for TensorRT's {dtype.name}") from None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype called `name` ("float32"); TypeError where torch has none."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"torch {torch.__version__} has no dtype called {name}")
+    return dtype
+
+
+def weights_of(tensor: torch.Tensor) -> "trt.Weights":
+    """Weights that point at a contiguous CPU tensor without copying it: the caller keeps the tensor alive."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(
+            f"weights need a contiguous CPU tensor, not one on {tensor.device} with strides {tensor.stride()}"
+        )
+    return trt.Weights(to_trt(tensor.dtype), tensor.data_ptr(), tensor.numel())
+
+
+class _WeightsStruct(ctypes.Structure):
+    """nvinfer1::Weights, the public C++ record that the Python object holds."""
+
+    _fields_ = (("type", ctypes.c_int32), ("values", ctypes.c_void_p), ("count", ctypes.c_int64))
+
+
+def _struct_pointer(weights: Any) -> int | None:
+    """The pointer in a `trt.Weights`, which has no property for it; None unless the rest of the record agrees."""
+    struct = ctypes.cast(
+        ctypes.c_void_p.from_address(id(weights) + object.__basicsize__), ctypes.POINTER(_WeightsStruct)
+    )
+    if not struct:
+        return None
+    held = struct.contents
+    agrees = held.type == int(weights.dtype) and held.count == weights.size
+    return (held.values or 0) if agrees else None
+
+
+def _struct_is_readable() -> bool:
+    probe = trt.Weights(trt.DataType.BF16, 0x7AB5C0DE, 41)
+    return _struct_pointer(probe) == 0x7AB5C0DE
+
+
+_STRUCT_IS_READABLE = _struct_is_readable()
+
+
+def weights_pointer(weights: Any) -> int | None:
+    """Where a layer's weights lie; it gives a numpy array, or `trt.Weights` where numpy lacks the type (bf16)."""
+    if hasattr(weights, "__array_interface__"):
+        return int(weights.__array_interface__["data"][0])
+    return _struct_pointer(weights) if _STRUCT_IS_READABLE else None
+
+
+_LEVELS = {
+    "INTERNAL_ERROR": logging.CRITICAL,
+    "ERROR": logging.ERROR,
+    "WARNING": logging.WARNING,
+    "INFO": logging.INFO,
+    "VERBOSE": logging.DEBUG,
+}
+# Without a GPU every error is followed by one about the CUDA runtime. A second logger is called ignored, and works.
+_NOISE = re.compile(r"checkMacros\.cpp::catchCudaError.*Cuda Runtime|logger passed into create\w+ differs", re.DOTALL)
+logger = logging.getLogger("pipeline.tensorrt")
+
+
+@attrs.frozen
+class Message:
+    """One line of TensorRT's log."""
+
+    severity: str
+    text: str
+
+    @property
+    def noise(self) -> bool:
+        return _NOISE.search(self.text) is not None
+
+
+class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
+    """A TensorRT logger that keeps what was said (verbose lines apart) and forwards it to `pipeline.tensorrt`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[Message] = []
+
+    def log(self, severity: Any, msg: str) -> None:
+        message = Message(severity.name, msg)
+        level = logging.DEBUG if message.noise else _LEVELS[message.severity]
+        if message.severity != "VERBOSE":
+            self.messages.append(message)
+        if logger.isEnabledFor(level):
+            logger.log(level, "%s", msg)
+
+    def mark(self) -> int:
+        """A point in the log, for `errors_since`."""
+        return len(self.messages)
+
+    def errors_since(self, mark: int) -> tuple[str, ...]:
+        """TensorRT's own errors since the mark, without those that only say that there is no GPU."""
+        said = self.messages[mark:]
+        return tuple(m.text for m in said if m.severity in ("ERROR", "INTERNAL_ERROR") and not m.noise)
+
+
+def new_network(builder: "trt.Builder") -> "trt.INetworkDefinition":
+    """An empty strongly typed network, on every version."""
+    flag = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
+    return builder.create_network(0 if flag is None else 1 << int(flag))
+
+
+# Where the class is not the kind in camel case between I and Layer.
+_CLASSES = {
+    "ELEMENTWISE": "IElementWiseLayer",
+    "SOFTMAX": "ISoftMaxLayer",
+    "RAGGED_SOFTMAX": "IRaggedSoftMaxLayer",
+    "TOPK": "ITopKLayer",
+    "PARAMETRIC_RELU": "IParametricReLULayer",
+    "CONDITIONAL_INPUT": "IIfConditionalInputLayer",
+    "CONDITIONAL_OUTPUT": "IIfConditionalOutputLayer",
+    "KV_CACHE_UPDATE": "IKVCacheUpdateLayer",
+    "MOE": "IMoELayer",
+    "LRN": "ILRNLayer",
+    "NMS": "INMSLayer",
+    "PLUGIN": "ILayer",
+}
+
+
+def layer_class(kind: str) -> Any:
+    """The class of the bindings that has a kind's attributes."""
+    camel = "".join(word.capitalize() for word in kind.split("_"))
+    return getattr(trt, _CLASSES.get(kind, f"I{camel}Layer"), trt.ILayer)
+
+
+def layer_kind(layer: "trt.ILayer") -> str:
+    """The name of a layer's `trt.LayerType`; `layer.type` itself is the pooling or activation type on some classes."""
+    name: str = trt.ILayer.type.__get__(layer).name
+    return name
+
+
+def layer_of(network: "trt.INetworkDefinition", index: int) -> Any:
+    """Layer `index` with the class of its kind; `get_layer` gives a plain ILayer."""
+    layer = network.get_layer(index)
+    cls = layer_class(layer_kind(layer))
+    if type(layer) is not cls:
+        layer.__class__ = cls
+    return layer
+
+
+def has_gpu() -> bool:
+    """Whether engines can run here."""
+    return torch.cuda.is_available()
