@@ -1,0 +1,93 @@
+"""Functionalisation: a graph without mutation, as every later stage expects it.
+
+Most in-place operators work on a fresh value that nothing else sees (``out += identity``, ``relu_``): those are
+rewritten here, one for one, in linear time. Whatever needs alias analysis (views, buffers, inputs, control flow) goes
+through torch's own functionalisation, which traces the whole program again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+_FRESH = frozenset({"linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm", "group_norm", "matmul", "silu"})
+"""Composite operators that never return their input; others are taken for views unless their schema says otherwise."""
+
+
+def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule]:
+    """The same program without mutation, and its graph; what is passed in is not changed."""
+    nodes = list(exported.graph.nodes)
+    mutating = [n for n in nodes if _mutates(n)]
+    if not mutating and not any(_needs_retracing(n) for n in nodes):
+        return exported, exported.graph_module
+    if all(_is_simple(n) for n in mutating) and not any(_needs_retracing(n) for n in nodes):
+        return exported, _rewritten(exported.graph_module)
+    with torch.no_grad():
+        retraced = exported.run_decompositions({})
+    return retraced, retraced.graph_module
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if node.target._schema.name == "aten::batch_norm":
+        return bool(node.args[5])  # training: the running statistics are updated
+    return node.target._schema.is_mutable
+
+
+def _needs_retracing(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and "wrap" in node.target.name()
+
+
+def _aliases(node: torch.fx.Node) -> bool:
+    """Whether the node's value may share memory with its input."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return True
+    if any(r.alias_info is not None for r in target._schema.returns):
+        return True
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    return composite and target._schema.name.removeprefix("aten::") not in _FRESH
+
+
+def _is_simple(node: torch.fx.Node) -> bool:
+    """Whether an in-place operator writes to a fresh value that has no view."""
+    if not _functional_variant(node.target):
+        return False
+    target = node.args[0]
+    if not isinstance(target, torch.fx.Node):
+        return False
+    root = target
+    while _mutates(root) and isinstance(root.args[0], torch.fx.Node):
+        root = root.args[0]
+    fresh = not _aliases(root) and not _mutates(root)
+    return fresh and not any(_aliases(user) for user in root.users if not _mutates(user))
+
+
+def _functional_variant(target: Any) -> Any:
+    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    return getattr(packet, overload, None) if packet is not None else None
+
+
+def _rewritten(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    env: dict[torch.fx.Node, torch.fx.Node] = {}
+    latest: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in module.graph.nodes:
+        copy = env[node] = graph.node_copy(node, lambda n: latest.get(n, env[n]))
+        if _mutates(node):
+            copy.target = _functional_variant(node.target)
+            _follow(node, copy, latest)
+    return torch.fx.GraphModule(module, graph)
+
+
+def _follow(node: torch.fx.Node, copy: torch.fx.Node, latest: dict[torch.fx.Node, torch.fx.Node]) -> None:
+    """From here on, whoever reads the mutated value, under any name, reads the new one."""
+    while isinstance(node, torch.fx.Node):
+        latest[node] = copy
+        if not _mutates(node):
+            return
+        node = node.args[0]  # type: ignore[assignment]

@@ -1,0 +1,315 @@
+"""What every building block needs: constants, casts, ranks, shapes, and dtypes by eager's rules.
+
+A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python number; a *size* may be an int, a
+``SymbolicInt`` or a 1-element ``ITensor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+
+from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.trt import to_torch, to_trt, trt
+
+ITensor = trt.ITensor
+Size = Any
+Value = Any
+
+
+def constant(ctx: ConversionContext, name: str, value: Value, dtype: torch.dtype | None = None) -> ITensor:
+    """A constant layer for a tensor, array or number; the same tensor gives the same layer."""
+    tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    if dtype is not None and tensor.dtype != dtype and not isinstance(value, torch.Tensor):
+        tensor = torch.as_tensor(value, dtype=dtype)
+    key = ("constant", id(value)) if isinstance(value, torch.Tensor) else ("constant", str(tensor.dtype), str(tensor.tolist()))
+    if key not in ctx.memo:
+        layer = ctx.add(name, "constant", tuple(tensor.shape), ctx.trt_weights(tensor))
+        ctx.memo[key] = (layer.get_output(0), value)
+    output: ITensor = ctx.memo[key][0]
+    return output if dtype is None else cast(ctx, name, output, dtype)
+
+
+def tensor(ctx: ConversionContext, name: str, value: Value, dtype: torch.dtype | None = None) -> ITensor:
+    """Any value as an ``ITensor``, cast to ``dtype`` if given."""
+    if isinstance(value, SymbolicInt):
+        value = scalar_of(ctx, name, value)
+    if isinstance(value, ITensor):
+        return value if dtype is None else cast(ctx, name, value, dtype)
+    return constant(ctx, name, value, dtype)
+
+
+def cast(ctx: ConversionContext, name: str, x: ITensor, dtype: torch.dtype) -> ITensor:
+    """``x`` in another dtype; ``x`` itself if it has it already."""
+    if x.dtype == to_trt(dtype):
+        return x
+    return ctx.add(name, "cast", x, to_trt(dtype)).get_output(0)
+
+
+def dtype_of(value: Value) -> torch.dtype:
+    """The torch dtype of a tensor or number (Python numbers: bool, int64, float32's default)."""
+    if isinstance(value, ITensor):
+        return to_torch(value.dtype)
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    if isinstance(value, SymbolicInt):
+        return torch.int64
+    return torch.as_tensor(value).dtype
+
+
+def dims(x: Value) -> tuple[int, ...]:
+    """Sizes of a tensor, -1 where dynamic. TensorRT infers shapes here: an ill-formed network raises ``NetworkError``."""
+    try:
+        return tuple(x.shape)
+    except ValueError:
+        raise NetworkError("TensorRT cannot infer the shape of a layer's output") from None
+
+
+def rank(x: Value) -> int:
+    """The number of dims; 0 for a Python number."""
+    return len(dims(x)) if isinstance(x, (ITensor, torch.Tensor)) else 0
+
+
+def axis(dim: int, rank: int) -> int:
+    """A dim counted from the end as one counted from the start."""
+    return dim + rank if dim < 0 else dim
+
+
+def axes_mask(axes: Sequence[int], rank: int) -> int:
+    """Dims as the bit mask that TensorRT takes."""
+    mask = 0
+    for a in axes:
+        mask |= 1 << axis(a, rank)
+    return mask
+
+
+def result_type(*values: Value) -> torch.dtype:
+    """eager's promotion: tensors before 0-d tensors before Python numbers, and only across categories."""
+    return _promoted([_stand_in(v) for v in values])
+
+
+def _stand_in(value: Value) -> Any:
+    if isinstance(value, (ITensor, torch.Tensor)):
+        return torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta")
+    return 1 if isinstance(value, SymbolicInt) else value
+
+
+def _promoted(values: list[Any]) -> torch.dtype:
+    result: Any = values[0]
+    if len(values) == 1:
+        return result.dtype if isinstance(result, torch.Tensor) else torch.result_type(result, result)
+    dtype = torch.result_type(values[0], values[1])
+    for other in values[2:]:
+        dtype = torch.promote_types(dtype, torch.result_type(other, other))
+    return dtype
+
+
+def layer_rank(ctx: ConversionContext, name: str, x: ITensor, to: int) -> ITensor:
+    """``x`` with leading dims of size 1 up to a rank, for broadcasting."""
+    missing = to - rank(x)
+    return unsqueeze(ctx, name, x, range(missing)) if missing > 0 else x
+
+
+def same_rank(ctx: ConversionContext, name: str, *tensors: ITensor) -> tuple[ITensor, ...]:
+    """The tensors brought to the highest of their ranks, as TensorRT's broadcasting wants them."""
+    highest = max(map(rank, tensors))
+    return tuple(layer_rank(ctx, name, t, highest) for t in tensors)
+
+
+def unsqueeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
+    """``x`` with dims of size 1 at the given places of the result; right for dynamic and zero sizes."""
+    if not axes:
+        return x
+    places = constant(ctx, name, np.array(list(axes), dtype=np.int64))
+    return ctx.add(name, "unsqueeze", x, places).get_output(0)
+
+
+def squeeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
+    """``x`` without the given dims, which have size 1."""
+    if not axes:
+        return x
+    places = constant(ctx, name, np.array(list(axes), dtype=np.int64))
+    return ctx.add(name, "squeeze", x, places).get_output(0)
+
+
+def size(ctx: ConversionContext, name: str, x: ITensor, dim: int) -> Size:
+    """The size of a dim: an int where it is static, else a 1-element tensor."""
+    static = dims(x)[dim]
+    if static >= 0:
+        return static
+    key = ("size", id(x), axis(dim, rank(x)))
+    if key not in ctx.memo:
+        ctx.memo[key] = (_slice1(ctx, name, _shape(ctx, name, x), axis(dim, rank(x))), x)
+    return ctx.memo[key][0]
+
+
+def sizes(ctx: ConversionContext, name: str, x: ITensor) -> list[Size]:
+    """All sizes of a tensor, as ``size`` gives them."""
+    return [size(ctx, name, x, d) for d in range(rank(x))]
+
+
+def _shape(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    key = ("shape", id(x))
+    if key not in ctx.memo:
+        shape = ctx.add(name, "shape", x).get_output(0)
+        ctx.memo[key] = (cast(ctx, name, shape, torch.int64), x)
+    output: ITensor = ctx.memo[key][0]
+    return output
+
+
+def _slice1(ctx: ConversionContext, name: str, x: ITensor, index: int) -> ITensor:
+    return ctx.add(name, "slice", x, (index,), (1,), (1,)).get_output(0)
+
+
+def shape_tensor(ctx: ConversionContext, name: str, shape: Sequence[Size]) -> ITensor:
+    """A shape as a 1-d int64 tensor."""
+    if all(isinstance(s, int) for s in shape):
+        return constant(ctx, name, np.array(shape, dtype=np.int64))
+    parts = [size_tensor(ctx, name, s) for s in shape]
+    if len(parts) == 1:
+        return parts[0]
+    layer = ctx.add(name, "concatenation", parts)
+    layer.axis = 0
+    return layer.get_output(0)
+
+
+def size_tensor(ctx: ConversionContext, name: str, value: Size) -> ITensor:
+    """A size as a 1-element int64 tensor."""
+    if isinstance(value, ITensor):
+        value = cast(ctx, name, value, torch.int64)
+        return value if rank(value) == 1 else unsqueeze(ctx, name, value, [0])
+    if isinstance(value, SymbolicInt):
+        return _expression(ctx, name, value.expr)
+    return constant(ctx, name, np.array([value], dtype=np.int64))
+
+
+def scalar_of(ctx: ConversionContext, name: str, value: Size) -> ITensor:
+    """A size as a 0-d int64 tensor."""
+    return squeeze(ctx, name, size_tensor(ctx, name, value), [0])
+
+
+def _expression(ctx: ConversionContext, name: str, expr: Any) -> ITensor:
+    """The layers that compute an expression from the shapes of the network's inputs, made once."""
+    key = ("expression", str(expr))
+    if key not in ctx.memo:
+        ctx.memo[key] = _compute(ctx, name, expr)
+    output: ITensor = ctx.memo[key]
+    return output
+
+
+def _compute(ctx: ConversionContext, name: str, expr: Any) -> ITensor:
+    if isinstance(expr, int) or expr.is_Integer:
+        return constant(ctx, name, np.array([int(expr)], dtype=np.int64))
+    if expr.is_Symbol:
+        source, dim = ctx.symbols[str(expr)]
+        return size_tensor(ctx, name, source) if dim is None else size_tensor(ctx, name, size(ctx, name, source, dim))
+    function = type(expr).__name__
+    if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
+        return _fold(ctx, name, "PROD", [expr.base] * int(expr.exp))
+    if function == "Mul" and any(_is_reciprocal(a) for a in expr.args):
+        over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _is_reciprocal(a)]
+        rest = [sympy.Integer(a.p) if a.is_Rational else a for a in expr.args if not _is_reciprocal(a) or a.is_Rational]
+        return _binary(ctx, name, "FLOOR_DIV", sympy.Mul(*rest), sympy.Mul(*over))
+    if function in _FOLDED:
+        return _fold(ctx, name, _FOLDED[function], list(expr.args))
+    if function in ("Mod", "PythonMod", "ModularIndexing"):
+        return _modulo(ctx, name, *expr.args)
+    if function in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+        return _binary(ctx, name, "FLOOR_DIV", *expr.args)
+    if function == "CeilDiv":
+        return _binary(ctx, name, "FLOOR_DIV", expr.args[0] + expr.args[1] - 1, expr.args[1])
+    raise NetworkError(f"the size {expr} cannot be computed in an engine ({function} is not known)")
+
+
+_FOLDED = {"Add": "SUM", "Mul": "PROD", "Max": "MAX", "Min": "MIN"}
+
+
+def _is_reciprocal(expr: Any) -> bool:
+    return bool((expr.is_Pow and expr.exp == -1) or (expr.is_Rational and not expr.is_Integer))
+
+
+def _fold(ctx: ConversionContext, name: str, operation: str, terms: list[Any]) -> ITensor:
+    result = _expression(ctx, name, terms[0])
+    for term in terms[1:]:
+        result = elementwise(ctx, name, operation, result, _expression(ctx, name, term))
+    return result
+
+
+def _binary(ctx: ConversionContext, name: str, operation: str, a: Any, b: Any) -> ITensor:
+    return elementwise(ctx, name, operation, _expression(ctx, name, a), _expression(ctx, name, b))
+
+
+def _modulo(ctx: ConversionContext, name: str, a: Any, *over: Any) -> ITensor:
+    if len(over) == 2:  # ModularIndexing(a, b, c) is (a // b) % c
+        a, over = a // over[0], over[1:]
+    x, y = _expression(ctx, name, a), _expression(ctx, name, over[0])
+    whole = elementwise(ctx, name, "PROD", elementwise(ctx, name, "FLOOR_DIV", x, y), y)
+    return elementwise(ctx, name, "SUB", x, whole)
+
+
+def elementwise(ctx: ConversionContext, name: str, operation: str, a: ITensor, b: ITensor) -> ITensor:
+    """One elementwise layer, by the name of its operation; ranks and dtypes are the caller's."""
+    return ctx.add(name, "elementwise", a, b, trt.ElementWiseOperation.__members__[operation]).get_output(0)
+
+
+def unary(ctx: ConversionContext, name: str, operation: str, x: ITensor) -> ITensor:
+    """One unary layer, by the name of its operation."""
+    return ctx.add(name, "unary", x, trt.UnaryOperation.__members__[operation]).get_output(0)
+
+
+def reshape(ctx: ConversionContext, name: str, x: ITensor, shape: Sequence[Size]) -> ITensor:
+    """``x`` with another shape of as many elements; one size may be -1."""
+    layer = ctx.add(name, "shuffle", x)
+    layer.zero_is_placeholder = False
+    if sum(not isinstance(s, int) or s == -1 for s in shape) <= 1 and 0 not in shape:
+        layer.reshape_dims = tuple(s if isinstance(s, int) else -1 for s in shape)
+    elif all(isinstance(s, int) for s in shape):
+        layer.reshape_dims = tuple(shape)
+    else:
+        layer.set_input(1, shape_tensor(ctx, name, shape))
+    return layer.get_output(0)
+
+
+def permute(ctx: ConversionContext, name: str, x: ITensor, order: Sequence[int]) -> ITensor:
+    """``x`` with its dims in another order."""
+    order = [axis(d, rank(x)) for d in order]
+    if order == sorted(order):
+        return x
+    layer = ctx.add(name, "shuffle", x)
+    layer.first_transpose = trt.Permutation(order)
+    return layer.get_output(0)
+
+
+def expand(ctx: ConversionContext, name: str, x: ITensor, shape: Sequence[Size]) -> ITensor:
+    """``x`` broadcast to a shape of the same or a higher rank; -1 keeps a size."""
+    x = layer_rank(ctx, name, x, len(shape))
+    current = dims(x)
+    if all(isinstance(s, int) and s in (-1, c) for s, c in zip(shape, current, strict=True)):
+        return x
+    target = [size(ctx, name, x, i) if isinstance(s, int) and s == -1 else s for i, s in enumerate(shape)]
+    start = [0] * len(target)
+    if all(isinstance(s, int) for s in target) and -1 not in current:
+        stride = [int(c != 1 or s == 1) if c == 1 else 1 for c, s in zip(current, target, strict=True)]
+        return ctx.add(name, "slice", x, tuple(start), tuple(target), tuple(stride)).get_output(0)
+    layer = ctx.add(name, "slice", x, tuple(start), (0,) * len(target), tuple(int(c != 1) for c in current))
+    layer.set_input(2, shape_tensor(ctx, name, target))
+    if -1 in current:
+        layer.set_input(3, _broadcast_strides(ctx, name, x, current))
+    return layer.get_output(0)
+
+
+def _broadcast_strides(ctx: ConversionContext, name: str, x: ITensor, current: Sequence[int]) -> ITensor:
+    """Stride 0 along dims of size 1, else 1, decided when the engine runs."""
+    one = constant(ctx, name, np.array([1], dtype=np.int64))
+    known = [int(c != 1) if c >= 0 else None for c in current]
+    parts = [
+        constant(ctx, name, np.array([k], dtype=np.int64))
+        if k is not None
+        else elementwise(ctx, name, "MIN", elementwise(ctx, name, "SUB", size(ctx, name, x, i), one), one)
+        for i, k in enumerate(known)
+    ]
+    return shape_tensor(ctx, name, parts)

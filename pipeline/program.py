@@ -1,0 +1,298 @@
+"""The records that stages pass on: what is known of a model after each of them.
+
+``Program`` comes from capture and from ``decompose``; then come ``Validated``, ``Partitioned``, ``Converted``, ``Built``
+and ``Compiled`` (in ``compiled.py``). Every record is frozen. Graphs and tensors are handles (``eq=False``): no stage
+changes what they hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import sympy
+import torch
+from attrs import field, frozen
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from pipeline.frozen import FrozenDict
+from pipeline.recipes import Recipe
+from pipeline.settings import CompilationSettings
+
+if TYPE_CHECKING:
+    from pipeline.network import Network
+
+Expr = int | sympy.Expr
+Shape = tuple[Expr, ...]
+
+
+def digest(text: str) -> str:
+    """The SHA-256 of a printed form; records are told apart by it, never by ``==`` (``1 == True``)."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def expression(size: Any) -> Expr:
+    """A size of a fake tensor as an int, or as a sympy expression over the program's symbols."""
+    if isinstance(size, torch.SymInt):
+        size = size.node.expr
+    return int(size) if isinstance(size, int) or size.is_number else size
+
+
+def shape_of(value: torch.Tensor) -> Shape:
+    """The sizes of a (fake) tensor: ints, and sympy expressions where they depend on the inputs."""
+    return tuple(expression(size) for size in value.shape)
+
+
+@frozen
+class Range:
+    """The values a symbol may take: ``min`` and ``max`` are promised by the user, ``opt`` is what engines are tuned for."""
+
+    min: int
+    opt: int
+    max: int
+
+    def __str__(self) -> str:
+        return f"{self.min}..{self.opt}..{self.max}"
+
+
+Symbols = Mapping[str, Range]
+
+
+def bounds(expr: Expr, symbols: Symbols) -> Range:
+    """Sound bounds of an expression over the symbols' ranges, and its value at their opt, kept inside the bounds."""
+    if isinstance(expr, int):
+        return Range(expr, expr, expr)
+    free = {s: symbols[str(s)] for s in expr.free_symbols}
+    if free == {expr: symbols.get(str(expr))}:
+        return free[expr]
+    value = bound_sympy(expr, {s: ValueRanges(r.min, r.max) for s, r in free.items()})
+    low, high = int(value.lower), int(value.upper)
+    opt = int(expr.subs({s: r.opt for s, r in free.items()}))
+    return Range(low, min(max(opt, low), high), high)
+
+
+@frozen
+class Port:
+    """A value that crosses the border of a program or a segment: a tensor, a symbolic int (rank 0), or a plain constant.
+
+    ``shape`` holds ints and sympy expressions; ``ranges`` gives each dim's bounds. ``kind`` is ``"tensor"``,
+    ``"symint"`` (a Python int, given to engines as a 0-d int64 tensor) or ``"constant"`` (``value`` is part of the
+    program; another value at call time is an error).
+    """
+
+    name: str
+    dtype: torch.dtype | None = None
+    shape: Shape = ()
+    ranges: tuple[Range, ...] = ()
+    kind: Literal["tensor", "symint", "constant"] = "tensor"
+    value: Any = None
+
+    def __str__(self) -> str:
+        if self.kind == "constant":
+            return f"{self.name} = {self.value!r}"
+        if self.kind == "symint":
+            return f"{self.name}: int = {self.value}"
+        dims = ", ".join(str(d) if isinstance(d, int) else f"{d}={r}" for d, r in zip(self.shape, self.ranges, strict=True))
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{dims}]"
+
+
+def port(name: str, value: Any, symbols: Symbols) -> Port:
+    """The port for a graph value: a fake tensor, a symbolic int, or a constant."""
+    if isinstance(value, torch.Tensor):
+        shape = shape_of(value)
+        return Port(name, value.dtype, shape, tuple(bounds(d, symbols) for d in shape))
+    if isinstance(value, torch.SymInt):
+        expr = expression(value)
+        return Port(name, torch.int64, (), (bounds(expr, symbols),), "symint", expr)
+    return Port(name, kind="constant", value=value)
+
+
+@frozen
+class Output:
+    """One output of a program: where its value comes from, and what becomes of it.
+
+    ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``, or
+    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call.
+    """
+
+    value: Any
+    kind: Literal["user", "buffer", "input"] = "user"
+    target: str = ""
+    constant: bool = False
+
+
+@frozen
+class Program:
+    """A captured model: a functional ATen graph whose placeholders are parameters, buffers and user inputs.
+
+    ``constants`` maps the placeholders that are the same at every call to the recipe that makes them from
+    ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates
+    to the buffer's name. ``symbols`` gives the range of each dynamic dim.
+    """
+
+    graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
+    inputs: tuple[Port, ...]
+    outputs: tuple[Output, ...]
+    constants: FrozenDict[str, Recipe] = field(repr=False)
+    buffers: FrozenDict[str, str]
+    parameters: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
+    symbols: FrozenDict[str, Range]
+    in_spec: Any = field(eq=False, repr=False)
+    out_spec: Any = field(eq=False, repr=False)
+    settings: CompilationSettings
+    versions: FrozenDict[str, int] = field(eq=False, repr=False, factory=FrozenDict)
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        """The graph; its nodes carry fake tensors in ``meta["val"]``. Read only."""
+        return self.graph_module.graph
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"input {p}" for p in self.inputs), *_lines(self.graph), *(f"{o}" for o in self.outputs)])
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the printed program with its settings and the recipes of its constants."""
+        recipes = "\n".join(f"{name} = {recipe}" for name, recipe in self.constants.items())
+        return digest(f"{self}\n{recipes}\n{self.settings!r}")
+
+
+def _lines(graph: torch.fx.Graph) -> Iterable[str]:
+    for node in graph.nodes:
+        if node.op in ("call_function", "get_attr"):
+            yield f"%{node.name}: {_type(node.meta.get('val'))} = {node.target}({', '.join(map(str, node.args))}, {node.kwargs})"
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_type, value))})"
+    return str(value)
+
+
+def is_operator(node: torch.fx.Node) -> bool:
+    """Whether a node computes tensors; arithmetic on sizes, taking an item of a tuple and assertions do not."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
+
+
+@frozen
+class Verdict:
+    """What ``validate`` found for one node: the converter that takes it, or every reason why none does."""
+
+    node: str
+    target: str
+    choice: Any = field(default=None, eq=False)
+    reasons: tuple[Any, ...] = ()
+    where: str = ""
+
+    @property
+    def supported(self) -> bool:
+        """Whether TensorRT can run the node."""
+        return self.choice is not None
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.target}: " + ("TensorRT" if self.supported else "; ".join(map(str, self.reasons)))
+
+
+@frozen
+class Validated:
+    """A program and, for each operator node by name, its verdict."""
+
+    program: Program
+    verdicts: FrozenDict[str, Verdict]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.verdicts.values()))
+
+
+@frozen
+class Segment:
+    """A part of a program that runs in one place: an engine, or PyTorch.
+
+    ``nodes`` are names of graph nodes in order. ``inputs`` and ``outputs`` are typed and ranged. ``constants`` are the
+    placeholders of constants that the nodes read.
+    """
+
+    name: str
+    kind: Literal["engine", "torch"]
+    nodes: tuple[str, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        ports = f"({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
+        return f"{self.kind} {self.name}: {len(self.nodes)} nodes {ports}\n  " + "\n  ".join(self.nodes)
+
+
+@frozen
+class Partitioned:
+    """A program cut into segments, in the order in which they run, and why each node outside an engine is there."""
+
+    program: Program
+    segments: tuple[Segment, ...]
+    verdicts: FrozenDict[str, Verdict] = field(repr=False)
+    fallbacks: tuple[Any, ...] = ()
+
+    @property
+    def engine_segments(self) -> tuple[Segment, ...]:
+        """The segments for which engines are built."""
+        return tuple(s for s in self.segments if s.kind == "engine")
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.segments), *map(str, self.fallbacks)])
+
+
+@frozen
+class Converted:
+    """A TensorRT network for each engine segment, and its frozen description.
+
+    ``handles`` are the networks themselves with what they point to; ``recipes`` says how each weight is made,
+    ``literals`` holds the weights that come from no parameter.
+    """
+
+    partitioned: Partitioned
+    networks: tuple[Network, ...]
+    handles: tuple[Any, ...] = field(eq=False, repr=False)
+    recipes: FrozenDict[str, Recipe] = field(repr=False)
+    literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.networks))
+
+
+@frozen
+class Engine:
+    """A serialized engine: ``plan`` is the bytes TensorRT loads, good for one version of the library only."""
+
+    name: str
+    plan: Any = field(eq=False, repr=False)
+    library: str
+    refittable: bool = False
+    digest: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the plan in bytes."""
+        return memoryview(self.plan).nbytes
+
+    def __bytes__(self) -> bytes:
+        return bytes(memoryview(self.plan))
+
+
+@frozen
+class Built:
+    """Serialized engines beside what they were built from; the networks themselves have been let go."""
+
+    partitioned: Partitioned
+    networks: tuple[Network, ...]
+    engines: tuple[Engine, ...]
+    recipes: FrozenDict[str, Recipe] = field(repr=False)
+    literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)

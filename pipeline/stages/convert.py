@@ -1,0 +1,247 @@
+"""convert: ``Partitioned`` → ``Converted``. Each engine segment becomes a TensorRT network and its frozen description.
+
+For each node, its converter appends layers to the real network, and TensorRT's own dtype, rank and static dims of the
+result are compared with the node's fake tensor. Layers are named after the node; weights after their recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch.fx.node import map_arg
+
+from pipeline.compose import report, stage
+from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.converters.declare import CallingConvention
+from pipeline.errors import ConversionError, source_line
+from pipeline.frozen import FrozenDict
+from pipeline.impl import base
+from pipeline.naming import layer_name
+from pipeline.network import Network, Profile, Weight, describe
+from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict, expression, shape_of
+from pipeline.recipes import Recipe
+from pipeline.trt import Log, new_network, to_torch, to_trt, trt
+
+
+@define(eq=False)
+class NetworkHandle:
+    """A TensorRT network with all that it points to: the builder and logger it came from, and the weights."""
+
+    net: Any
+    builder: Any
+    log: Log
+    weights: list[torch.Tensor] = field(factory=list)
+
+
+@stage
+def convert(partitioned: Partitioned) -> Converted:
+    """A network for each engine segment, checked node by node."""
+    conversions = [_Conversion(partitioned, segment) for segment in partitioned.engine_segments]
+    total, done = sum(len(c.segment.nodes) for c in conversions), 0
+    for conversion in conversions:
+        for name in conversion.segment.nodes:
+            conversion.node(name)
+            done += 1
+            report(done, total, name)
+        conversion.finish()
+    recipes: dict[str, Recipe] = {}
+    literals: dict[str, torch.Tensor] = {}
+    for conversion in conversions:
+        recipes |= conversion.recipes
+        literals |= conversion.ctx.literals
+    return Converted(
+        partitioned,
+        networks=tuple(c.network for c in conversions),
+        handles=tuple(c.handle for c in conversions),
+        recipes=FrozenDict(recipes),
+        literals=FrozenDict(literals),
+    )
+
+
+def network_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype a value has in a network: its own, but float32 for float64 (``truncate_double``)."""
+    return torch.float32 if dtype == torch.float64 else dtype
+
+
+class _Conversion:
+    """One segment on its way to a network."""
+
+    def __init__(self, partitioned: Partitioned, segment: Segment) -> None:
+        self.program: Program = partitioned.program
+        self.verdicts: Mapping[str, Verdict] = partitioned.verdicts
+        self.segment = segment
+        self.nodes = _nodes(self.program)
+        log = Log()
+        builder = trt.Builder(log)
+        self.ctx = ConversionContext(new_network(builder), self.program.settings, log)
+        self.handle = NetworkHandle(self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder)
+        self.ctx.net.name = segment.name
+        self.recipes: dict[str, Recipe] = {}
+        self.env: dict[str, Any] = {}
+        self.tensor_names: dict[int, str] = {}
+        for port in segment.inputs:
+            self.input(port)
+        self.constants()
+
+    def input(self, port: Port) -> None:
+        """A network input, and the symbols that can be read off its shape."""
+        shape = tuple(d if isinstance(d, int) else -1 for d in port.shape)
+        source = self.ctx.net.add_input(port.name, to_trt(network_dtype(port.dtype or torch.int64)), shape)
+        if source is None:
+            said = "; ".join(self.ctx.log.errors_since(0))
+            raise ConversionError(port.name, "placeholder", "", f"TensorRT refused the input {port}: {said}")
+        if port.kind == "symint":
+            self.ctx.symbols[str(port.value)] = (source, None)
+            return
+        self.env[port.name] = source
+        for i, dim in enumerate(port.shape):
+            if not isinstance(dim, int) and dim.is_Symbol:
+                self.ctx.symbols.setdefault(str(dim), (source, i))
+
+    def constants(self) -> None:
+        """The segment's constants, evaluated; the tensors of parameters themselves are shared, not copied."""
+        names: dict[int, str] = {}
+        for placeholder in self.segment.constants:
+            recipe = self.program.constants[placeholder]
+            value = recipe.evaluate(self.program.parameters)
+            self.env[placeholder] = value
+            names[id(value)] = recipe.name
+            self.recipes[recipe.name] = recipe
+        self.ctx.constant_names = names
+
+    def node(self, name: str) -> None:
+        """Call the node's converter and check what it made."""
+        node = self.nodes[name]
+        self.ctx.node = node
+        mark, layers = self.ctx.log.mark(), self.ctx.net.num_layers
+        try:
+            result = self.call(node)
+            self.check(node, result)
+        except ConversionError:
+            raise
+        except Exception as error:
+            said = "; ".join(self.ctx.log.errors_since(mark))
+            message = f"{error} (TensorRT: {said})" if said and said not in str(error) else str(error) or repr(error)
+            raise ConversionError(node.name, str(node.target), source_line(node), message) from error
+        self.name_layers(node, layers, result)
+        self.env[name] = result
+
+    def call(self, node: torch.fx.Node) -> Any:
+        """The converter's result for the node's resolved arguments."""
+        choice = self.verdicts[node.name].choice
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
+        if choice.convention is CallingConvention.LEGACY:
+            given: Any = self.ctx.net
+        else:
+            given = self.ctx
+        self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
+        return choice.support.converter_implementation(given, node.target, args, kwargs, layer_name(node))
+
+    def value(self, node: torch.fx.Node) -> Any:
+        """What a converter receives for a node: its tensor, its constant, or its symbolic int."""
+        if node.name in self.env:
+            return self.env[node.name]
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            expr = expression(value)
+            self.env[node.name] = expr if isinstance(expr, int) else SymbolicInt(expr)
+            return self.env[node.name]
+        return value if isinstance(value, (int, float, bool)) else None
+
+    def check(self, node: torch.fx.Node, result: Any) -> None:
+        """Raise where TensorRT's dtype, rank or static dims are not those of the node's fake tensor."""
+        expected = node.meta.get("val")
+        if isinstance(expected, torch.Tensor):
+            _check_tensor(result, expected)
+        elif isinstance(expected, (tuple, list)):
+            if not isinstance(result, (tuple, list)) or len(result) != len(expected):
+                raise NetworkError(f"the converter gave {type(result).__name__}, the operator has {len(expected)} results")
+            for made, wanted in zip(result, expected, strict=True):
+                if made is not None and isinstance(wanted, torch.Tensor):
+                    _check_tensor(made, wanted)
+
+    def name_layers(self, node: torch.fx.Node, first: int, result: Any) -> None:
+        """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone."""
+        net, name = self.ctx.net, layer_name(node)
+        for i in range(first, net.num_layers):
+            layer = net.get_layer(i)
+            if layer.name.startswith("(Unnamed Layer"):
+                layer.name = self.ctx.unique(f"{name}:{layer.type.name.lower()}")
+        if net.num_layers > first:
+            last = net.get_layer(net.num_layers - 1)
+            if isinstance(result, trt.ITensor) and last.num_outputs and last.get_output(0) is result:
+                last.name = self.ctx.unique(name)
+
+    def finish(self) -> None:
+        """Mark outputs, name tensors and weights, and read the description."""
+        for port in self.segment.outputs:
+            self.output(port)
+        self.name_tensors()
+        known: dict[int, Weight] = self.ctx.weights
+        for pointer, weight in known.items():
+            if weight.name in self.recipes:
+                tensor = self.ctx.weight_refit_map[weight.name]
+                if tensor.data_ptr() == pointer and tensor.numel():
+                    self.ctx.net.set_weights_name(_weights(tensor), weight.name)
+        self.network: Network = describe(
+            self.ctx.net, name=self.segment.name, weight_name=self.weight_name, profile=_profile(self.segment)
+        )
+
+    def weight_name(self, pointer: int) -> Weight | None:
+        """The weight that lies at an address."""
+        return self.ctx.weights.get(pointer)
+
+    def output(self, port: Port) -> None:
+        """Mark a network output; what is an input, a constant or an output already gets a layer of its own."""
+        value = self.env[port.name]
+        tensor = base.tensor(self.ctx, f"{port.name}:output", value)
+        if tensor.is_network_input or tensor.is_network_output or not isinstance(value, trt.ITensor):
+            layer = self.ctx.add(f"{port.name}:output", "identity", tensor)
+            tensor = layer.get_output(0)
+        tensor.name = port.name
+        self.ctx.net.mark_output(tensor)
+
+    def name_tensors(self) -> None:
+        """Every tensor inside is called after its layer, so that two builds of a network print alike."""
+        net = self.ctx.net
+        for i in range(net.num_layers):
+            layer = net.get_layer(i)
+            for j in range(layer.num_outputs):
+                tensor = layer.get_output(j)
+                if tensor is not None and not tensor.is_network_output:
+                    tensor.name = layer.name if j == 0 else f"{layer.name}.{j}"
+
+
+def _nodes(program: Program) -> dict[str, torch.fx.Node]:
+    return {n.name: n for n in program.graph.nodes}
+
+
+def _weights(tensor: torch.Tensor) -> Any:
+    return trt.Weights(to_trt(tensor.dtype), tensor.data_ptr(), tensor.numel())
+
+
+def _check_tensor(made: Any, expected: torch.Tensor) -> None:
+    if not isinstance(made, (trt.ITensor, torch.Tensor)):
+        raise NetworkError(f"the converter gave {type(made).__name__}, a tensor is due")
+    dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else network_dtype(made.dtype)
+    if dtype != network_dtype(expected.dtype):
+        raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
+    actual, wanted = base.dims(made), shape_of(expected)
+    if len(actual) != len(wanted):
+        raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
+    for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
+        if a >= 0 and a != w:
+            what = "is fixed" if not isinstance(w, int) else "differs"
+            raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
+
+
+def _profile(segment: Segment) -> Profile | None:
+    ranges = [
+        (p.name, tuple(r.min for r in p.ranges), tuple(r.opt for r in p.ranges), tuple(r.max for r in p.ranges))
+        for p in segment.inputs
+        if p.kind == "symint" or any(not isinstance(d, int) for d in p.shape)
+    ]
+    return Profile(tuple(ranges)) if ranges else None

@@ -1,0 +1,170 @@
+"""decompose: ``Program`` → ``Program``. ATen becomes the opset the registry knows, and constants are folded.
+
+Before: any functional ATen graph. After: each operator is one that a converter takes, or one that nothing can take
+apart. What depends on parameters alone is a placeholder with a recipe; dead nodes are gone. No tensor is computed here.
+
+An operator is decomposed by tracing its decomposition on the node's fake tensors, once for each distinct signature; the
+other nodes are copied, so the cost follows the number of different operators, not the size of the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import evolve, field, frozen
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
+from pipeline.converters.registry import Choice, ConverterRegistry
+from pipeline.program import Program, expression, is_operator, shape_of
+from pipeline.stages.fold import fold
+
+_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
+
+
+@frozen
+class Decompose:
+    """The stage. A node's fate, in order: our own decomposition; a converter that takes it; torch's decomposition."""
+
+    registry: ConverterRegistry = field(repr=False)
+    decompositions: DecompositionTable = field(repr=False)
+    name: str = "decompose"
+
+    def __call__(self, program: Program) -> Program:
+        """The program in the registry's opset, constants folded."""
+        graph = _Rewriter(program, self.registry, self.decompositions).rewrite()
+        graph_module = torch.fx.GraphModule(program.graph_module, graph)
+        return fold(evolve(program, graph_module=graph_module))
+
+
+class _Rewriter:
+    """Copies a graph node by node, putting the traced decomposition in place of a node where one applies."""
+
+    def __init__(self, program: Program, registry: ConverterRegistry, own: DecompositionTable) -> None:
+        self.program, self.own = program, own
+        self.lookup = registry.bind(program.settings)
+        self.graph = torch.fx.Graph()
+        self.templates: dict[str, torch.fx.GraphModule | None] = {}
+        self.enabled = _torch_decompositions()
+
+    def rewrite(self) -> torch.fx.Graph:
+        env: dict[torch.fx.Node, Any] = {}
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+                env[node] = self.emit(node.target, args, kwargs, node.meta, node.name)
+            else:
+                env[node] = self.graph.node_copy(node, env.__getitem__)
+        return self.graph
+
+    def emit(self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None = None) -> Any:
+        """The value of a call in the new graph: a node, or what its decomposition gives."""
+        if target is operator.getitem and isinstance(args[0], (tuple, list)):
+            return args[0][args[1]]
+        if target in self.own:
+            inlined = self.inline(target, self.own[target], args, kwargs, meta)
+            if inlined is not None:
+                return inlined[0]
+        node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
+        node.meta = {key: meta[key] for key in (*_META, "val") if key in meta}
+        if not is_operator(node) or isinstance(self.lookup.choose(node), Choice):
+            return node
+        decomposition = self.decomposition(target)
+        inlined = decomposition and self.inline(target, decomposition, args, kwargs, meta)
+        if not inlined:
+            return node
+        self.graph.erase_node(node)
+        return inlined[0]
+
+    def decomposition(self, target: Any) -> Callable[..., Any] | None:
+        """torch's way to take the operator apart, if it has one that we use."""
+        if not isinstance(target, torch._ops.OpOverload):
+            return None
+        if target in self.enabled:
+            return self.enabled[target]
+        return target if _is_composite(target) else None
+
+    def inline(self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, meta: Mapping[str, Any]) -> tuple[Any] | None:
+        """The outputs of the decomposition, emitted into the new graph; None if it does not apply to these arguments."""
+        flat, spec = tree_flatten((args, kwargs))
+        nodes = [v for v in flat if isinstance(v, torch.fx.Node)]
+        key = f"{target} {[_signature(v) for v in flat]} {spec}"
+        if key not in self.templates:
+            self.templates[key] = _trace(function, flat, spec, target)
+        template = self.templates[key]
+        if template is None:
+            return None
+        env: dict[torch.fx.Node, Any] = {}
+        given = iter(nodes)
+        for node in template.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(given)
+            elif node.op == "output":
+                return (map_arg(node.args[0], env.__getitem__),)
+            else:
+                new = {**{k: meta[k] for k in _META if k in meta}, "val": node.meta.get("val")}
+                env[node] = self.emit(node.target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
+        raise AssertionError("a graph without an output")
+
+
+def _torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
+    table = torch._decomp.core_aten_decompositions()
+    return {op: table[op] for op in torch_enabled_decompositions if op in table}
+
+
+def _is_composite(target: torch._ops.OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))
+
+
+def _signature(value: Any) -> str:
+    if not isinstance(value, torch.fx.Node):
+        return f"{type(value).__name__} {value!r}"
+    fake = value.meta.get("val")
+    if isinstance(fake, torch.Tensor):
+        return f"{fake.dtype} {shape_of(fake)} {fake.device} {'' if fake.is_contiguous() else _strides(fake)}"
+    return str(expression(fake)) if isinstance(fake, torch.SymInt) else str(fake)
+
+
+def _strides(fake: torch.Tensor) -> str:
+    return str(tuple(map(expression, fake.stride())))
+
+
+def _trace(function: Callable[..., Any], flat: list[Any], spec: Any, target: Any) -> torch.fx.GraphModule | None:
+    """The decomposition's graph over the nodes among ``flat``; None where it gives the operator itself back."""
+    fakes = [v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)]
+
+    def call(*values: Any) -> Any:
+        given = iter(values)
+        args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
+        return function(*args, **kwargs)
+
+    modes = {t.fake_mode for t in fakes if isinstance(t, torch._subclasses.FakeTensor)}
+    if not modes:
+        return None
+    with torch.no_grad(), _quiet(modes):
+        traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
+    if any(n.op == "get_attr" or n.target is target for n in traced.graph.nodes):
+        return None
+    return traced
+
+
+class _quiet:
+    """Traces inside the program's own fake mode, and adds no guard to its symbols."""
+
+    def __init__(self, modes: set[Any]) -> None:
+        self.mode = next(iter(modes))
+        environment = self.mode.shape_env
+        self.managers = [self.mode, *([environment.suppress_guards()] if environment is not None else [])]
+
+    def __enter__(self) -> None:
+        for manager in self.managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for manager in reversed(self.managers):
+            manager.__exit__(*error)

@@ -1,0 +1,133 @@
+"""Constant folding with recipes: the second half of ``decompose``.
+
+A node is constant if it is deterministic, has a static shape and reads constants only. Constants that others read become
+placeholders, each with the recipe that makes it. A result much larger than its inputs (an expanded mask, say) is left to
+the engine.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch.fx.node import map_arg
+
+from pipeline.frozen import FrozenDict
+from pipeline.naming import layer_name
+from pipeline.program import Program
+from pipeline.recipes import Recipe, Ref, Step, qualified_name
+
+FREE_ELEMENTS = 1 << 16
+"""A folded constant of up to this many elements may be larger than what it is made from."""
+
+_UNDEFINED = ("empty", "new_empty", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal")
+
+
+def fold(program: Program) -> Program:
+    """The program with constant subgraphs as recipes, and without dead nodes. Its graph is changed in place: it is the
+    caller's fresh copy."""
+    graph = program.graph
+    constant: dict[torch.fx.Node, bool] = {}
+    for node in graph.nodes:
+        constant[node] = _is_constant(node, constant, program)
+    recipes = dict(program.constants)
+    first = next(iter(graph.nodes))
+    for node in [n for n in graph.nodes if n.op == "call_function" and constant[n] and _is_tensor(n)]:
+        if any(not constant[user] for user in node.users):
+            recipe = _recipe(node, program)
+            name, meta = node.name, node.meta
+            with graph.inserting_before(first):
+                placeholder = graph.placeholder(f"folded_{name}")
+            placeholder.meta = meta
+            constant[placeholder] = True
+            recipes[placeholder.name] = recipe
+            node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: not constant[user])
+    _drop_dead(graph, program)
+    alive = {n.name for n in graph.nodes}
+    return evolve(program, constants=FrozenDict({n: r for n, r in recipes.items() if n in alive}))
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_constant(node: torch.fx.Node, constant: dict[torch.fx.Node, bool], program: Program) -> bool:
+    if node.op == "placeholder":
+        return node.name in program.constants
+    if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
+        return False
+    return node.target is operator.getitem or (_is_pure(node.target) and _is_small(node))
+
+
+def _is_pure(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags and target._schema.name.split("::")[1] not in _UNDEFINED
+
+
+def _is_small(node: torch.fx.Node) -> bool:
+    values = node.meta.get("val")
+    made = _elements(values)
+    read = sum(_elements(n.meta.get("val")) or 0 for n in node.all_input_nodes)
+    return made is not None and made <= max(FREE_ELEMENTS, read)
+
+
+def _elements(value: Any) -> int | None:
+    """How many elements a static tensor, or a tuple of them, has; None for anything else."""
+    if isinstance(value, (tuple, list)):
+        parts = [_elements(v) for v in value if v is not None]
+        return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
+    if not isinstance(value, torch.Tensor) or any(not isinstance(d, int) for d in value.shape):
+        return None
+    return value.numel()
+
+
+def _recipe(node: torch.fx.Node, program: Program) -> Recipe:
+    order: list[torch.fx.Node] = []
+    seen: set[torch.fx.Node] = set()
+    _visit(node, seen, order)
+    steps: list[Step] = []
+    result: dict[torch.fx.Node, Ref] = {}
+    for n in order:
+        if n.op == "placeholder":
+            inner = program.constants[n.name]
+            steps.extend(s for s in inner.steps if s not in steps)
+            result[n] = inner.result
+        else:
+            args, kwargs = map_arg((n.args, dict(n.kwargs)), result.__getitem__)
+            steps.append(Step(n.name, qualified_name(n.target), _plain(args), tuple((k, _plain(v)) for k, v in kwargs.items())))
+            result[n] = Ref(n.name)
+    return Recipe(layer_name(node), result[node], tuple(steps), node.meta["val"].dtype)
+
+
+def _visit(node: torch.fx.Node, seen: set[torch.fx.Node], order: list[torch.fx.Node]) -> None:
+    stack = [(node, iter(node.all_input_nodes))]
+    seen.add(node)
+    while stack:
+        current, rest = stack[-1]
+        following = next((n for n in rest if n not in seen), None)
+        if following is None:
+            order.append(current)
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(following.all_input_nodes)))
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as tuples of plain values, on the CPU, so that a recipe prints and hashes."""
+    if isinstance(value, torch.device):
+        return "cpu"
+    if isinstance(value, (tuple, list)):
+        return tuple(_plain(v) for v in value)
+    return value
+
+
+def _drop_dead(graph: torch.fx.Graph, program: Program) -> None:
+    """Erases what nobody reads: the graph is functional, so nothing has another effect. Inputs stay."""
+    kept = {port.name for port in program.inputs} | set(program.buffers)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op != "output" and node.name not in kept:
+            graph.erase_node(node)

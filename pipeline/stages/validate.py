@@ -1,0 +1,84 @@
+"""validate: ``Program`` → ``Validated``. For each node, the converter that takes it, or every reason why none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch.utils._pytree import tree_flatten
+
+from pipeline.converters.registry import Choice, ConverterRegistry, Rejection
+from pipeline.errors import source_line
+from pipeline.frozen import FrozenDict
+from pipeline.program import Program, Validated, Verdict
+from pipeline.recipes import qualified_name
+from pipeline.settings import CompilationSettings
+
+MAX_RANK = 8
+"""TensorRT's limit on the rank of a tensor."""
+
+DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8})
+"""The dtypes that networks are made of."""
+
+
+@frozen
+class Validate:
+    """The stage: asks the registry about each node; what holds for every operator (dtypes, rank) is asked here."""
+
+    registry: ConverterRegistry = field(repr=False)
+    name: str = "validate"
+
+    def __call__(self, program: Program) -> Validated:
+        """A verdict for each call in the graph."""
+        lookup = self.registry.bind(program.settings)
+        verdicts: dict[str, Verdict] = {}
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                verdicts[node.name] = _verdict(node, lookup, program.settings, verdicts)
+        return Validated(program, FrozenDict(verdicts))
+
+
+def _verdict(node: torch.fx.Node, lookup: Any, settings: CompilationSettings, earlier: dict[str, Verdict]) -> Verdict:
+    target = qualified_name(node.target)
+    limits = tuple(_limits(node, settings, earlier))
+    found = lookup.choose(node)
+    if isinstance(found, Choice) and not limits:
+        return Verdict(node.name, target, found)
+    reasons = () if isinstance(found, Choice) else found.reasons
+    return Verdict(node.name, target, None, (*limits, *reasons), source_line(node))
+
+
+def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[str, Verdict]) -> Iterator[Rejection]:
+    """What no network can hold, whatever the operator."""
+    for what, value in _values(node):
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            yield Rejection(f"{what} is a symbolic {'float' if isinstance(value, torch.SymFloat) else 'bool'}, which stays in Python")
+        elif isinstance(value, torch.Tensor):
+            yield from _tensor_limits(what, value, settings)
+    for source in node.all_input_nodes:
+        verdict = earlier.get(source.name)
+        if isinstance(source.meta.get("val"), torch.SymInt) and verdict is not None and not verdict.supported:
+            yield Rejection(f"its argument {source.name} ({verdict.target}) is computed in Python")
+
+
+def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
+    name = str(value.dtype).removeprefix("torch.")
+    if value.dtype == torch.float64 and not settings.truncate_double:
+        yield Rejection(f"{what} is float64, which TensorRT does not have", "pass truncate_double=True to compute it in float32")
+    elif value.dtype not in DTYPES and value.dtype != torch.float64:
+        yield Rejection(f"{what} is {name}, which TensorRT does not have")
+    if value.dim() > MAX_RANK:
+        yield Rejection(f"{what} has rank {value.dim()}, TensorRT takes at most {MAX_RANK}")
+    if value.layout != torch.strided:
+        yield Rejection(f"{what} has layout {value.layout}, TensorRT has dense tensors only")
+
+
+def _values(node: torch.fx.Node) -> Iterable[tuple[str, Any]]:
+    """The node's result and inputs, each with a name for messages."""
+    results, _ = tree_flatten(node.meta.get("val"))
+    yield from ((f"the result {node.name}", r) for r in results)
+    yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes)
+
+
