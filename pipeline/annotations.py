@@ -1,0 +1,44 @@
+"""Record types as they are annotated: whether one fits where another is taken, and how they print.
+
+A union fits if each of its members does. What cannot be checked when the program runs (Any, a type variable, a protocol
+that is not runtime-checkable) fits everywhere.
+"""
+
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+
+def accepts(takes: Any, gives: Any) -> bool:
+    """Whether every record annotated as `gives` may be passed where `takes` is annotated."""
+    return all(any(_fits(one, other) for other in _members(takes)) for one in _members(gives))
+
+
+def is_instance(record: object, annotation: Any) -> bool:
+    """Whether the record is of the annotated type."""
+    classes = [_class(member) for member in _members(annotation)]
+    return any(known is None or isinstance(record, known) for known in classes)
+
+
+def type_name(annotation: Any) -> str:
+    """A type as an error and a repr call it."""
+    return " | ".join("None" if member is NoneType else _member_name(member) for member in _members(annotation))
+
+
+def _member_name(member: Any) -> str:
+    return str(getattr(member, "__name__", member)) if get_origin(member) is None else str(member)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _class(member: Any) -> type | None:
+    """The class to check against; None for what cannot be checked."""
+    known = get_origin(member) or member
+    unchecked = getattr(known, "_is_protocol", False) and not getattr(known, "_is_runtime_protocol", False)
+    return known if isinstance(known, type) and known is not Any and not unchecked else None
+
+
+def _fits(gives: Any, takes: Any) -> bool:
+    given, taken = _class(gives), _class(takes)
+    return given is None or taken is None or issubclass(given, taken)

@@ -1,0 +1,98 @@
+"""What observers are told while a pipeline runs, and how a stage tells them how far it is."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import perf_counter
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+log = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["started", "finished", "failed", "progress"]
+
+
+@attrs.frozen(eq=False)
+class Event:
+    """One thing that happened to one stage.
+
+    kind: started, progress (any number of times), then finished or failed.
+    stage: the stage's name in the pipeline; `capture` for the front door.
+    seconds: how long the stage took; None until it has finished or failed.
+    record: what the stage takes (started, failed) or gives (finished); None for progress. To look at, not to change.
+    done, total: how far the stage is, in steps of its own; None if it does not say.
+    detail: the step it is at, or the error that it failed with.
+    """
+
+    kind: Kind
+    stage: str
+    seconds: float | None = None
+    record: Any = attrs.field(default=None, repr=False)
+    done: int | None = None
+    total: int | None = None
+    detail: str = ""
+
+
+Observer: TypeAlias = Callable[[Event], object]
+_progress: ContextVar[Callable[[Event], None] | None] = ContextVar("pipeline_progress", default=None)
+_stage: ContextVar[str] = ContextVar("pipeline_stage", default="")
+
+
+def report(done: int, total: int | None = None, detail: str = "") -> None:
+    """Called inside a stage: tells the observers of the running pipeline how far it is. It changes no result.
+
+    Whom to tell is a context variable, set only while a stage runs: elsewhere this does nothing. A thread that a stage
+    starts has a context of its own; run its work in `contextvars.copy_context().run` for it to report.
+    """
+    tell = _progress.get()
+    if tell is not None:
+        tell(Event("progress", _stage.get(), done=done, total=total, detail=detail))
+
+
+class Run:
+    """Tells observers of one run of a pipeline.
+
+    An observer that raises does not spoil the compilation: the error is logged as a warning, and the observer hears
+    no more of this run. KeyboardInterrupt and its like pass.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = list(observers)
+
+    def tell(self, event: Event) -> None:
+        """Every observer in turn; what observers do is not itself reported."""
+        with _reporting_to(None, ""):
+            for observer in tuple(self._observers):
+                try:
+                    observer(event)
+                except Exception:
+                    self._observers.remove(observer)
+                    log.warning(
+                        "observer %r failed at %r; it hears no more of this run", observer, event, exc_info=True
+                    )
+
+    def call(self, name: str, function: Callable[[], Any], record: Any = None) -> Any:
+        """The function's result, told as the stage of this name; its exceptions pass, with a note naming the stage."""
+        self.tell(Event("started", name, record=record))
+        start = perf_counter()
+        try:
+            with _reporting_to(self.tell, name):
+                result = function()
+        except BaseException as error:
+            error.add_note(f"in stage {name!r} of the pipeline")
+            self.tell(Event("failed", name, perf_counter() - start, record, detail=f"{type(error).__name__}: {error}"))
+            raise
+        self.tell(Event("finished", name, perf_counter() - start, result))
+        return result
+
+
+@contextmanager
+def _reporting_to(tell: Callable[[Event], None] | None, name: str) -> Iterator[None]:
+    tokens = _progress.set(tell), _stage.set(name)
+    try:
+        yield
+    finally:
+        _progress.reset(tokens[0])
+        _stage.reset(tokens[1])
