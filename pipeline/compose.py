@@ -34,7 +34,7 @@ def _observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
     return observers
 
 
-def _check_settings(_: object, __: object, value: object) -> None:
+def _check_settings(_: Any, __: Any, value: Any) -> None:
     if value is not None and not isinstance(value, CompilationSettings):
         raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
 
@@ -98,14 +98,10 @@ class Pipeline:
                 f"a {type(model).__name__} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
                 f"or only the {type_name(self.takes)} that the first stage takes"
             )
-        first = (
-            f"{self.names[0]!r}, takes a {type_name(self.takes)}"
-            if self.stages
-            else "no stage, gives back what it takes"
-        )
+        first = f"with {self.names[0]!r}, which takes {type_name(self.takes)}" if self.stages else "with nothing"
         raise TypeError(
-            f"this pipeline, which starts with {first}: call it with that as the only argument, not with a "
-            f"{type(model).__name__}; to compile a model, begin with the stage 'decompose'"
+            f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or with args; "
+            "to compile a model, begin with the stage 'decompose'"
         )
 
     @property
@@ -241,6 +237,6 @@ def _check_names(names: tuple[str, ...]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(
-            f"two stages are called {twice[0]!r} in {', '.join(names)}: replace the first, or give one another name "
-            f'(@stage(name="…"))'
+            f"two stages are called {twice[0]!r} in {', '.join(names)}: "
+            'swap the first with replace(), or give one another name with @stage(name="…")'
         )
