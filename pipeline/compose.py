@@ -100,7 +100,7 @@ class Pipeline:
             )
         first = f"with {self.names[0]!r}, which takes {type_name(self.takes)}" if self.stages else "with nothing"
         raise TypeError(
-            f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or with args; "
+            f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or args; "
             "to compile a model, begin with the stage 'decompose'"
         )
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path, PurePath
 
 import attrs
 import torch
@@ -144,13 +145,13 @@ def source_line(node: torch.fx.Node) -> str:
     if not frames:
         return ""
     frame = next((f for f in reversed(frames) if not f["file"].startswith(_torch_folder())), frames[-1])
-    place = f"{os.path.basename(frame['file'])}:{frame['line']}"
+    place = f"{PurePath(frame['file']).name}:{frame['line']}"
     return f"{place}, {frame['code']}" if frame["code"] else place
 
 
 @cache
 def _torch_folder() -> str:
-    return os.path.dirname(torch.__file__) + os.sep
+    return f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def _told(what: str, why: str, hint: str) -> str:

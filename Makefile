@@ -1,0 +1,11 @@
+# Every target sets up what it needs by itself; what each does is said once, in .ci/run.
+TARGETS = demo test gpu-test lint format types venv
+.PHONY: all clean $(TARGETS)
+
+all: test lint types
+
+$(TARGETS):
+	@.ci/run $@
+
+clean:
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info

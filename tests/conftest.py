@@ -1,0 +1,25 @@
+"""What all tests share: Hypothesis's profiles, one thread a process, and GPU tests only where there is a GPU."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
+
+settings.register_profile("ci", max_examples=25, derandomize=True, **COMMON)
+settings.register_profile("dev", max_examples=100, **COMMON)
+settings.register_profile("deep", max_examples=2000, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """GPU tests are skipped, saying why, on a machine that has no GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none here"))
