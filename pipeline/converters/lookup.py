@@ -100,7 +100,7 @@ class Lookup(Mapping[Any, Entry]):
         """The first candidate that passes, else one reason or more for each candidate that does not."""
         if node.op != "call_function":
             return Refusal((Rejection(f"{node.name} calls no operator: it is of kind {node.op}"),))
-        if refused := _torch_executed(node, self.settings):
+        if refused := kept_in_torch(node, self.settings):
             return Refusal((refused,))
         reasons: dict[Rejection, None] = {}
         for candidate in self.candidates.get(node.target, ()):
@@ -169,7 +169,8 @@ def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
     return {module: modules.count(module) for module in sorted(set(modules))}
 
 
-def _torch_executed(node: Node, settings: CompilationSettings) -> Rejection | None:
+def kept_in_torch(node: Node, settings: CompilationSettings) -> Rejection | None:
+    """The reason why the settings keep a node in PyTorch, or None if they do not."""
     if not settings.torch_executed_ops:
         return None
     name = qualified_name(node.target)

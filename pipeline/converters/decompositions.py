@@ -1,0 +1,149 @@
+"""Decompositions: our own, declared as converters are, and which of torch's we use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Final, TypeAlias, TypeVar
+
+import attrs
+import torch
+import torch._decomp
+from torch._ops import OpOverload, OpOverloadPacket
+
+from pipeline.converters.declare import attach, attached, function_name, gather, target_of
+from pipeline.frozen import FrozenDict
+
+Op: TypeAlias = OpOverload[..., Any]
+Decomposition: TypeAlias = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+ATTRIBUTE: Final = "__decomposition_declarations__"
+
+
+@attrs.frozen
+class DecompositionDeclaration:
+    """That a function is a decomposition of this operator."""
+
+    key: Op = attrs.field(validator=attrs.validators.instance_of(OpOverload))
+
+
+def register_torch_trt_decomposition(op: Op | OpOverloadPacket[..., Any]) -> Callable[[F], F]:
+    """Declare a function as our decomposition of `op`; the function itself is returned, and no table knows of it yet.
+
+    Stackable. `op` is an `OpOverload`, or an `OpOverloadPacket` that leaves no choice; else it is a `TypeError`.
+    """
+    declaration = DecompositionDeclaration(_operator(op))
+    return lambda function: attach(function, ATTRIBUTE, (declaration,))
+
+
+class DecompositionTable(FrozenDict[Op, Decomposition]):
+    """Decompositions by operator. Immutable: every method that seems to change it gives a new one."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, *modules: ModuleType) -> DecompositionTable:
+        """What modules declare, in whatever order they are given or imported. Two for one operator: `ValueError`."""
+        found: dict[Op, Decomposition] = {}
+        for op, function in _pairs(gather(modules, ATTRIBUTE)):
+            if found.setdefault(op, function) is not function:
+                names = f"{function_name(found[op])} and {function_name(function)}"
+                raise ValueError(f"{op} has two decompositions: {names}")
+        return cls(found)
+
+    def register(self, *functions: Decomposition) -> DecompositionTable:
+        """With these declared functions, in place of others for the same operators."""
+        return self | DecompositionTable(_pairs(functions))
+
+    def without(self, *ops: Op | OpOverloadPacket[..., Any]) -> DecompositionTable:
+        """Without the decompositions of these operators, if there are any."""
+        dropped = set(map(_operator, ops))
+        return DecompositionTable((op, function) for op, function in self.items() if op not in dropped)
+
+    def __or__(self, other: DecompositionTable) -> DecompositionTable:
+        """Associative; for an operator that both have, `other`'s."""
+        return DecompositionTable({**self, **other}) if isinstance(other, DecompositionTable) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.items()))
+
+    def __repr__(self) -> str:
+        return f"<DecompositionTable: {len(self)} operators>"
+
+
+def _operator(key: object) -> Op:
+    if isinstance(op := target_of(key), OpOverload):
+        return op
+    raise TypeError(f"a decomposition is of an OpOverload such as torch.ops.aten.addcmul.default, not of {key!r}")
+
+
+def _pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:
+    for function in functions:
+        if (declared := attached(function, ATTRIBUTE)) is None:
+            raise TypeError(f"{function!r} declares no decomposition; use @register_torch_trt_decomposition(op)")
+        yield from ((declaration.key, function) for declaration in declared)
+
+
+NOT_CORE: Final = """
+    aten._adaptive_avg_pool2d.default aten._addmm_activation.default aten.adaptive_max_pool2d.default
+    aten.adaptive_max_pool3d.default aten.addmv.default aten.dist.default aten.elu.default
+    aten.grid_sampler_2d.default aten.hardtanh.default aten.index_select.default aten.leaky_relu.default
+    aten.lift.default aten.lift_fresh.default aten.linalg_vector_norm.default aten.logical_xor.default
+    aten.narrow_copy.default aten.permute_copy.default aten.tril_indices.default aten.triu_indices.default
+    aten.unbind_copy.int aten.upsample_bicubic2d.default aten.upsample_bilinear2d.default
+    aten.upsample_bilinear2d.vec aten.upsample_nearest2d.vec aten.upsample_trilinear3d.default aten.view_copy.default
+"""
+"""What torch holds to be core ATen, or leaves open, and can still say in other ATen: second best where no converter
+takes the node, and better than an engine cut in two."""
+
+DISABLED: Final = {
+    "TensorRT has a layer for it, which takes every case": """
+        aten._log_softmax.default aten._softmax.default aten.addmm.default aten.constant_pad_nd.default
+        aten.cumsum.default aten.embedding.default aten.gelu.default aten.max_pool2d_with_indices.default
+        aten.max_pool3d_with_indices.default aten.relu.default aten.split_with_sizes.default
+    """,
+    "TensorRT normalises in one layer, which accumulates in fp32": """
+        aten._native_batch_norm_legit_no_training.default aten._native_batch_norm_legit.no_stats
+        aten.native_batch_norm.default aten.native_group_norm.default aten.native_layer_norm.default
+    """,
+    "torch says it with strides or masked indices, where a slice or a scatter does": """
+        aten.diagonal_scatter.default aten.slice.Tensor aten.slice_scatter.default aten.unfold.default
+    """,
+    "torch says it in prims, which have no converters": """
+        aten.cumprod.default aten.mean.default aten.mean.dim aten.var.correction aten.var_mean.correction
+        aten.where.self
+    """,
+    "it draws random numbers: only the operator itself draws those that eager draws": """
+        aten.bernoulli.default aten.cauchy.default aten.exponential.default aten.geometric.default
+        aten.log_normal.default aten.native_dropout.default aten.normal.Tensor_Tensor aten.normal.Tensor_float
+        aten.normal.float_Tensor aten.normal.float_float aten.uniform.default
+    """,
+}
+"""torch's decompositions that are worse than the operator itself, by reason."""
+
+
+def _named(names: str) -> frozenset[Op]:
+    """The operators of these names, but for those that this version of torch does not have."""
+    table = torch._decomp.decomposition_table
+    by_name = {str(op): op for op in table if isinstance(op, OpOverload)}
+    return frozenset(by_name[name] for name in names.split() if name in by_name)
+
+
+def _core() -> frozenset[Op]:
+    """What torch takes apart on the way to core ATen, composites aside; mutation is gone when we decompose."""
+    core = torch._decomp._core_aten_decompositions_post_autograd()
+    return frozenset(op for op in core if isinstance(op, OpOverload) and not op._schema.is_mutable)
+
+
+torch_disabled_decompositions: Final = _named(" ".join(DISABLED.values()))
+"""Operators that torch could take apart, and that we leave whole: for a converter, or else for PyTorch."""
+
+torch_enabled_decompositions: Final = (_core() | _named(NOT_CORE)) - torch_disabled_decompositions
+"""Operators that torch takes apart for us, where no converter takes the node: being here costs a converter nothing."""
+
+
+def get_decompositions(own: DecompositionTable) -> Mapping[Op, Decomposition]:
+    """Our own decompositions, and torch's enabled ones for the other operators."""
+    torchs = {op: torch._decomp.decomposition_table[op] for op in sorted(torch_enabled_decompositions, key=str)}
+    return FrozenDict({**torchs, **own})

@@ -1,0 +1,90 @@
+"""What is supported: counted over a graph, and as a table of the whole registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+import torch
+from torch._ops import OpOverload
+
+from pipeline.converters.declare import Declaration, Target
+from pipeline.converters.lookup import Lookup, summary
+from pipeline.converters.registry import ConverterRegistry
+from pipeline.recipes import qualified_name
+from pipeline.settings import CompilationSettings, TorchExecuted
+
+
+def get_graph_converter_support(
+    gm: torch.fx.GraphModule,
+    torch_executed_ops: Iterable[TorchExecuted] = frozenset(),
+    *,
+    registry: ConverterRegistry | None = None,
+) -> tuple[int, int]:
+    """How many of a graph's operator calls a converter takes, and how many there are.
+
+    `registry` is `pipeline.converters.DYNAMO_CONVERTERS` if not given.
+    """
+    settings = CompilationSettings(torch_executed_ops=frozenset(torch_executed_ops))
+    lookup = (_all_converters() if registry is None else registry).bind(settings)
+    calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+    return sum(node in lookup for node in calls), len(calls)
+
+
+def _all_converters() -> ConverterRegistry:
+    from pipeline.converters import DYNAMO_CONVERTERS  # not at import time: the converters' package imports this
+
+    return DYNAMO_CONVERTERS
+
+
+@attrs.frozen
+class SupportRow:
+    """One target's line in the support table, its converters in the order in which they are asked.
+
+    limits: what the validators' docstrings state, under which a converter takes a node.
+    schema: ATen's; empty for a Python function.
+    """
+
+    target: str
+    converters: tuple[str, ...]
+    dynamic: bool
+    allocator: bool
+    limits: tuple[str, ...]
+    schema: str
+
+
+def support_table(registry: Lookup) -> tuple[SupportRow, ...]:
+    """A row for each target, sorted by name."""
+    rows = (_row(target, declarations) for target, declarations in registry.candidates.items())
+    return tuple(sorted(rows, key=lambda row: row.target))
+
+
+def _row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
+    supports = [declaration.support for declaration in declarations]
+    limits = dict.fromkeys(summary(s.capability_validator) for s in supports if s.capability_validator)
+    return SupportRow(
+        target=qualified_name(target),
+        converters=tuple(support.name for support in supports),
+        dynamic=any(support.supports_dynamic_shapes for support in supports),
+        allocator=any(support.requires_output_allocator for support in supports),
+        limits=tuple(filter(None, limits)),
+        schema=str(target._schema) if isinstance(target, OpOverload) else "",
+    )
+
+
+def to_markdown(rows: Iterable[SupportRow]) -> str:
+    """The rows as a Markdown table."""
+    header = ("target", "converters", "dynamic shapes", "data-dependent shape", "limits", "schema")
+    return "\n".join(map(_line, (header, ("---",) * len(header), *map(_cells, rows))))
+
+
+def _cells(row: SupportRow) -> tuple[str, ...]:
+    converters = ", ".join(f"`{name}`" for name in row.converters)
+    schema = f"`{row.schema}`" if row.schema else ""
+    yes = {True: "yes", False: ""}
+    return f"`{row.target}`", converters, yes[row.dynamic], yes[row.allocator], " ".join(row.limits), schema
+
+
+def _line(cells: Iterable[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"

@@ -1,0 +1,97 @@
+"""The types that converters handle, and a decorator that checks arguments and promotes constants."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+
+from pipeline.converters.context import SymbolicInt
+from pipeline.recipes import qualified_name
+from pipeline.trt import trt
+
+TRTTensor: TypeAlias = trt.ITensor
+TRTNetwork: TypeAlias = trt.INetworkDefinition
+TRTLayer: TypeAlias = trt.ILayer
+
+F = TypeVar("F", bound=Callable[..., Any])
+Types: TypeAlias = tuple[type, ...]
+
+_NUMBERS: Final = (bool, int, float, np.generic)
+_LADDER: Final[tuple[Types, ...]] = (_NUMBERS, (np.ndarray,), (torch.Tensor,), (TRTTensor,))
+"""Promotion goes up: a number may become an array, an array a tensor, a tensor a layer's output."""
+
+
+def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True) -> Callable[[F], F]:
+    """Check the arguments of a CTX converter first; an int key is a position in `args`, a str a name in `kwargs`.
+
+    An argument that is absent or None is let through. One of another type is promoted, if it is a constant and
+    `promote`, to the first of the allowed types above its own (number < np.ndarray < torch.Tensor < TRTTensor; a
+    symbolic size can be a TRTTensor); else it is a `TypeError`. It may stand above the declaring decorators or below.
+    """
+    wanted = {_key(key): _allowed(key, allowed) for key, allowed in types.items()}
+
+    def decorate(converter: F) -> F:
+        @functools.wraps(converter)
+        def checked(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+            given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+            for key, allowed in wanted.items():
+                if given.get(key) is not None:
+                    given[key] = _enforced(ctx, target, name, key, given[key], allowed, promote)
+            positional = tuple(given[position] for position in range(len(args)))
+            return converter(ctx, target, positional, {key: given[key] for key in kwargs}, name)
+
+        return cast(F, checked)
+
+    return decorate
+
+
+def _key(key: object) -> int | str:
+    if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):
+        raise TypeError(f"enforce_tensor_types: {key!r} is neither a position in args nor a name in kwargs")
+    return key
+
+
+def _allowed(key: object, allowed: object) -> Types:
+    if not isinstance(allowed, tuple) or not allowed or not all(isinstance(kind, type) for kind in allowed):
+        raise TypeError(f"enforce_tensor_types: argument {key!r} needs a tuple of types, not {allowed!r}")
+    return allowed
+
+
+def _enforced(ctx: Any, target: Any, name: str, key: int | str, value: Any, allowed: Types, promote: bool) -> Any:
+    if isinstance(value, allowed):
+        return value
+    if promote and (goal := _goal(value, allowed)) is not None:
+        return _promoted(ctx, f"{name}/{key}", value, goal)
+    kinds = " or ".join(kind.__name__ for kind in allowed)
+    raise TypeError(f"{qualified_name(target)}: argument {key!r} must be {kinds}, not {type(value).__name__}")
+
+
+def _goal(value: Any, allowed: Types) -> type | None:
+    """The first allowed type that the value can be promoted to."""
+    if isinstance(value, SymbolicInt):
+        return TRTTensor if TRTTensor in allowed else None
+    rung = next((i for i, kinds in enumerate(_LADDER) if isinstance(value, kinds)), len(_LADDER))
+    above = [kind for kinds in _LADDER[rung + 1 :] for kind in kinds]
+    return next((kind for kind in allowed if kind in above), None)
+
+
+def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
+    """torch's rules for numbers (int64, and float32 for a float) hold whatever the goal."""
+    if goal is np.ndarray:
+        return np.asarray(_tensor(value))
+    if goal is torch.Tensor:
+        return _tensor(value)
+    from pipeline.impl.base import tensor  # impl needs the converters' context, so not at import time
+
+    return tensor(ctx, name, _tensor(value) if isinstance(value, np.ndarray) else value)
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """A copy, so that nobody's array is aliased."""
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return torch.tensor(value, dtype=torch.float32)
+    return torch.tensor(value)
