@@ -137,6 +137,7 @@ def _program(
         out_spec=exported.call_spec.out_spec,
         settings=settings,
         versions=FrozenDict({name: tensor._version for name, tensor in parameters.items()}),
+        aliases=frozenset(exported.state_dict),
     )
 
 

@@ -131,6 +131,7 @@ class Program:
     ``constants`` maps the placeholders that are the same at every call to the recipe that makes them from
     ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates
     to the buffer's name. ``symbols`` gives the range of each dynamic dim.
+    ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -144,6 +145,7 @@ class Program:
     out_spec: Any = field(eq=False, repr=False)
     settings: CompilationSettings
     versions: FrozenDict[str, int] = field(eq=False, repr=False, factory=FrozenDict)
+    aliases: frozenset[str] = field(eq=False, repr=False, default=frozenset())
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -255,7 +257,8 @@ class Converted:
     """A TensorRT network for each engine segment, and its frozen description.
 
     ``handles`` are the networks themselves with what they point to; ``recipes`` says how each weight is made,
-    ``literals`` holds the weights that come from no parameter.
+    ``literals`` holds the weights that come from no parameter, and ``computed`` those among them that a converter
+    seems to have computed from parameters, each with the reason why it cannot be refitted.
     """
 
     partitioned: Partitioned
@@ -263,6 +266,7 @@ class Converted:
     handles: tuple[Any, ...] = field(eq=False, repr=False)
     recipes: FrozenDict[str, Recipe] = field(repr=False)
     literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
+    computed: FrozenDict[str, str] = field(factory=FrozenDict)
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.networks))
@@ -296,3 +300,4 @@ class Built:
     engines: tuple[Engine, ...]
     recipes: FrozenDict[str, Recipe] = field(repr=False)
     literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
+    computed: FrozenDict[str, str] = field(factory=FrozenDict)

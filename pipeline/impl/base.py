@@ -21,26 +21,34 @@ Size = Any
 Value = Any
 
 
-def constant(ctx: ConversionContext, name: str, value: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """A constant layer for a tensor, array or number; the same tensor gives the same layer."""
-    tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-    if dtype is not None and tensor.dtype != dtype and not isinstance(value, torch.Tensor):
-        tensor = torch.as_tensor(value, dtype=dtype)
-    key = ("constant", id(value)) if isinstance(value, torch.Tensor) else ("constant", str(tensor.dtype), str(tensor.tolist()))
+def constant(
+    ctx: ConversionContext, name: str, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0
+) -> ITensor:
+    """A constant layer for a tensor, array or number, of at least ``rank`` (leading dims of size 1); made once.
+
+    Numbers take ``dtype`` as they are written; tensors are cast by a layer, since a weight stays what the model has.
+    """
+    given = isinstance(value, torch.Tensor)
+    tensor = value if given else torch.as_tensor(value, dtype=dtype)
+    shape = (1,) * (rank - tensor.dim()) + tuple(tensor.shape)
+    key = ("constant", id(value) if given else (str(tensor.dtype), str(tensor.tolist())), shape)
     if key not in ctx.memo:
-        layer = ctx.add(name, "constant", tuple(tensor.shape), ctx.trt_weights(tensor))
+        layer = ctx.add(name, "constant", shape, ctx.trt_weights(tensor))
         ctx.memo[key] = (layer.get_output(0), value)
     output: ITensor = ctx.memo[key][0]
     return output if dtype is None else cast(ctx, name, output, dtype)
 
 
-def tensor(ctx: ConversionContext, name: str, value: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """Any value as an ``ITensor``, cast to ``dtype`` if given."""
+def tensor(
+    ctx: ConversionContext, name: str, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0
+) -> ITensor:
+    """Any value as an ``ITensor`` of at least ``rank``, cast to ``dtype`` if given."""
     if isinstance(value, SymbolicInt):
         value = scalar_of(ctx, name, value)
-    if isinstance(value, ITensor):
-        return value if dtype is None else cast(ctx, name, value, dtype)
-    return constant(ctx, name, value, dtype)
+    if not isinstance(value, ITensor):
+        return constant(ctx, name, value, dtype, rank=rank)
+    value = value if dtype is None else cast(ctx, name, value, dtype)
+    return raise_rank(ctx, name, value, rank)
 
 
 def cast(ctx: ConversionContext, name: str, x: ITensor, dtype: torch.dtype) -> ITensor:
@@ -108,7 +116,7 @@ def _promoted(values: list[Any]) -> torch.dtype:
     return dtype
 
 
-def layer_rank(ctx: ConversionContext, name: str, x: ITensor, to: int) -> ITensor:
+def raise_rank(ctx: ConversionContext, name: str, x: ITensor, to: int) -> ITensor:
     """``x`` with leading dims of size 1 up to a rank, for broadcasting."""
     missing = to - rank(x)
     return unsqueeze(ctx, name, x, range(missing)) if missing > 0 else x
@@ -117,7 +125,7 @@ def layer_rank(ctx: ConversionContext, name: str, x: ITensor, to: int) -> ITenso
 def same_rank(ctx: ConversionContext, name: str, *tensors: ITensor) -> tuple[ITensor, ...]:
     """The tensors brought to the highest of their ranks, as TensorRT's broadcasting wants them."""
     highest = max(map(rank, tensors))
-    return tuple(layer_rank(ctx, name, t, highest) for t in tensors)
+    return tuple(raise_rank(ctx, name, t, highest) for t in tensors)
 
 
 def unsqueeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
@@ -286,7 +294,7 @@ def permute(ctx: ConversionContext, name: str, x: ITensor, order: Sequence[int])
 
 def expand(ctx: ConversionContext, name: str, x: ITensor, shape: Sequence[Size]) -> ITensor:
     """``x`` broadcast to a shape of the same or a higher rank; -1 keeps a size."""
-    x = layer_rank(ctx, name, x, len(shape))
+    x = raise_rank(ctx, name, x, len(shape))
     current = dims(x)
     if all(isinstance(s, int) and s in (-1, c) for s, c in zip(shape, current, strict=True)):
         return x

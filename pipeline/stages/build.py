@@ -23,15 +23,16 @@ def build(converted: Converted) -> Built:
     for i, (segment, network, handle) in enumerate(rows):
         report(i, len(converted.networks), segment.name)
         engines.append(_build(segment, network, handle, partitioned.program.settings))
-    return Built(partitioned, converted.networks, tuple(engines), converted.recipes, converted.literals)
+    return Built(
+        partitioned, converted.networks, tuple(engines), converted.recipes, converted.literals, converted.computed
+    )
 
 
 def _build(segment: Segment, network: Network, handle: NetworkHandle, settings: CompilationSettings) -> Engine:
     refittable = not settings.immutable_weights and bool(network.weights)
     if refittable and not has_gpu():
         raise BuildError(
-            segment.name,
-            "an engine that can be refitted can only be built on a machine with a GPU",
+            f"{segment.name}: an engine that can be refitted can only be built on a machine with a GPU",
             "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
         )
     mark = handle.log.mark()
@@ -40,7 +41,7 @@ def _build(segment: Segment, network: Network, handle: NetworkHandle, settings: 
     plan = handle.builder.build_serialized_network(handle.net, config)
     if plan is None:
         said = handle.log.errors_since(mark)
-        raise BuildError(segment.name, "; ".join(said) or "TensorRT gave no reason")
+        raise BuildError(f"{segment.name}: {'; '.join(said) or 'TensorRT gave no reason'}")
     library = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
     return Engine(segment.name, plan, library, refittable, hashlib.sha256(memoryview(plan)).hexdigest())
 
@@ -68,7 +69,7 @@ def _set_targets(config: Any, capabilities: tuple[str, ...]) -> None:
     if not capabilities:
         return
     if not CAPABILITIES.compute_capabilities:
-        raise BuildError("", f"{CAPABILITIES.flavour} builds for the GPU at hand only; leave compute_capabilities empty")
+        raise BuildError(f"{CAPABILITIES.flavour} builds for the GPU at hand only; leave compute_capabilities empty")
     config.num_compute_capabilities = len(capabilities)
     for i, capability in enumerate(capabilities):
         config.set_compute_capability(compute_capability(capability), i)
@@ -85,4 +86,4 @@ def _add_profile(segment: Segment, network: Network, builder: Any, config: Any) 
         else:
             profile.set_shape(name, low, opt, high)
     if config.add_optimization_profile(profile) < 0:
-        raise BuildError(segment.name, f"TensorRT refused the profile {network.profile}")
+        raise BuildError(f"{segment.name}: TensorRT refused the profile {network.profile}")

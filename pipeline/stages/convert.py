@@ -49,15 +49,18 @@ def convert(partitioned: Partitioned) -> Converted:
         conversion.finish()
     recipes: dict[str, Recipe] = {}
     literals: dict[str, torch.Tensor] = {}
+    computed: dict[str, str] = {}
     for conversion in conversions:
         recipes |= conversion.recipes
         literals |= conversion.ctx.literals
+        computed |= conversion.computed
     return Converted(
         partitioned,
         networks=tuple(c.network for c in conversions),
         handles=tuple(c.handle for c in conversions),
         recipes=FrozenDict(recipes),
         literals=FrozenDict(literals),
+        computed=FrozenDict(computed),
     )
 
 
@@ -80,6 +83,7 @@ class _Conversion:
         self.handle = NetworkHandle(self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder)
         self.ctx.net.name = segment.name
         self.recipes: dict[str, Recipe] = {}
+        self.computed: dict[str, str] = {}
         self.env: dict[str, Any] = {}
         self.tensor_names: dict[int, str] = {}
         for port in segment.inputs:
@@ -116,7 +120,7 @@ class _Conversion:
         """Call the node's converter and check what it made."""
         node = self.nodes[name]
         self.ctx.node = node
-        mark, layers = self.ctx.log.mark(), self.ctx.net.num_layers
+        mark, layers, literals = self.ctx.log.mark(), self.ctx.net.num_layers, set(self.ctx.literals)
         try:
             result = self.call(node)
             self.check(node, result)
@@ -126,6 +130,7 @@ class _Conversion:
             said = "; ".join(self.ctx.log.errors_since(mark))
             message = f"{error} (TensorRT: {said})" if said and said not in str(error) else str(error) or repr(error)
             raise ConversionError(node.name, str(node.target), source_line(node), message) from error
+        self.note_computed(node, literals)
         self.name_layers(node, layers, result)
         self.env[name] = result
 
@@ -162,6 +167,14 @@ class _Conversion:
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
                     _check_tensor(made, wanted)
+
+    def note_computed(self, node: torch.fx.Node, before: set[str]) -> None:
+        """Arrays of floats that appear while a node with parameters is converted do not follow those parameters."""
+        parameters = [n.name for n in node.all_input_nodes if n.name in self.segment.constants]
+        for name in self.ctx.literals.keys() - before if parameters else ():
+            value = self.ctx.literals[name]
+            if value.is_floating_point() and value.numel() > 1:
+                self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
     def name_layers(self, node: torch.fx.Node, first: int, result: Any) -> None:
         """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone."""

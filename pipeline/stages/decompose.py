@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
+from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
 from pipeline.program import Program, expression, is_operator, shape_of
 from pipeline.stages.fold import fold
@@ -66,13 +67,13 @@ class _Rewriter:
         """The value of a call in the new graph: a node, or what its decomposition gives."""
         if target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
-        if target in self.own:
+        if target in self.own and not self.lookup.settings.runs_in_torch(target, ""):
             inlined = self.inline(target, self.own[target], args, kwargs, meta)
             if inlined is not None:
                 return inlined[0]
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
         node.meta = {key: meta[key] for key in (*_META, "val") if key in meta}
-        if not is_operator(node) or isinstance(self.lookup.choose(node), Choice):
+        if not is_operator(node) or isinstance(self.lookup.choose(node), Choice) or kept_in_torch(node, self.lookup.settings):
             return node
         decomposition = self.decomposition(target)
         inlined = decomposition and self.inline(target, decomposition, args, kwargs, meta)

@@ -1,0 +1,61 @@
+"""pipeline: compiles PyTorch models to TensorRT engines, by composing pure stages over frozen records.
+
+    import pipeline
+
+    compile = pipeline.default()
+    compiled = compile(model, args=(x,))
+    y = compiled(x)
+"""
+
+from pipeline.capture import capture
+from pipeline.compiled import Compiled
+from pipeline.compose import Event, Pipeline, report, stage
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.defaults import default
+from pipeline.errors import (
+    BuildError,
+    CaptureError,
+    ConversionError,
+    ExecutionError,
+    Fallback,
+    PipelineError,
+    RefitError,
+    ShapeError,
+    UnsupportedOperatorException,
+)
+from pipeline.inputs import Input
+from pipeline.program import Built, Converted, Partitioned, Program, Validated
+from pipeline.refit import refit_module_weights
+from pipeline.settings import CompilationSettings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DECOMPOSITIONS",
+    "DYNAMO_CONVERTERS",
+    "BuildError",
+    "Built",
+    "CaptureError",
+    "CompilationSettings",
+    "Compiled",
+    "ConversionError",
+    "Converted",
+    "Event",
+    "ExecutionError",
+    "Fallback",
+    "Input",
+    "Partitioned",
+    "Pipeline",
+    "PipelineError",
+    "Program",
+    "RefitError",
+    "ShapeError",
+    "UnsupportedOperatorException",
+    "Validated",
+    "__version__",
+    "capture",
+    "default",
+    "refit_module_weights",
+    "report",
+    "stage",
+]

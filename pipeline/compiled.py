@@ -1,0 +1,152 @@
+"""``Compiled``: the result of a compilation, a frozen record that can be called."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from attrs import field, frozen
+
+from pipeline.errors import Fallback
+from pipeline.frozen import FrozenDict
+from pipeline.network import Network
+from pipeline.program import Engine, Partitioned, Program
+from pipeline.recipes import Recipe
+from pipeline.settings import CompilationSettings
+
+if TYPE_CHECKING:
+    from pipeline.runtime.module import CompiledModule
+
+log = logging.getLogger(__name__)
+Executor = Literal["tensorrt", "reference"]
+
+
+@frozen
+class RefitMap(Mapping[str, Recipe]):
+    """Engine weight → the recipe that makes it from the model's parameters.
+
+    ``computed`` names the weights that cannot be refitted, each with the reason.
+    """
+
+    recipes: FrozenDict[str, Recipe] = field(factory=FrozenDict)
+    computed: FrozenDict[str, str] = field(factory=FrozenDict)
+
+    def __getitem__(self, name: str) -> Recipe:
+        return self.recipes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.recipes)
+
+    def __len__(self) -> int:
+        return len(self.recipes)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name} <- {recipe}" for name, recipe in self.recipes.items())
+
+
+@frozen
+class ConvertedNode:
+    """A node that runs in an engine."""
+
+    node: str
+    target: str
+    engine: str
+
+
+@frozen
+class Coverage:
+    """Which operators run in engines, and which in PyTorch and why."""
+
+    converted: tuple[ConvertedNode, ...]
+    fallback: tuple[Fallback, ...]
+
+    @property
+    def total(self) -> int:
+        """The number of operators of the program."""
+        return len(self.converted) + len(self.fallback)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{len(self.converted)} of {self.total} operators run in TensorRT", *map(str, self.fallback)])
+
+
+@frozen(slots=False)
+class Compiled:
+    """A compiled program: engines, what they were made from, and what runs beside them.
+
+    Callable: ``compiled(*args, **kwargs)`` gives the pytree, dtypes and values of the model it was compiled from. It
+    runs on TensorRT where there is a GPU, else on the CPU reference executor.
+
+    Attributes:
+        engines: a serialized engine for each engine segment, in order.
+        networks: the frozen, printable description of each engine's network.
+        refit_map: engine weight → recipe over the model's parameters.
+        partitioned: the program and its segments.
+    """
+
+    partitioned: Partitioned = field(repr=False)
+    networks: tuple[Network, ...] = field(repr=False)
+    engines: tuple[Engine, ...]
+    refit_map: RefitMap = field(repr=False)
+    literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
+
+    @property
+    def program(self) -> Program:
+        """The decomposed program."""
+        return self.partitioned.program
+
+    @property
+    def settings(self) -> CompilationSettings:
+        """The settings it was compiled with."""
+        return self.program.settings
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """Which operators run in engines (``converted``), and which in PyTorch and why (``fallback``)."""
+        verdicts = self.partitioned.verdicts
+        rows = [
+            ConvertedNode(name, verdicts[name].target, segment.name)
+            for segment in self.partitioned.engine_segments
+            for name in segment.nodes
+            if verdicts[name].target != "operator.getitem"
+        ]
+        return Coverage(tuple(rows), self.partitioned.fallbacks)
+
+    def module(self, executor: Executor | None = None) -> CompiledModule:
+        """A new ``nn.Module`` that runs the program, with buffers of its own.
+
+        Args:
+            executor: ``"tensorrt"`` (needs a GPU), ``"reference"`` (the CPU), or None: TensorRT if there is a GPU.
+
+        Raises:
+            ExecutionError: TensorRT is asked for and there is no GPU, or the engine does not load.
+        """
+        from pipeline.runtime.module import CompiledModule
+
+        return CompiledModule(self, executor)
+
+    @cached_property
+    def _module(self) -> CompiledModule:
+        return self.module()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives for these inputs."""
+        return self._module(*args, **kwargs)
+
+    def report(self) -> str:
+        """Text for a person: engines, operators converted, and every fallback with its reason."""
+        lines = [str(self.coverage), ""]
+        for engine, network in zip(self.engines, self.networks, strict=True):
+            kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
+            lines.append(f"{engine.name}: {engine.nbytes / 1e6:.1f} MB, {engine.library}, {len(network.layers)} layers ({kinds})")
+            lines += [f"  input  {p}" for p in self._segment(engine.name).inputs]
+            lines += [f"  output {p}" for p in self._segment(engine.name).outputs]
+        torch_segments = [s for s in self.partitioned.segments if s.kind == "torch"]
+        lines += [f"{s.name}: {len(s.nodes)} nodes in PyTorch" for s in torch_segments]
+        lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
+        return "\n".join(lines)
+
+    def _segment(self, name: str) -> Any:
+        return next(s for s in self.partitioned.segments if s.name == name)

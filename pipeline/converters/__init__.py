@@ -1,0 +1,26 @@
+"""The converters: ``DYNAMO_CONVERTERS`` gathers what the families declare, ``DECOMPOSITIONS`` our own decompositions."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Final
+
+from pipeline.converters.decompositions import DecompositionTable
+from pipeline.converters.registry import ConverterRegistry
+
+_MECHANISM: Final = frozenset({"arguments", "context", "declare", "decompositions", "lookup", "registry", "support", "types"})
+
+
+def families() -> tuple[ModuleType, ...]:
+    """The modules of this package that declare converters, sorted by name."""
+    found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM)
+    return tuple(importlib.import_module(f"{__name__}.{name}") for name in found)
+
+
+DYNAMO_CONVERTERS: Final = ConverterRegistry.of(*families())
+"""Every converter of this package. Immutable: ``register``, ``override``, ``without`` and ``|`` give new registries."""
+
+DECOMPOSITIONS: Final = DecompositionTable.of(*families())
+"""Our own decompositions."""

@@ -1,0 +1,35 @@
+"""Arguments of an operator call, in the order of its schema and with its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+
+@lru_cache(maxsize=4096)
+def _schema(target: Any) -> tuple[tuple[str, bool, Any], ...]:
+    return tuple((a.name, a.has_default_value(), a.default_value) for a in target._schema.arguments)
+
+
+def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """All arguments of the call in the schema's order; defaults are filled in."""
+    values: list[Any] = []
+    for i, (name, has_default, default) in enumerate(_schema(target)):
+        if i < len(args):
+            values.append(args[i])
+        elif name in kwargs:
+            values.append(kwargs[name])
+        elif has_default:
+            values.append(default)
+        else:
+            raise TypeError(f"{target} needs the argument {name}")
+    return values
+
+
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """A node's argument by the schema's name, for validators; its default where it is absent."""
+    names = [n for n, _, _ in _schema(node.target)]
+    return bind(node.target, node.args, node.kwargs)[names.index(name)]

@@ -1,0 +1,62 @@
+"""Evaluators: converters that add no layer. Sizes are expressions over the program's symbols; layers compute them only
+where one reads them (``pipeline.impl.base.shape_tensor``)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.context import ConversionContext, SymbolicInt
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.program import expression
+from pipeline.settings import CompilationSettings
+
+aten = torch.ops.aten
+
+
+@dynamo_tensorrt_converter(operator.getitem, supports_dynamic_shapes=True)
+def getitem(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """getitem(sequence, index): one of an operator's results."""
+    return args[0][args[1]]
+
+
+def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Engines compute with symbolic ints; symbolic floats and bools stay in Python."""
+    value = node.meta.get("val")
+    if isinstance(value, (int, torch.SymInt)):
+        return True
+    return Rejection(f"{node.name} is a {type(value).__name__}: only symbolic ints enter an engine")
+
+
+SIZES = (
+    aten.sym_size.int,
+    aten.sym_numel.default,
+    aten.sym_stride.int,
+    aten.sym_storage_offset.default,
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.floordiv,
+    operator.mod,
+    operator.neg,
+    operator.pow,
+    torch.sym_max,
+    torch.sym_min,
+)
+
+
+def _size(target: Any) -> Callable[..., Any]:
+    @dynamo_tensorrt_converter(target, capability_validator=_is_int, supports_dynamic_shapes=True)
+    def size(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        """The node's value: an int, or its expression."""
+        assert ctx.node is not None
+        expr = expression(ctx.node.meta["val"])
+        return expr if isinstance(expr, int) else SymbolicInt(expr)
+
+    return size
+
+
+CONVERTERS = [_size(target) for target in SIZES]

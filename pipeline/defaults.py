@@ -1,0 +1,37 @@
+"""``pipeline.default``: the six stages, joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import evolve
+
+from pipeline.compose import Pipeline
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.decompositions import DecompositionTable
+from pipeline.converters.registry import ConverterRegistry
+from pipeline.settings import CompilationSettings
+from pipeline.stages import Decompose, Validate, build, convert, partition, refit_map
+
+
+def default(
+    settings: CompilationSettings | None = None,
+    *,
+    registry: ConverterRegistry = DYNAMO_CONVERTERS,
+    decompositions: DecompositionTable = DECOMPOSITIONS,
+    **fields: Any,
+) -> Pipeline:
+    """decompose → validate → partition → convert → build → refit_map, as a ``Pipeline``.
+
+    Args:
+        settings: the settings; default ones if None.
+        registry: the converters.
+        decompositions: our own decompositions, which are asked before converters.
+        fields: fields of ``CompilationSettings`` that differ from ``settings``.
+
+    Raises:
+        TypeError: a field that ``CompilationSettings`` does not have, or a value of a wrong type.
+    """
+    settings = evolve(settings, **fields) if settings is not None else CompilationSettings(**fields)
+    stages = (Decompose(registry, decompositions), Validate(registry), partition, convert, build, refit_map)
+    return Pipeline(stages, settings)

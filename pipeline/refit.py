@@ -1,0 +1,92 @@
+"""New weights for a compiled program: a new ``Compiled``; the old one stays as it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import torch
+from attrs import evolve
+from torch.export import ExportedProgram
+
+from pipeline.compiled import Compiled
+from pipeline.errors import RefitError
+from pipeline.frozen import FrozenDict
+from pipeline.program import Engine, Partitioned
+from pipeline.trt import has_gpu
+
+log = logging.getLogger(__name__)
+
+
+def refit_module_weights(
+    compiled: Compiled, new_weights: torch.nn.Module | ExportedProgram | Mapping[str, torch.Tensor]
+) -> Compiled:
+    """The same program with other weights.
+
+    Engines that can be refitted (``immutable_weights=False``, built on a GPU) are refitted; others are built anew from
+    their networks, which gives the same result and takes TensorRT's build time.
+
+    Args:
+        compiled: what to refit; it is not changed.
+        new_weights: a module of the same architecture, an ExportedProgram of it, or tensors by parameter and buffer
+            name; names that are absent keep their weights.
+
+    Raises:
+        RefitError: names every weight that does not fit (unknown, of another shape or dtype, or computed by a
+            converter so that no recipe says how it follows from the parameters), with the reason.
+    """
+    program = compiled.program
+    given = _tensors(new_weights)
+    known = {n: t for n, t in given.items() if n in program.parameters}
+    reasons = {} if len(known) == len(given) or not isinstance(new_weights, Mapping) else _unknown(given, program.aliases)
+    for name, tensor in known.items():
+        old = program.parameters[name]
+        if tensor.shape != old.shape or tensor.dtype != old.dtype:
+            reasons[name] = f"it is {_kind(tensor)}, the engine's is {_kind(old)}"
+    refits = has_gpu() and bool(compiled.engines) and all(e.refittable for e in compiled.engines)
+    if refits:
+        reasons |= dict(compiled.refit_map.computed)
+    if reasons:
+        raise RefitError(reasons)
+    copies = {name: tensor.detach().clone() for name, tensor in known.items()}
+    parameters = FrozenDict({**program.parameters, **copies})
+    versions = FrozenDict({name: t._version for name, t in parameters.items()})
+    new = evolve(compiled.partitioned, program=evolve(program, parameters=parameters, versions=versions))
+    return _refitted(compiled, new) if refits else _rebuilt(compiled, new)
+
+
+def _tensors(weights: torch.nn.Module | ExportedProgram | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if isinstance(weights, torch.nn.Module):
+        return {**dict(weights.named_parameters()), **dict(weights.named_buffers())}
+    if isinstance(weights, ExportedProgram):
+        return {**dict(weights.named_parameters()), **dict(weights.named_buffers())}
+    return dict(weights)
+
+
+def _unknown(given: Mapping[str, torch.Tensor], known: frozenset[str]) -> dict[str, str]:
+    return {n: "the compiled program has no parameter or buffer of this name" for n in given if n not in known}
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+    from pipeline.stages import build, convert, refit_map
+
+    log.info("the engines cannot be refitted (immutable_weights=True): building them anew")
+    return refit_map(build(convert(partitioned)))
+
+
+def _refitted(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+    from pipeline.runtime.engine import refit
+
+    engines: list[Engine] = []
+    for engine, network in zip(compiled.engines, compiled.networks, strict=True):
+        weights = {
+            w.name: compiled.refit_map[w.name].evaluate(partitioned.program.parameters)
+            for w in network.weights
+            if w.name in compiled.refit_map
+        }
+        engines.append(refit(engine, weights))
+    return evolve(compiled, partitioned=partitioned, engines=tuple(engines))

@@ -1,0 +1,22 @@
+"""refit_map: ``Built`` → ``Compiled``. Each engine weight gets the recipe that makes it from the model's parameters."""
+
+from __future__ import annotations
+
+from pipeline.compiled import Compiled, RefitMap
+from pipeline.compose import stage
+from pipeline.frozen import FrozenDict
+from pipeline.program import Built
+
+
+@stage
+def refit_map(built: Built) -> Compiled:
+    """The compiled program. Weights that come from no recipe are named with the reason."""
+    used = {weight.name for network in built.networks for weight in network.weights}
+    recipes = {name: recipe for name, recipe in built.recipes.items() if name in used}
+    return Compiled(
+        partitioned=built.partitioned,
+        networks=built.networks,
+        engines=built.engines,
+        refit_map=RefitMap(FrozenDict(recipes), built.computed),
+        literals=built.literals,
+    )
