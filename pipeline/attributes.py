@@ -9,7 +9,7 @@ import attrs
 
 from pipeline.trt import dtype_name, enum_name, trt
 
-Value: TypeAlias = None | bool | int | float | str | tuple["Value", ...]
+Value: TypeAlias = bool | int | float | str | tuple["Value", ...] | None
 Read: TypeAlias = Callable[[Any, str], Value]
 
 

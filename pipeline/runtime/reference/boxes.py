@@ -1,0 +1,64 @@
+"""Non-maximum suppression."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from pipeline.network import Layer
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, optional, present
+from pipeline.trt import torch_dtype
+
+
+def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:
+    """[x1, y1, x2, y2] with the smaller corner first, from corner pairs or from centre and size."""
+    if form == "CENTER_SIZES":
+        centre, half = boxes[..., :2], boxes[..., 2:] / 2
+        return torch.cat([centre - half, centre + half], -1)
+    first, second = boxes[..., :2], boxes[..., 2:]
+    return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], -1)
+
+
+def _overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Intersection over union of one box and many."""
+    sides = torch.minimum(box[2:], others[:, 2:]) - torch.maximum(box[:2], others[:, :2])
+    shared = sides.clamp(min=0).prod(-1)
+    area = (box[2:] - box[:2]).prod(-1) + (others[:, 2:] - others[:, :2]).prod(-1) - shared
+    return torch.where(area > 0, shared / area, torch.zeros_like(area))
+
+
+def _kept(boxes: torch.Tensor, order: torch.Tensor, threshold: float, most: int) -> Iterator[int]:
+    while order.numel() and most > 0:
+        best, order = int(order[0]), order[1:]
+        most -= 1
+        yield best
+        order = order[_overlap(boxes[best], boxes[order]) <= threshold]
+
+
+def _candidates(scores: torch.Tensor, threshold: float, limit: int) -> torch.Tensor:
+    order = torch.sort(scores, descending=True, stable=True).indices[:limit]
+    return order[scores[order] > threshold]
+
+
+def _value(inputs: Inputs, index: int) -> float:
+    tensor = optional(inputs, index)
+    return 0.0 if tensor is None else float(tensor)
+
+
+def nms(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Rows of (batch, class, box), by batch and then by falling score; and how many there are."""
+    boxes, scores, most = present(inputs, 3)
+    corners = _corners(boxes.float(), layer.attribute("bounding_box_format"))
+    limit, overlap, lowest = layer.attribute("topk_box_limit"), _value(inputs, 3), _value(inputs, 4)
+    rows: list[tuple[int, int, int]] = []
+    for batch in range(scores.shape[0]):
+        found = []
+        for kind in range(scores.shape[2]):
+            own = corners[batch] if boxes.dim() == 3 else corners[batch, :, kind]
+            order = _candidates(scores[batch, :, kind].float(), lowest, limit)
+            found += [(batch, kind, box) for box in _kept(own, order, overlap, int(most))]
+        rows += sorted(found, key=lambda row: -float(scores[row[0], row[2], row[1]]))
+    selected = torch.tensor(rows, dtype=torch_dtype(layer.outputs[0].dtype)).reshape(-1, 3)
+    return selected, torch.tensor(len(rows), dtype=torch_dtype(layer.outputs[1].dtype))
+
+
+KINDS: Mapping[str, Kind] = {"NMS": nms}

@@ -1,0 +1,54 @@
+"""What the functions of all kinds share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from pipeline.network import Layer
+
+Inputs: TypeAlias = Sequence[torch.Tensor | None]
+Roles: TypeAlias = Mapping[str, torch.Tensor]
+Outputs: TypeAlias = tuple[torch.Tensor, ...]
+Kind: TypeAlias = Callable[[Layer, Inputs, Roles], Outputs]
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class ReferenceError(AssertionError):
+    """A network does something that TensorRT does not allow, or that the reference does not model; names the layer."""
+
+    named = False
+
+
+def present(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
+    """The first `count` inputs, all of which must be there."""
+    given = tuple(tensor for tensor in inputs[:count] if tensor is not None)
+    if len(given) != count:
+        raise ReferenceError(f"needs {count} inputs, has {len(given)}")
+    return given
+
+
+def optional(inputs: Inputs, index: int) -> torch.Tensor | None:
+    """Input `index`, or None where it is absent."""
+    return inputs[index] if index < len(inputs) else None
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Halves as float32, in which a good kernel accumulates; the rest as it is."""
+    return tensor.float() if tensor.dtype in HALVES else tensor
+
+
+def integers(tensor: torch.Tensor) -> list[int]:
+    """The values of a shape tensor."""
+    return [int(value) for value in tensor.reshape(-1).tolist()]
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """A non-negative axis."""
+    return axis + rank if axis < 0 else axis
+
+
+def along(vector: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
+    """A vector laid along one axis of a tensor of that rank."""
+    return vector.reshape([-1 if position == axis else 1 for position in range(rank)])

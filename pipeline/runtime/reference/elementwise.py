@@ -1,0 +1,169 @@
+"""Kinds that work element by element."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import functional
+
+from pipeline.network import Layer
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, present, wide
+
+Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Unary = Callable[[torch.Tensor], torch.Tensor]
+Activation = Callable[[torch.Tensor, float, float], torch.Tensor]
+
+
+def _divided(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.Tensor:
+    """An integer quotient; by zero it is not defined in TensorRT, and 0 here."""
+    zero = b == 0
+    return torch.div(a, torch.where(zero, 1, b), rounding_mode=rounding).masked_fill(zero, 0)
+
+
+def _div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a / b if a.is_floating_point() else _divided(a, b, "trunc")
+
+
+def _floor_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.floor(a / b) if a.is_floating_point() else _divided(a, b, "floor")
+
+
+def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """On integers: rounded toward zero where the exponent is negative."""
+    if a.is_floating_point():
+        return torch.pow(a, b)
+    reciprocal = torch.where(a == 1, 1, torch.where(a == -1, 1 - 2 * (b % 2), 0))
+    return torch.where(b < 0, reciprocal.to(a.dtype), torch.pow(a, b.clamp(min=0)))
+
+
+# MAX and MIN give the operand that is not NaN (NVIDIA/TensorRT issue 4758), as CUDA's fmax and fmin do.
+ELEMENTWISE: Mapping[str, Binary] = {
+    "SUM": torch.add,
+    "PROD": torch.mul,
+    "MAX": torch.fmax,
+    "MIN": torch.fmin,
+    "SUB": torch.sub,
+    "DIV": _div,
+    "POW": _pow,
+    "FLOOR_DIV": _floor_div,
+    "AND": torch.logical_and,
+    "OR": torch.logical_or,
+    "XOR": torch.logical_xor,
+    "EQUAL": torch.eq,
+    "GREATER": torch.gt,
+    "LESS": torch.lt,
+}
+UNARY: Mapping[str, Unary] = {
+    "EXP": torch.exp,
+    "LOG": torch.log,
+    "SQRT": torch.sqrt,
+    "RECIP": torch.reciprocal,
+    "ABS": torch.abs,
+    "NEG": torch.neg,
+    "SIN": torch.sin,
+    "COS": torch.cos,
+    "TAN": torch.tan,
+    "SINH": torch.sinh,
+    "COSH": torch.cosh,
+    "ASIN": torch.asin,
+    "ACOS": torch.acos,
+    "ATAN": torch.atan,
+    "ASINH": torch.asinh,
+    "ACOSH": torch.acosh,
+    "ATANH": torch.atanh,
+    "CEIL": torch.ceil,
+    "FLOOR": torch.floor,
+    "ERF": torch.erf,
+    "NOT": torch.logical_not,
+    "SIGN": torch.sign,
+    "ROUND": torch.round,
+    "ISINF": torch.isinf,
+    "ISNAN": torch.isnan,
+}
+
+
+def _elu(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
+    return torch.where(x >= 0, x, alpha * torch.expm1(x))
+
+
+def _selu(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
+    return beta * torch.where(x > 0, x, alpha * torch.expm1(x))
+
+
+def _softplus(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
+    """alpha * log(1 + exp(beta * x)), without overflow."""
+    return alpha * torch.logaddexp(beta * x, torch.zeros_like(x))
+
+
+ACTIVATION: Mapping[str, Activation] = {
+    "RELU": lambda x, alpha, beta: torch.relu(x),
+    "SIGMOID": lambda x, alpha, beta: torch.sigmoid(x),
+    "TANH": lambda x, alpha, beta: torch.tanh(x),
+    "LEAKY_RELU": lambda x, alpha, beta: torch.where(x >= 0, x, alpha * x),
+    "ELU": _elu,
+    "SELU": _selu,
+    "SOFTSIGN": lambda x, alpha, beta: x / (1 + x.abs()),
+    "SOFTPLUS": _softplus,
+    "CLIP": lambda x, alpha, beta: x.clamp(alpha, beta),
+    "HARD_SIGMOID": lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
+    "SCALED_TANH": lambda x, alpha, beta: alpha * torch.tanh(beta * x),
+    "THRESHOLDED_RELU": lambda x, alpha, beta: torch.where(x > alpha, x, torch.zeros_like(x)),
+    "GELU_ERF": lambda x, alpha, beta: functional.gelu(x),
+    "GELU_TANH": lambda x, alpha, beta: functional.gelu(x, approximate="tanh"),
+}
+
+
+def elementwise(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    a, b = present(inputs, 2)
+    result = ELEMENTWISE[layer.attribute("op")](wide(a), wide(b))
+    return (result if result.dtype == torch.bool else result.to(a.dtype),)
+
+
+def unary(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (x,) = present(inputs, 1)
+    result = UNARY[layer.attribute("op")](wide(x))
+    return (result if result.dtype == torch.bool else result.to(x.dtype),)
+
+
+def activation(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (x,) = present(inputs, 1)
+    result = ACTIVATION[layer.attribute("type")](wide(x), layer.attribute("alpha"), layer.attribute("beta"))
+    return (result.to(x.dtype),)
+
+
+def select(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    condition, then, otherwise = present(inputs, 3)
+    return (torch.where(condition, then, otherwise),)
+
+
+def parametric_relu(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    x, slope = present(inputs, 2)
+    return (torch.where(x >= 0, wide(x), wide(slope) * wide(x)).to(x.dtype),)
+
+
+def _coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    mode, axis = layer.attribute("mode"), layer.attribute("channel_axis")
+    if mode == "UNIFORM":
+        return wide(weight).reshape(())
+    if mode == "CHANNEL":
+        return along(wide(weight), axis, x.dim())
+    return wide(weight).reshape([1] * axis + list(x.shape[axis:]))
+
+
+def scale(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """(x * scale + shift) ** power, each of them optional."""
+    (x,) = present(inputs, 1)
+    result = wide(x)
+    for role, apply in (("scale", torch.mul), ("shift", torch.add), ("power", torch.pow)):
+        if role in weights:
+            result = apply(result, _coefficient(layer, weights[role], x))
+    return (result.to(x.dtype),)
+
+
+KINDS: Mapping[str, Kind] = {
+    "ELEMENTWISE": elementwise,
+    "UNARY": unary,
+    "ACTIVATION": activation,
+    "SELECT": select,
+    "PARAMETRIC_RELU": parametric_relu,
+    "SCALE": scale,
+}

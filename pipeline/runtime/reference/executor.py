@@ -1,0 +1,255 @@
+"""Runs a network description on the CPU: layer after layer, loops and conditionals on demand."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import attrs
+import torch
+
+from pipeline.network import Layer, Network, Tensor
+from pipeline.runtime.reference.common import ReferenceError
+from pipeline.runtime.reference.flow import Flow, needed, read_flow, region_of, used
+from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED
+from pipeline.trt import torch_dtype
+
+Values = Mapping[str, torch.Tensor]
+LIMITS = ("TRIP_LIMIT", "CONDITION")
+
+
+@attrs.frozen
+class Plan:
+    """What to run in order, and what may be forgotten after each step."""
+
+    network: Network
+    flow: Flow
+    steps: tuple[Layer, ...]
+    last_uses: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, network: Network) -> "Plan":
+        """Layers inside loops and conditionals are no steps: they run when one needs them."""
+        flow = read_flow(network)
+        wanted = needed(network, flow)
+        live = [layer for layer in network.layers if layer.name in wanted]
+        steps = [layer for layer in live if not flow.regions_of(layer) and layer.kind not in LIMITS]
+        return cls(network, flow, tuple(steps), _last_uses(network, live, steps))
+
+
+def _last_uses(network: Network, live: Sequence[Layer], steps: Sequence[Layer]) -> dict[str, tuple[str, ...]]:
+    ours = {layer.name for layer in steps if layer.kind not in FLOW}
+    kept = {tensor.name for tensor in network.outputs}
+    kept |= {name for layer in live if layer.name not in ours for name in used(layer)}
+    last = {name: layer.name for layer in steps if layer.name in ours for name in used(layer) if name not in kept}
+    found: dict[str, tuple[str, ...]] = {}
+    for name, layer_name in last.items():
+        found[layer_name] = (*found.get(layer_name, ()), name)
+    return found
+
+
+@attrs.frozen
+class Frame:
+    """The values of one iteration of a loop; the outermost has no loop."""
+
+    values: dict[str, torch.Tensor]
+    loop: str | None = None
+    parent: "Frame | None" = None
+
+    def home(self, regions: Collection[str | None]) -> "Frame":
+        """The innermost frame of a loop that a tensor lies in, which is where it is kept."""
+        frame = self
+        while frame.parent is not None and frame.loop not in regions:
+            frame = frame.parent
+        return frame
+
+
+def run(network: Network, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
+    """The outputs of a network by name. ReferenceError names the layer where a rule of TensorRT is broken."""
+    return run_plan(Plan.of(network), weights, inputs)
+
+
+def run_plan(plan: Plan, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
+    """`run`, with the plan made beforehand."""
+    bound = {tensor.name: _bound(tensor, inputs) for tensor in plan.network.inputs}
+    with torch.no_grad():
+        values = _Machine(plan, weights).run(bound)
+    foreign = {tensor.untyped_storage().data_ptr() for tensor in (*weights.values(), *bound.values())}
+    return {tensor.name: _own(values[tensor.name], foreign) for tensor in plan.network.outputs}
+
+
+def _bound(tensor: Tensor, inputs: Values) -> torch.Tensor:
+    if tensor.name not in inputs:
+        raise ReferenceError(f"input {tensor.name!r} is missing, given are {sorted(inputs)}")
+    return _checked(tensor, inputs[tensor.name].detach(), f"input {tensor.name!r}")
+
+
+def _own(value: torch.Tensor, foreign: set[int]) -> torch.Tensor:
+    """An output shares memory with no input, weight or other output."""
+    value = value.contiguous()
+    value = value.clone() if value.untyped_storage().data_ptr() in foreign else value
+    foreign.add(value.untyped_storage().data_ptr())
+    return value
+
+
+def _checked(row: Tensor, value: torch.Tensor, who: str) -> torch.Tensor:
+    fits = value.dim() == len(row.shape) and all(
+        want in (-1, size) for want, size in zip(row.shape, value.shape, strict=True)
+    )
+    if not fits or value.dtype != torch_dtype(row.dtype):
+        raise ReferenceError(f"{who} is {value.dtype}{list(value.shape)}, the network says {row}")
+    return value
+
+
+class _Machine:
+    """One run. What a tensor's value is follows from its producer alone; frames only remember."""
+
+    def __init__(self, plan: Plan, weights: Values) -> None:
+        self.plan, self.flow, self.weights = plan, plan.flow, weights
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        root = Frame(inputs)
+        for layer in self.plan.steps:
+            for tensor in layer.outputs:
+                self.demand(tensor.name, root)
+            if not layer.outputs:
+                self.execute(layer, root)
+            for name in self.plan.last_uses.get(layer.name, ()):
+                root.values.pop(name, None)
+        for tensor in self.plan.network.outputs:
+            self.demand(tensor.name, root)
+        return root.values
+
+    def home(self, name: str, frame: Frame) -> Frame:
+        return frame.home(self.flow.inside.get(name, ()))
+
+    def get(self, name: str, frame: Frame) -> torch.Tensor | None:
+        return self.home(name, frame).values.get(name)
+
+    def demand(self, name: str, frame: Frame) -> torch.Tensor:
+        """The value of a tensor, with whatever must run first; by a stack, since networks are deep."""
+        stack = [name]
+        while stack:
+            if self.get(stack[-1], frame) is not None:
+                stack.pop()
+                continue
+            layer = self.flow.producers[stack[-1]]
+            missing = [need for need in self.needs(layer, frame) if self.get(need, frame) is None]
+            if missing:
+                stack += missing
+            else:
+                self.execute(layer, frame)
+        value = self.get(name, frame)
+        assert value is not None
+        return value
+
+    def needs(self, layer: Layer, frame: Frame) -> tuple[str, ...]:
+        """What must be there before a layer runs: of a conditional the branch taken, of a loop its start."""
+        region = region_of(layer)
+        if layer.kind == "CONDITIONAL_OUTPUT":
+            (condition,) = (used(entry)[0] for entry in self.flow.boundaries(region, "CONDITION"))
+            taken = self.get(condition, frame)
+            return (condition,) if taken is None else (used(layer)[0 if bool(taken) else 1],)
+        if layer.kind != "LOOP_OUTPUT":
+            return used(layer)
+        entries = [*self.flow.boundaries(region, "RECURRENCE"), *self.flow.boundaries(region, "ITERATOR")]
+        return tuple(used(entry)[0] for entry in (*entries, *self.counts(region)))
+
+    def counts(self, region: str | None) -> tuple[Layer, ...]:
+        limits = self.flow.boundaries(region, "TRIP_LIMIT")
+        return tuple(limit for limit in limits if limit.attribute("kind") == "COUNT")
+
+    def execute(self, layer: Layer, frame: Frame) -> None:
+        try:
+            results = self.results(layer, frame)
+            for row, value in zip(layer.outputs, results, strict=True):
+                self.home(row.name, frame).values[row.name] = _checked(row, value, f"output {row.name!r}")
+        except Exception as error:
+            if getattr(error, "named", False):
+                raise
+            raise _named(layer, error) from error
+
+    def results(self, layer: Layer, frame: Frame) -> tuple[torch.Tensor, ...]:
+        if layer.kind == "LOOP_OUTPUT":
+            return (self.loop(region_of(layer), frame)[layer.name],)
+        if layer.kind == "CONDITIONAL_OUTPUT":
+            return (self.demand(self.needs(layer, frame)[0], frame),)
+        inputs = [None if name is None else self.demand(name, frame) for name in layer.inputs]
+        if layer.kind == "CONDITIONAL_INPUT":
+            return tuple(value for value in inputs if value is not None)
+        if layer.kind in NOT_MODELLED or layer.kind not in KINDS:
+            raise ReferenceError(f"not modelled: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
+        return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})
+
+    def loop(self, region: str | None, frame: Frame) -> dict[str, torch.Tensor]:
+        """Every output of a loop by the name of its layer."""
+        recurrences = self.flow.boundaries(region, "RECURRENCE")
+        exits = self.flow.boundaries(region, "LOOP_OUTPUT")
+        collected: dict[str, list[torch.Tensor]] = {layer.name: [] for layer in exits}
+        state = {entry.outputs[0].name: self.demand(used(entry)[0], frame) for entry in recurrences}
+        inner, trip = Frame(dict(state), region, frame), 0
+        while self.goes_on(region, inner, trip):
+            self.iterate(region, inner, trip)
+            for layer in exits:
+                if layer.attribute("kind") != "LAST_VALUE":
+                    collected[layer.name].append(self.demand(used(layer)[0], inner))
+            state = {entry.outputs[0].name: self.demand(used(entry)[1], inner) for entry in recurrences}
+            inner, trip = Frame(dict(state), region, frame), trip + 1
+        return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
+
+    def goes_on(self, region: str | None, inner: Frame, trip: int) -> bool:
+        """Up to the count, and the length of what is iterated over, while the condition holds."""
+        if any(trip >= int(self.demand(used(limit)[0], inner)) for limit in self.counts(region)):
+            return False
+        for iterator in self.flow.boundaries(region, "ITERATOR"):
+            self.slice(iterator, inner, trip)
+        limits = [limit for limit in self.flow.boundaries(region, "TRIP_LIMIT") if limit.attribute("kind") == "WHILE"]
+        return all(bool(self.demand(used(limit)[0], inner)) for limit in limits)
+
+    def slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
+        whole = self.demand(used(iterator)[0], inner)
+        axis = iterator.attribute("axis")
+        length = whole.shape[axis]
+        if trip < length:
+            index = length - 1 - trip if iterator.attribute("reverse") else trip
+            inner.values[iterator.outputs[0].name] = whole.select(axis, index)
+
+    def iterate(self, region: str | None, inner: Frame, trip: int) -> None:
+        """The assertions of an iteration; all else runs when it is needed."""
+        for layer in self.plan.network.layers:
+            if layer.kind == "ASSERTION" and region in self.flow.regions_of(layer):
+                self.execute(layer, inner)
+
+    def collect(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
+        """The last value, or one element a trip along a new axis."""
+        if layer.attribute("kind") == "LAST_VALUE":
+            return self.demand(used(layer)[0], last)
+        row, axis = layer.outputs[0], layer.attribute("axis")
+        if not collected:
+            shape = [0 if place == axis else max(size, 0) for place, size in enumerate(row.shape)]
+            return torch.empty(shape, dtype=torch_dtype(row.dtype))
+        return torch.stack(collected[::-1] if layer.attribute("kind") == "REVERSE" else collected, axis)
+
+
+def _named(layer: Layer, error: Exception) -> ReferenceError:
+    text = str(error) if isinstance(error, ReferenceError) else f"{type(error).__name__}: {error}"
+    named = ReferenceError(f"{layer.kind} {layer.name!r}: {text}")
+    named.named = True
+    return named
+
+
+@attrs.frozen
+class ReferenceEngine:
+    """A network with its weights: takes and gives tensors in the order of the network's inputs and outputs."""
+
+    network: Network
+    weights: Values = attrs.field(eq=False, repr=False)
+    plan: Plan = attrs.field(init=False, eq=False, repr=False)
+
+    @plan.default
+    def _plan(self) -> Plan:
+        return Plan.of(self.network)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if len(inputs) != len(self.network.inputs):
+            raise ReferenceError(f"takes {len(self.network.inputs)} inputs, was given {len(inputs)}")
+        named = {tensor.name: value for tensor, value in zip(self.network.inputs, inputs, strict=True)}
+        outputs = run_plan(self.plan, self.weights, named)
+        return [outputs[tensor.name] for tensor in self.network.outputs]

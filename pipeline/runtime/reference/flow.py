@@ -1,0 +1,101 @@
+"""Which layers belong to a loop or a conditional, read from their boundary layers."""
+
+from collections.abc import Mapping
+
+import attrs
+
+from pipeline.network import Layer, Network
+
+BOUNDARIES: Mapping[str, str] = {
+    "TRIP_LIMIT": "loop",
+    "ITERATOR": "loop",
+    "RECURRENCE": "loop",
+    "LOOP_OUTPUT": "loop",
+    "CONDITION": "conditional",
+    "CONDITIONAL_INPUT": "conditional",
+    "CONDITIONAL_OUTPUT": "conditional",
+}
+EXITS = ("LOOP_OUTPUT", "CONDITIONAL_OUTPUT")
+ENTRIES = ("ITERATOR", "RECURRENCE", "CONDITIONAL_INPUT")
+
+
+def region_of(layer: Layer) -> str | None:
+    """The loop or conditional that a boundary layer bounds: "loop 0"."""
+    what = BOUNDARIES.get(layer.kind)
+    return None if what is None else f"{what} {layer.attribute(what)}"
+
+
+@attrs.frozen
+class Flow:
+    """Who makes each tensor, the boundary layers of each region, and the regions each tensor lies in."""
+
+    producers: Mapping[str, Layer]
+    regions: Mapping[str, tuple[Layer, ...]]
+    inside: Mapping[str, frozenset[str]]
+
+    def boundaries(self, region: str | None, kind: str) -> tuple[Layer, ...]:
+        """A region's layers of one kind."""
+        return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
+
+    def regions_of(self, layer: Layer) -> frozenset[str]:
+        """The regions a layer lies in: those of what it makes, or, where it makes nothing, of what it takes."""
+        names = [tensor.name for tensor in layer.outputs] or list(used(layer))
+        return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))
+
+
+def used(layer: Layer) -> tuple[str, ...]:
+    """The names of the inputs that are there."""
+    return tuple(name for name in layer.inputs if name is not None)
+
+
+def read_flow(network: Network) -> Flow:
+    """The flow of a network."""
+    producers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
+    regions: dict[str, list[Layer]] = {}
+    for layer in network.layers:
+        if (region := region_of(layer)) is not None:
+            regions.setdefault(region, []).append(layer)
+    frozen = {region: tuple(layers) for region, layers in regions.items()}
+    return Flow(producers, frozen, _inside(network, frozen) if frozen else {})
+
+
+def _inside(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[str, frozenset[str]]:
+    """Grown until nothing changes: recurrences make the network cyclic."""
+    inside: dict[str, frozenset[str]] = {}
+    grows = True
+    while grows:
+        grows = False
+        for layer in network.layers:
+            around = _around(layer, regions, inside)
+            for tensor in layer.outputs:
+                grows = grows or around != inside.get(tensor.name, frozenset())
+                inside[tensor.name] = around
+    return inside
+
+
+def _around(
+    layer: Layer, regions: Mapping[str, tuple[Layer, ...]], inside: Mapping[str, frozenset[str]]
+) -> frozenset[str]:
+    """A way out of a region lies in whatever any of its boundaries lies in, but not in the region."""
+    region = region_of(layer)
+    sources = regions[region] if region is not None and layer.kind in EXITS else (layer,)
+    found = frozenset().union(*(inside.get(name, frozenset()) for source in sources for name in used(source)))
+    if region is None:
+        return found
+    return found | {region} if layer.kind in ENTRIES else found - {region}
+
+
+def needed(network: Network, flow: Flow) -> frozenset[str]:
+    """The names of the layers that the outputs, and assertions, depend on."""
+    found: set[str] = set()
+    waiting = [flow.producers[tensor.name] for tensor in network.outputs if tensor.name in flow.producers]
+    waiting += [layer for layer in network.layers if layer.kind == "ASSERTION"]
+    while waiting:
+        layer = waiting.pop()
+        if layer.name in found:
+            continue
+        found.add(layer.name)
+        region = region_of(layer)
+        waiting += flow.regions[region] if region is not None and layer.kind in EXITS else ()
+        waiting += [flow.producers[name] for name in used(layer) if name in flow.producers]
+    return frozenset(found)

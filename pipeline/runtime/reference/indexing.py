@@ -1,0 +1,145 @@
+"""Kinds that pick elements by coordinate: slice, gather, scatter."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pipeline.network import Layer
+from pipeline.runtime.reference.common import (
+    Inputs,
+    Kind,
+    Outputs,
+    ReferenceError,
+    Roles,
+    along,
+    axis_of,
+    integers,
+    optional,
+    present,
+)
+
+
+def _in_bounds(indices: torch.Tensor, length: int) -> torch.Tensor:
+    if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= length):
+        raise ReferenceError(f"index {int(indices.min())}..{int(indices.max())} is outside 0..{length - 1}")
+    return indices.to(torch.int64)
+
+
+def _reflected(index: torch.Tensor, length: int) -> torch.Tensor:
+    """Mirrored at the middle of the outermost elements; a single one repeats."""
+    period = max(2 * length - 2, 1)
+    folded = index.abs() % period
+    return torch.where(folded >= length, period - folded, folded)
+
+
+def _strict(x: torch.Tensor, axis: int, start: int, size: int, stride: int) -> torch.Tensor:
+    """Views where possible: stride 0 is how TensorRT broadcasts."""
+    last = start + stride * (size - 1)
+    if size and not (0 <= start < x.shape[axis] and 0 <= last < x.shape[axis]):
+        raise ReferenceError(f"elements {start}..{last} of axis {axis} are outside 0..{x.shape[axis] - 1}")
+    if size == 0:
+        return x.narrow(axis, 0, 0)
+    if stride == 0:
+        return x.narrow(axis, start, 1).expand([size if i == axis else length for i, length in enumerate(x.shape)])
+    if stride > 0:
+        return x[(slice(None),) * axis + (slice(start, last + 1, stride),)]
+    return x.index_select(axis, torch.arange(start, last - 1, stride))
+
+
+def _sampled(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: torch.Tensor | int) -> torch.Tensor:
+    length = x.shape[axis]
+    if length == 0:
+        if mode != "FILL" and index.numel():
+            raise ReferenceError(f"samples axis {axis}, which is empty, in mode {mode}")
+        return x.new_zeros(_with_size(x, axis, index.numel())) + torch.as_tensor(value).to(x.dtype)
+    if mode == "WRAP":
+        return x.index_select(axis, index % length)
+    if mode == "REFLECT":
+        return x.index_select(axis, _reflected(index, length))
+    taken = x.index_select(axis, index.clamp(0, length - 1))
+    if mode == "CLAMP":
+        return taken
+    outside = along((index < 0) | (index >= length), axis, x.dim())
+    return torch.where(outside, torch.as_tensor(value).to(x.dtype), taken)
+
+
+def _with_size(x: torch.Tensor, axis: int, size: int) -> list[int]:
+    return [size if i == axis else length for i, length in enumerate(x.shape)]
+
+
+def _argument(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[int] | None:
+    given: Sequence[int] | None = layer.attribute(name) if tensor is None else integers(tensor)
+    return given
+
+
+def slice_(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Inputs: data, start, shape, stride, value to fill in, axes; each but the first may be an attribute instead."""
+    (x,) = present(inputs, 1)
+    start, size, stride = (
+        _argument(layer, name, optional(inputs, i)) for i, name in enumerate(("start", "shape", "stride"), 1)
+    )
+    if start is None or size is None or stride is None:
+        raise ReferenceError("start, shape or stride is missing")
+    axes = _argument(layer, "axes", optional(inputs, 5))
+    mode, value = layer.attribute("mode"), optional(inputs, 4)
+    for axis, first, count, step in zip(range(x.dim()) if axes is None else axes, start, size, stride, strict=True):
+        axis = axis_of(axis, x.dim())
+        if mode == "STRICT_BOUNDS":
+            x = _strict(x, axis, first, count, step)
+        elif (first, count, step) != (0, x.shape[axis], 1):
+            x = _sampled(x, axis, first + step * torch.arange(count), mode, 0 if value is None else value.reshape(()))
+    return (x,)
+
+
+def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: int) -> torch.Tensor:
+    """`batched` leading dimensions of data and indices go together."""
+    flat = _in_bounds(indices, x.shape[axis]).reshape(*indices.shape[:batched], -1)
+    if not batched:
+        taken = x.index_select(axis, flat.reshape(-1))
+    else:
+        taken = torch.stack([row.index_select(axis - 1, own) for row, own in zip(x, flat, strict=True)])
+    return taken.reshape([*x.shape[:axis], *indices.shape[batched:], *x.shape[axis + 1 :]])
+
+
+def _positions(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Tensor:
+    """The flat place, in data whose leading dimensions are flattened, of each tuple of an ND index."""
+    depth = indices.shape[-1]
+    place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
+    for axis in range(batched):
+        place = place * x.shape[axis] + along(torch.arange(x.shape[axis]), axis, place.dim())
+    for part in range(depth):
+        place = place * x.shape[batched + part] + _in_bounds(indices[..., part], x.shape[batched + part])
+    return place
+
+
+def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Tensor:
+    depth = batched + indices.shape[-1]
+    rest = x.shape[depth:]
+    rows = x.reshape([math.prod(x.shape[:depth]), *rest])
+    return rows.index_select(0, _positions(x, indices, batched).reshape(-1)).reshape([*indices.shape[:-1], *rest])
+
+
+def gather(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    x, indices = present(inputs, 2)
+    axis, batched = axis_of(layer.attribute("axis"), x.dim()), layer.attribute("num_elementwise_dims")
+    if layer.attribute("mode") == "ELEMENT":
+        return (x.gather(axis, _in_bounds(indices, x.shape[axis])),)
+    if layer.attribute("mode") == "ND":
+        return (_gather_nd(x, indices, batched),)
+    return (_gather_default(x, indices, axis, batched),)
+
+
+def scatter(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """A copy of the data with updates written; of two writes to one place, which stays is not defined."""
+    x, indices, updates = present(inputs, 3)
+    if layer.attribute("mode") == "ELEMENT":
+        axis = axis_of(layer.attribute("axis"), x.dim())
+        return (x.scatter(axis, _in_bounds(indices, x.shape[axis]), updates),)
+    depth = indices.shape[-1]
+    rows = x.reshape([math.prod(x.shape[:depth]), *x.shape[depth:]]).clone()
+    rows[_positions(x, indices, 0).reshape(-1)] = updates.reshape([-1, *x.shape[depth:]])
+    return (rows.reshape(x.shape),)
+
+
+KINDS: Mapping[str, Kind] = {"SLICE": slice_, "GATHER": gather, "SCATTER": scatter}

@@ -1,0 +1,53 @@
+"""The meaning of every layer kind, gathered; and the reason for each that has none."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pipeline.network import Layer
+from pipeline.runtime.reference import boxes, dtypes, elementwise, indexing, products, reduce, sampling, shape, windows
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, ReferenceError, Roles, present
+
+
+def assertion(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (condition,) = present(inputs, 1)
+    if not bool(condition.all()):
+        raise ReferenceError(f"the network's assertion fails: {layer.attribute('message')}")
+    return ()
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        **elementwise.KINDS,
+        **dtypes.KINDS,
+        **shape.KINDS,
+        **indexing.KINDS,
+        **reduce.KINDS,
+        **products.KINDS,
+        **windows.KINDS,
+        **sampling.KINDS,
+        **boxes.KINDS,
+        "ASSERTION": assertion,
+    }
+)
+# Interpreted by the executor itself, since they say what runs and how often: flow.py.
+FLOW = frozenset(
+    {
+        "TRIP_LIMIT",
+        "ITERATOR",
+        "RECURRENCE",
+        "LOOP_OUTPUT",
+        "CONDITION",
+        "CONDITIONAL_INPUT",
+        "CONDITIONAL_OUTPUT",
+    }
+)
+NOT_MODELLED: Mapping[str, str] = MappingProxyType(
+    {
+        "PLUGIN": "a plugin's meaning is its own code",
+        "PLUGIN_V2": "a plugin's meaning is its own code",
+        "PLUGIN_V3": "a plugin's meaning is its own code",
+        "DYNAMIC_QUANTIZE": "its outputs are FP4 and E8M0 blocks, on which PyTorch computes nothing on the CPU",
+        "MOE": "no TensorRT at hand makes one, so that no result could be compared",
+        "DIST_COLLECTIVE": "it needs several processes; the reference is one",
+    }
+)

@@ -1,0 +1,105 @@
+"""Kinds that are sums of products: matrices, einsum, attention and what goes with it."""
+
+from collections.abc import Mapping
+
+import torch
+
+from pipeline.network import Layer
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, ReferenceError, Roles, optional, present, wide
+from pipeline.runtime.reference.dtypes import quantized
+from pipeline.trt import torch_dtype
+
+
+def matrix_multiply(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Leading dimensions broadcast; VECTOR takes the last dimension alone."""
+    a, b = present(inputs, 2)
+    op0, op1 = layer.attribute("op0"), layer.attribute("op1")
+    left = _operand(wide(a), op0, -2)
+    product = left @ _operand(wide(b), op1, -1)
+    product = product.squeeze(-1) if op1 == "VECTOR" else product
+    return ((product.squeeze(-1 if op1 == "VECTOR" else -2) if op0 == "VECTOR" else product).to(a.dtype),)
+
+
+def _operand(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
+    if operation == "VECTOR":
+        return x.unsqueeze(vector_axis)
+    return x.transpose(-1, -2) if operation == "TRANSPOSE" else x
+
+
+def einsum(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    given = present(inputs, len(inputs))
+    return (torch.einsum(layer.attribute("equation"), *map(wide, given)).to(given[0].dtype),)
+
+
+def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Not scaled: TensorRT leaves that to the caller."""
+    scores = query @ key.transpose(-1, -2)
+    if layer.attribute("causal"):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + wide(mask)
+
+
+def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """The whole attention: query, key, value, mask (True attends, or added), scale of quantized probabilities."""
+    query, key, value = present(inputs, 3)
+    repeats = query.shape[1] // max(key.shape[1], 1)
+    keys, values = (wide(x).repeat_interleave(repeats, 1) for x in (key, value))
+    weight = _scores(layer, wide(query), keys, optional(inputs, 3))
+    if layer.attribute("norm_op") == "SOFTMAX":
+        weight = torch.softmax(weight, -1)
+    if (scale := optional(inputs, 4)) is not None:
+        target = torch_dtype(layer.attribute("normalization_quantize_to_type"))
+        weight = quantized(weight, wide(scale), target).float() * wide(scale)
+    return ((weight @ values).to(query.dtype),)
+
+
+def attention_output(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """The other end of the pair: attention_input has done the work."""
+    return present(inputs, 1)
+
+
+def _tables(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines as [batch, 1, sequence, half], from tables by position where positions are given."""
+    cosines, sines = (wide(table) for table in present(inputs, 3)[1:])
+    positions = optional(inputs, 3)
+    if positions is not None:
+        cosines, sines = cosines[positions], sines[positions]
+    return cosines.unsqueeze(1), sines.unsqueeze(1)
+
+
+def rotary_embedding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Pairs of adjacent elements (interleaved), or of the two halves, turn by their angle; what is beyond stays."""
+    (x,) = present(inputs, 1)
+    cosines, sines = _tables(inputs)
+    size = layer.attribute("rotary_embedding_dim") or x.shape[-1]
+    turning, rest = wide(x[..., :size]), x[..., size:]
+    interleaved = layer.attribute("interleaved")
+    pairs = turning.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    axis = -1 if interleaved else -2
+    first, second = pairs.unbind(axis)
+    turned = torch.stack([first * cosines - second * sines, first * sines + second * cosines], axis)
+    return (torch.cat([turned.flatten(-2).to(x.dtype), rest], -1),)
+
+
+def kv_cache_update(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """A new cache with `update` written from each sequence's index on; writes beyond the end are dropped."""
+    cache, update, starts = present(inputs, 3)
+    if layer.attribute("cache_mode") != "LINEAR":
+        raise ReferenceError(f"cache mode {layer.attribute('cache_mode')} is not modelled")
+    place = starts.to(torch.int64)[:, None] + torch.arange(update.shape[2])
+    sequence, step = ((place >= 0) & (place < cache.shape[2])).nonzero(as_tuple=True)
+    result = cache.clone()
+    result[sequence, :, place[sequence, step]] = update[sequence, :, step]
+    return (result,)
+
+
+KINDS: Mapping[str, Kind] = {
+    "MATRIX_MULTIPLY": matrix_multiply,
+    "EINSUM": einsum,
+    "ATTENTION_INPUT": attention_input,
+    "ATTENTION_OUTPUT": attention_output,
+    "ROTARY_EMBEDDING": rotary_embedding,
+    "KV_CACHE_UPDATE": kv_cache_update,
+}

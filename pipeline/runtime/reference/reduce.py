@@ -1,0 +1,159 @@
+"""Kinds that combine elements along axes."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from pipeline.network import Layer
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, optional, present, wide
+from pipeline.trt import torch_dtype
+
+Axes = tuple[int, ...]
+
+
+def _lowest(x: torch.Tensor) -> float:
+    return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+
+
+def _highest(x: torch.Tensor) -> float:
+    return float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).max
+
+
+def _is_empty(x: torch.Tensor, axes: Axes) -> bool:
+    return any(x.shape[axis] == 0 for axis in axes)
+
+
+def _reduced_shape(x: torch.Tensor, axes: Axes) -> list[int]:
+    return [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+
+
+def _max(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    return x.new_full(_reduced_shape(x, axes), _lowest(x)) if _is_empty(x, axes) else x.amax(axes, keepdim=True)
+
+
+def _min(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    return x.new_full(_reduced_shape(x, axes), _highest(x)) if _is_empty(x, axes) else x.amin(axes, keepdim=True)
+
+
+def _prod(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    for axis in axes:
+        x = x.prod(axis, keepdim=True, dtype=x.dtype)
+    return x
+
+
+def _sum(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    return x.sum(axes, keepdim=True, dtype=x.dtype)
+
+
+def _avg(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """Of integers, toward zero; of nothing, NaN or 0."""
+    if x.is_floating_point():
+        return x.mean(axes, keepdim=True)
+    count = max(x.numel() // max(_sum(x, axes).numel(), 1), 1)
+    return torch.div(_sum(x, axes), count, rounding_mode="trunc")
+
+
+REDUCE: Mapping[str, Callable[[torch.Tensor, Axes], torch.Tensor]] = {
+    "SUM": _sum,
+    "PROD": _prod,
+    "MAX": _max,
+    "MIN": _min,
+    "AVG": _avg,
+}
+
+
+def reduce(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (x,) = present(inputs, 1)
+    axes = layer.attribute("axes")
+    result = REDUCE[layer.attribute("op")](wide(x), axes).to(x.dtype) if axes else x
+    if layer.attribute("keep_dims"):
+        return (result,)
+    return (result.reshape([size for axis, size in enumerate(x.shape) if axis not in axes]),)
+
+
+def top_k(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Values in order, and where they were; of equal ones the earlier comes first."""
+    (x,) = present(inputs, 1)
+    (axis,) = layer.attribute("axes")
+    dynamic = optional(inputs, 1)
+    k = layer.attribute("k") if dynamic is None else int(dynamic)
+    values, indices = torch.sort(x, dim=axis, descending=layer.attribute("op") == "MAX", stable=True)
+    index_dtype = torch_dtype(layer.outputs[1].dtype)
+    return values.narrow(axis, 0, k), indices.narrow(axis, 0, k).to(index_dtype)
+
+
+def softmax(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (x,) = present(inputs, 1)
+    (axis,) = layer.attribute("axes")
+    return (torch.softmax(wide(x), axis).to(x.dtype),)
+
+
+def ragged_softmax(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Each row over its own length; what lies beyond is 0."""
+    x, lengths = present(inputs, 2)
+    inside = torch.arange(x.shape[-1]) < lengths.reshape(*x.shape[:-1], 1)
+    scores = wide(x).masked_fill(~inside, float("-inf"))
+    return (torch.softmax(scores, -1).masked_fill(~inside, 0).to(x.dtype),)
+
+
+def cumulative(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    x, axis = wide(present(inputs, 1)[0]), int(present(inputs, 2)[1])
+    if layer.attribute("reverse"):
+        x = x.flip(axis)
+    result = x.cumsum(axis, dtype=x.dtype)
+    if layer.attribute("exclusive"):
+        result = torch.cat([torch.zeros_like(x.narrow(axis, 0, min(1, x.shape[axis]))), result], axis)
+        result = result.narrow(axis, 0, x.shape[axis])
+    result = result.flip(axis) if layer.attribute("reverse") else result
+    return (result.to(present(inputs, 1)[0].dtype),)
+
+
+def non_zero(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """One column a place, one row a dimension."""
+    (x,) = present(inputs, 1)
+    return (x.nonzero().t().contiguous().to(torch_dtype(layer.outputs[0].dtype)),)
+
+
+def normalization(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, by groups of channels; v1 scales a group, v2 a channel."""
+    x, scale, bias = present(inputs, 3)
+    groups, axes = layer.attribute("num_groups"), layer.attribute("axes")
+    values, scale, bias = wide(x), wide(scale), wide(bias)
+    if groups != 1:
+        values = values.reshape([x.shape[0], groups, -1])
+        axes = (2,)
+    mean = values.mean(axes, keepdim=True)
+    centred = values - mean
+    variance = centred.square().mean(axes, keepdim=True)
+    normal = (centred * torch.rsqrt(variance + layer.attribute("epsilon"))).reshape(x.shape)
+    return ((normal * _per_channel(scale, x) + _per_channel(bias, x)).to(x.dtype),)
+
+
+def _per_channel(coefficient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One a group (v1) is one for each channel of the group."""
+    if x.dim() > 1 and 1 < coefficient.shape[1] < x.shape[1]:
+        return coefficient.repeat_interleave(x.shape[1] // coefficient.shape[1], 1)
+    return coefficient
+
+
+def lrn(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Across channels: x / (k + alpha / window * sum of squares) ** beta."""
+    (x,) = present(inputs, 1)
+    values, size = wide(x), layer.attribute("window_size")
+    distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+    near = (distance.abs() <= size // 2).to(values.dtype)
+    total = torch.einsum("cd,nd...->nc...", near, values.square())
+    bottom = layer.attribute("k") + layer.attribute("alpha") / size * total
+    return ((values * bottom.pow(-layer.attribute("beta"))).to(x.dtype),)
+
+
+KINDS: Mapping[str, Kind] = {
+    "REDUCE": reduce,
+    "TOPK": top_k,
+    "SOFTMAX": softmax,
+    "RAGGED_SOFTMAX": ragged_softmax,
+    "CUMULATIVE": cumulative,
+    "NON_ZERO": non_zero,
+    "NORMALIZATION": normalization,
+    "LRN": lrn,
+}

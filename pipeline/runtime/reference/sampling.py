@@ -1,0 +1,102 @@
+"""Kinds that interpolate between elements: resize, grid sample."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import functional
+
+from pipeline.network import Layer
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, integers, optional, present, wide
+
+Taps = list[tuple[torch.Tensor, torch.Tensor]]
+
+ROUND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "HALF_UP": lambda x: torch.floor(x + 0.5),
+    "HALF_DOWN": lambda x: torch.ceil(x - 0.5),
+    "FLOOR": torch.floor,
+    "CEIL": torch.ceil,
+}
+
+
+def _origins(layer: Layer, length: int, size: int, scale: float | None) -> torch.Tensor:
+    """Where each output element lies in the input, in float32 as kernels compute it."""
+    index = torch.arange(size, dtype=torch.float32)
+    mode = layer.attribute("coordinate_transformation")
+    if size == 1 and layer.attribute("selector_for_single_pixel") == "UPPER":
+        return torch.zeros(1)
+    if mode == "ALIGN_CORNERS":
+        return index * ((length - 1) / (size - 1) if size > 1 else 0.0)
+    step = torch.tensor(length / size if scale is None else 1 / scale, dtype=torch.float32)
+    return index * step if mode == "ASYMMETRIC" else (index + 0.5) * step - 0.5
+
+
+def _linear(layer: Layer, origin: torch.Tensor) -> Taps:
+    floor = origin.floor()
+    return [(floor, 1 - (origin - floor)), (floor + 1, origin - floor)]
+
+
+def _cubic_weight(distance: torch.Tensor, a: float) -> torch.Tensor:
+    """Keys' kernel: 1 at 0, 0 at 1 and from 2 on."""
+    d = distance.abs()
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return torch.where(d <= 1, near, torch.where(d < 2, far, torch.zeros_like(d)))
+
+
+def _cubic(layer: Layer, origin: torch.Tensor) -> Taps:
+    floor, a = origin.floor(), layer.attribute("cubic_coeff")
+    return [(floor + tap, _cubic_weight(origin - floor - tap, a)) for tap in (-1, 0, 1, 2)]
+
+
+def _nearest(layer: Layer, origin: torch.Tensor) -> Taps:
+    return [(ROUND[layer.attribute("nearest_rounding")](origin), torch.ones_like(origin))]
+
+
+TAPS: Mapping[str, Callable[[Layer, torch.Tensor], Taps]] = {"NEAREST": _nearest, "LINEAR": _linear, "CUBIC": _cubic}
+
+
+def _only_inside(taps: Taps, length: int) -> Taps:
+    """Weights of places outside are 0, and the others make 1 again."""
+    kept = [(place, torch.where((place >= 0) & (place < length), weight, 0.0)) for place, weight in taps]
+    total = torch.stack([weight for _, weight in kept]).sum(0)
+    return [(place, weight / total) for place, weight in kept]
+
+
+def _resized(layer: Layer, x: torch.Tensor, axis: int, size: int, scale: float | None) -> torch.Tensor:
+    length = x.shape[axis]
+    if size == length and scale in (None, 1.0):
+        return x
+    taps = TAPS[layer.attribute("resize_mode")](layer, _origins(layer, length, size, scale))
+    if layer.attribute("exclude_outside"):
+        taps = _only_inside(taps, length)
+    picked = [(x.index_select(axis, place.clamp(0, length - 1).long()), weight) for place, weight in taps]
+    if len(picked) == 1:
+        return picked[0][0]
+    return torch.stack([value * along(weight, axis, x.dim()) for value, weight in picked]).sum(0)
+
+
+def resize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Axis after axis: to a shape (attribute or second input), or by scales, which then also place the elements."""
+    (x,) = present(inputs, 1)
+    dynamic, scales = optional(inputs, 1), layer.attribute("scales")
+    sizes = layer.attribute("shape") if dynamic is None else integers(dynamic)
+    if sizes is None:
+        sizes = [int(length * scale) for length, scale in zip(x.shape, scales, strict=True)]
+    result = x if layer.attribute("resize_mode") == "NEAREST" else wide(x)
+    for axis, size in enumerate(sizes):
+        result = _resized(layer, result, axis, size, scales[axis] if scales else None)
+    return (result.to(x.dtype),)
+
+
+INTERPOLATION = {"NEAREST": "nearest", "LINEAR": "bilinear", "CUBIC": "bicubic"}
+BORDER = {"FILL": "zeros", "CLAMP": "border", "REFLECT": "reflection"}
+
+
+def grid_sample(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    x, grid = present(inputs, 2)
+    mode, border = INTERPOLATION[layer.attribute("interpolation_mode")], BORDER[layer.attribute("sample_mode")]
+    result = functional.grid_sample(wide(x), wide(grid), mode, border, layer.attribute("align_corners"))
+    return (result.to(x.dtype),)
+
+
+KINDS: Mapping[str, Kind] = {"RESIZE": resize, "GRID_SAMPLE": grid_sample}

@@ -1,0 +1,128 @@
+"""Kinds that move elements or make tensors."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.nn import functional
+
+from pipeline.network import Layer
+from pipeline.runtime.reference.common import (
+    Inputs,
+    Kind,
+    Outputs,
+    ReferenceError,
+    Roles,
+    along,
+    axis_of,
+    integers,
+    optional,
+    present,
+)
+from pipeline.trt import torch_dtype
+
+
+def constant(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Empty constants point at nothing, and have no weight."""
+    shape, dtype = layer.attribute("shape"), torch_dtype(layer.outputs[0].dtype)
+    return (weights["weights"].reshape(shape) if "weights" in weights else torch.empty(shape, dtype=dtype),)
+
+
+def _permuted(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    return x if order is None else x.permute(order[: x.dim()])
+
+
+def reshaped(x: torch.Tensor, wanted: Sequence[int], zero_is_placeholder: bool) -> torch.Tensor:
+    """-1 is inferred; 0 copies the dimension at its place where it is a placeholder, else it is empty."""
+    shape = [x.shape[i] if size == 0 and zero_is_placeholder else size for i, size in enumerate(wanted)]
+    if -1 in shape:
+        known = math.prod(size for size in shape if size != -1)
+        shape[shape.index(-1)] = x.numel() // known if known else 0
+    return x.reshape(shape)
+
+
+def shuffle(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (x,) = present(inputs, 1)
+    x = _permuted(x, layer.attribute("first_transpose"))
+    dynamic = optional(inputs, 1)
+    wanted = layer.attribute("reshape_dims") if dynamic is None else integers(dynamic)
+    if wanted is not None:
+        x = reshaped(x, wanted, layer.attribute("zero_is_placeholder"))
+    return (_permuted(x, layer.attribute("second_transpose")),)
+
+
+def concatenation(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    return (torch.cat(present(inputs, len(inputs)), layer.attribute("axis")),)
+
+
+def shape(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (x,) = present(inputs, 1)
+    return (torch.tensor(list(x.shape), dtype=torch_dtype(layer.outputs[0].dtype)),)
+
+
+def squeeze(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    x, axes = present(inputs, 2)
+    gone = {axis_of(axis, x.dim()) for axis in integers(axes)}
+    if any(x.shape[axis] != 1 for axis in gone):
+        raise ReferenceError(f"squeezes axes {sorted(gone)} of shape {list(x.shape)}, which are not all 1")
+    return (x.reshape([size for axis, size in enumerate(x.shape) if axis not in gone]),)
+
+
+def unsqueeze(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    x, axes = present(inputs, 2)
+    rank = x.dim() + axes.numel()
+    for axis in sorted(axis_of(axis, rank) for axis in integers(axes)):
+        x = x.unsqueeze(axis)
+    return (x,)
+
+
+def padding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Zeros around the last two dimensions; negative amounts trim."""
+    (x,) = present(inputs, 1)
+    before, after = layer.attribute("pre_padding_nd"), layer.attribute("post_padding_nd")
+    return (functional.pad(x, (before[1], after[1], before[0], after[0])),)
+
+
+def reverse_sequence(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """The first `length` entries of each sequence, backwards."""
+    x, lengths = present(inputs, 2)
+    batch, sequence = layer.attribute("batch_axis"), layer.attribute("sequence_axis")
+    place = along(torch.arange(x.shape[sequence]), sequence, x.dim())
+    end = along(lengths.to(torch.int64), batch, x.dim())
+    return (x.gather(sequence, torch.where(place < end, end - 1 - place, place).expand(x.shape)),)
+
+
+def fill(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """alpha + sum of beta[axis] * index[axis]; a lone beta is the step of a vector."""
+    if layer.attribute("operation") != "LINSPACE":
+        raise ReferenceError(f"{layer.attribute('operation')} has no reference: random numbers differ from run to run")
+    dtype = torch_dtype(layer.outputs[0].dtype)
+    sizes, first, steps = optional(inputs, 0), optional(inputs, 1), optional(inputs, 2)
+    result_shape = layer.attribute("shape") if sizes is None else integers(sizes)
+    result = torch.as_tensor(layer.attribute("alpha") if first is None else first).to(dtype).expand(result_shape)
+    step = torch.as_tensor(layer.attribute("beta") if steps is None else steps).to(dtype).reshape(-1)
+    for axis, size in enumerate(result_shape):
+        result = result + along(torch.arange(size, dtype=dtype) * step[axis], axis, len(result_shape))
+    return (result,)
+
+
+def one_hot(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Indices outside the depth give only off values; values are [off, on]."""
+    indices, values, depth = present(inputs, 3)
+    axis = axis_of(layer.attribute("axis"), indices.dim() + 1)
+    classes = along(torch.arange(int(depth)), axis, indices.dim() + 1)
+    return (torch.where(indices.unsqueeze(axis) == classes, values[1], values[0]),)
+
+
+KINDS: Mapping[str, Kind] = {
+    "CONSTANT": constant,
+    "SHUFFLE": shuffle,
+    "CONCATENATION": concatenation,
+    "SHAPE": shape,
+    "SQUEEZE": squeeze,
+    "UNSQUEEZE": unsqueeze,
+    "PADDING": padding,
+    "REVERSE_SEQUENCE": reverse_sequence,
+    "FILL": fill,
+    "ONE_HOT": one_hot,
+}

@@ -1,0 +1,139 @@
+"""Kinds that slide a window: convolution, deconvolution, pooling."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.nn import functional
+
+from pipeline.network import Layer
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, ReferenceError, Roles, optional, present, wide
+
+Pads = list[tuple[int, int]]
+
+
+def _split(total: int, mode: str) -> tuple[int, int]:
+    """SAME_UPPER puts the odd one at the end, SAME_LOWER at the start."""
+    small, large = total // 2, total - total // 2
+    return (small, large) if mode == "SAME_UPPER" else (large, small)
+
+
+def window_pads(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> Pads:
+    """How much to pad each dimension so that windows of these extents fit without a rest."""
+    mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
+    if mode.startswith("SAME"):
+        needed = [
+            max((-(-size // stride) - 1) * stride + extent - size, 0)
+            for size, stride, extent in zip(sizes, strides, extents, strict=True)
+        ]
+        return [_split(total, mode) for total in needed]
+    pads = list(zip(layer.attribute("pre_padding"), layer.attribute("post_padding"), strict=True))
+    if mode == "EXPLICIT_ROUND_DOWN":
+        return pads
+    rest = [
+        -(size + before + after - extent) % stride
+        for size, (before, after), stride, extent in zip(sizes, pads, strides, extents, strict=True)
+    ]
+    return [(before, after + more) for (before, after), more in zip(pads, rest, strict=True)]
+
+
+def padded(x: torch.Tensor, pads: Pads, value: float = 0.0) -> torch.Tensor:
+    flat = [amount for pair in reversed(pads) for amount in pair]
+    return functional.pad(x, flat, value=value) if any(flat) else x
+
+
+def _kernel(layer: Layer, x: torch.Tensor, inputs: Inputs, weights: Roles) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Kernel and bias, each a weight or an input; weights are flat."""
+    kernel, bias = optional(inputs, 1), optional(inputs, 2)
+    if kernel is None:
+        maps, groups = layer.attribute("num_output_maps"), layer.attribute("num_groups")
+        first, second = (maps, x.shape[1] // groups) if layer.kind == "CONVOLUTION" else (x.shape[1], maps // groups)
+        kernel = weights["kernel"].reshape([first, second, *layer.attribute("kernel_size_nd")])
+    bias = weights.get("bias") if bias is None else bias
+    return wide(kernel), None if bias is None else wide(bias).reshape(-1)
+
+
+def _extents(sizes: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    return [dilation * (size - 1) + 1 for size, dilation in zip(sizes, dilations, strict=True)]
+
+
+def convolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (x,) = present(inputs, 1)
+    kernel, bias = _kernel(layer, x, inputs, weights)
+    dilations = layer.attribute("dilation_nd")
+    values = padded(wide(x), window_pads(layer, x.shape[2:], _extents(kernel.shape[2:], dilations)))
+    convolve = functional.conv2d if kernel.dim() == 4 else functional.conv3d
+    result = convolve(values, kernel, bias, layer.attribute("stride_nd"), 0, dilations, layer.attribute("num_groups"))
+    return (result.to(x.dtype),)
+
+
+def deconvolution_trims(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> Pads:
+    """How much to cut from each end of the full result; SAME makes the result `stride` times the input."""
+    mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
+    if not mode.startswith("SAME"):
+        return list(zip(layer.attribute("pre_padding"), layer.attribute("post_padding"), strict=True))
+    return [_split(max(extent - stride, 0), mode) for stride, extent in zip(strides, extents, strict=True)]
+
+
+def deconvolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """The transpose of a convolution: padding is cut from the result."""
+    (x,) = present(inputs, 1)
+    kernel, bias = _kernel(layer, x, inputs, weights)
+    dilations, strides, groups = (layer.attribute(n) for n in ("dilation_nd", "stride_nd", "num_groups"))
+    spread = functional.conv_transpose2d if kernel.dim() == 4 else functional.conv_transpose3d
+    full = spread(wide(x), kernel, bias, strides, 0, 0, groups, dilations)
+    trims = deconvolution_trims(layer, x.shape[2:], _extents(kernel.shape[2:], dilations))
+    return (padded(full, [(-before, -after) for before, after in trims]).to(x.dtype),)
+
+
+def _summed(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    if len(size) == 2:
+        return functional.avg_pool2d(x, size, stride, divisor_override=1)
+    return functional.avg_pool3d(x, size, stride, divisor_override=1)
+
+
+def _average(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
+    """Windows that stick out count what is inside the input, or the input with its declared padding."""
+    size, stride = layer.attribute("window_size_nd"), layer.attribute("stride_nd")
+    counted = torch.ones_like(x[:1, :1])
+    rest = pads
+    if not layer.attribute("average_count_excludes_padding"):
+        declared = pads if layer.attribute("padding_mode").startswith("SAME") else _declared(layer)
+        counted = padded(counted, declared, 1.0)
+        rest = [(0, pad[1] - own[1]) for pad, own in zip(pads, declared, strict=True)]
+    return _summed(padded(x, pads), size, stride) / _summed(padded(counted, rest), size, stride)
+
+
+def _declared(layer: Layer) -> Pads:
+    return list(zip(layer.attribute("pre_padding"), layer.attribute("post_padding"), strict=True))
+
+
+def _maximum(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
+    pool = functional.max_pool2d if len(pads) == 2 else functional.max_pool3d
+    result: torch.Tensor = pool(
+        padded(x, pads, float("-inf")), layer.attribute("window_size_nd"), layer.attribute("stride_nd")
+    )
+    return result
+
+
+def pooling(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    (x,) = present(inputs, 1)
+    window = layer.attribute("window_size_nd")
+    values = wide(x).reshape(-1, *x.shape[-len(window) - 1 :])
+    pads = window_pads(layer, x.shape[-len(window) :], window)
+    result = _pooled(layer, values, pads)
+    return (result.reshape([*x.shape[: -len(window)], *result.shape[-len(window) :]]).to(x.dtype),)
+
+
+def _pooled(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
+    kind = layer.attribute("type")
+    if kind == "MAX":
+        return _maximum(layer, x, pads)
+    if kind == "AVERAGE":
+        return _average(layer, x, pads)
+    if kind != "MAX_AVERAGE_BLEND":
+        raise ReferenceError(f"pooling {kind} is not modelled")
+    blend: float = layer.attribute("blend_factor")
+    return (1 - blend) * _maximum(layer, x, pads) + blend * _average(layer, x, pads)
+
+
+KINDS: Mapping[str, Kind] = {"CONVOLUTION": convolution, "DECONVOLUTION": deconvolution, "POOLING": pooling}
