@@ -100,8 +100,8 @@ class Lookup(Mapping[Any, Entry]):
         """The first candidate that passes, else one reason or more for each candidate that does not."""
         if node.op != "call_function":
             return Refusal((Rejection(f"{node.name} calls no operator: it is of kind {node.op}"),))
-        if refused := kept_in_torch(node, self.settings):
-            return Refusal((refused,))
+        if kept_in_torch(node, self.settings):
+            return Refusal((Rejection(f"torch_executed_ops keeps {qualified_name(node.target)} in PyTorch"),))
         reasons: dict[Rejection, None] = {}
         for candidate in self.candidates.get(node.target, ()):
             rejection = _rejection(candidate.support, node, self.settings)
@@ -169,14 +169,12 @@ def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
     return {module: modules.count(module) for module in sorted(set(modules))}
 
 
-def kept_in_torch(node: Node, settings: CompilationSettings) -> Rejection | None:
-    """The reason why the settings keep a node in PyTorch, or None if they do not."""
+def kept_in_torch(node: Node, settings: CompilationSettings) -> bool:
+    """Whether the user keeps a node out of engines: its operator, or the module that it comes from."""
     if not settings.torch_executed_ops:
-        return None
-    name = qualified_name(node.target)
-    if name in settings.torch_executed_ops or settings.runs_in_torch(node.target, module_path(node)):
-        return Rejection(f"torch_executed_ops keeps {name} in PyTorch")
-    return None
+        return False
+    named = qualified_name(node.target) in settings.torch_executed_ops
+    return named or settings.runs_in_torch(node.target, module_path(node))
 
 
 def _rejection(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
