@@ -7,6 +7,7 @@ places where it may be changed.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import attrs
@@ -57,7 +58,7 @@ class Pipeline:
 
     def __attrs_post_init__(self) -> None:
         _check_names(self.names)
-        for before, after in zip(self.stages, self.stages[1:], strict=False):
+        for before, after in pairwise(self.stages):
             _check_join(before, after)
 
     def __call__(

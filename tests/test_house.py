@@ -1,0 +1,94 @@
+"""The rules of the house, as tests: short files, one importer of TensorRT, docstrings, no prints."""
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pipeline
+
+ROOT = Path(__file__).parent.parent
+LONGEST = 400
+BINDINGS = {"tensorrt", "tensorrt_rtx"}
+
+
+def files(*folders: str) -> list[Path]:
+    """The Python files under these folders of the repository, in order."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """The top-level packages that a module imports, wherever in it, and by literal name through importlib."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").split(".")[0]
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
+            yield from (str(a.value).split(".")[0] for a in node.args if isinstance(a, ast.Constant))
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+PACKAGE = files("pipeline")
+ALL = files("pipeline", "tests", "benchmarks", "examples")
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(PACKAGE) > 10
+    assert set(PACKAGE) < set(ALL)
+
+
+@pytest.mark.parametrize("path", ALL, ids=name)
+def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("path", ALL, ids=name)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(parse(path))
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if name(path) != "pipeline/trt.py"], ids=name)
+def test_tensorrt_is_imported_in_one_place(path: Path) -> None:
+    assert not BINDINGS & set(imported(parse(path))), "use: from pipeline.trt import trt"
+
+
+@pytest.mark.parametrize("path", [path for path in PACKAGE if name(path) != "pipeline/cli.py"], ids=name)
+def test_nothing_prints_but_the_command_line(path: Path) -> None:
+    prints = [node.lineno for node in ast.walk(parse(path)) if isinstance(node, ast.Call) and _called(node) == "print"]
+    assert not prints, "tell observers (pipeline.events) or the log"
+
+
+@pytest.mark.parametrize("public", sorted(pipeline.__all__))
+def test_public_names_exist_and_are_documented(public: str) -> None:
+    value = getattr(pipeline, public)
+    assert (getattr(value, "__doc__", "") or "").strip()
+
+
+def test_public_names_are_listed_once() -> None:
+    assert len(pipeline.__all__) == len(set(pipeline.__all__))
+
+
+def test_errors_are_public_under_the_name_they_print() -> None:
+    errors = importlib.import_module("pipeline.errors")
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.PipelineError):
+            assert getattr(pipeline, kind.__name__) is kind
+
+
+def test_the_checks_find_what_they_look_for() -> None:
+    source = "import tensorrt_rtx.x\nfrom tensorrt import y\nimportlib.import_module('tensorrt')\nself.print('x')"
+    assert list(imported(ast.parse(source))) == ["tensorrt_rtx", "tensorrt", "tensorrt"]
