@@ -119,7 +119,8 @@ def _torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _is_composite(target: torch._ops.OpOverload) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))
+    name = target.name()
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
 
 
 def _signature(value: Any) -> str:
@@ -149,9 +150,15 @@ def _trace(function: Callable[..., Any], flat: list[Any], spec: Any, target: Any
         return None
     with torch.no_grad(), _quiet(modes):
         traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
+        if any(_mutates(n) for n in traced.graph.nodes):
+            traced = make_fx(torch.func.functionalize(call, remove="mutations"), tracing_mode="real")(*fakes)
     if any(n.op == "get_attr" or n.target is target for n in traced.graph.nodes):
         return None
     return traced
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 class _quiet:

@@ -1,0 +1,1 @@
+"""Models and programs that the README, the demo, the tests and the benchmarks share."""
