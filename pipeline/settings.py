@@ -66,7 +66,7 @@ def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Call
 
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
-    """The settings of one compilation. Immutable and hashable; `evolve` gives a changed copy, `repr` only what was changed.
+    """The settings of one compilation: immutable, hashable; `evolve` gives a changed copy, `repr` what was changed.
 
     A wrong type is a `TypeError`, a value out of range a `ValueError`; both name the field.
 
