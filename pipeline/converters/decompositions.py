@@ -86,8 +86,8 @@ def _pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decompositi
 
 
 NOT_CORE: Final = """
-    aten._adaptive_avg_pool2d.default aten._addmm_activation.default aten.adaptive_max_pool2d.default
-    aten.adaptive_max_pool3d.default aten.addmv.default aten.dist.default aten.elu.default
+    aten._adaptive_avg_pool2d.default aten._addmm_activation.default
+    aten.addmv.default aten.dist.default aten.elu.default
     aten.grid_sampler_2d.default aten.hardtanh.default aten.index_select.default aten.leaky_relu.default
     aten.lift.default aten.lift_fresh.default aten.linalg_vector_norm.default aten.logical_xor.default
     aten.narrow_copy.default aten.permute_copy.default aten.tril_indices.default aten.triu_indices.default

@@ -165,8 +165,6 @@ IMAGE, MATRIX = torch.ones(1, 2, 6, 6), torch.ones(3, 4)
 SAMPLES = {
     aten._adaptive_avg_pool2d.default: (IMAGE, [4, 4]),
     aten._addmm_activation.default: (torch.ones(4), MATRIX, torch.ones(4, 4)),
-    aten.adaptive_max_pool2d.default: (IMAGE, [3, 3]),
-    aten.adaptive_max_pool3d.default: (torch.ones(1, 1, 6, 6, 6), [2, 2, 2]),
     aten.addmv.default: (torch.ones(3), MATRIX, torch.ones(4)),
     aten.dist.default: (MATRIX, MATRIX),
     aten.elu.default: (MATRIX,),
