@@ -1,0 +1,281 @@
+"""A call of an operator as a frozen record that names its sizes, so that one call can be tried at many of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from attrs import evolve, field, frozen
+
+from pipeline.frozen import FrozenDict
+from pipeline.program import Range
+from pipeline.recipes import qualified_name
+from pipeline.testing.values import generate
+
+Sizes: TypeAlias = Mapping[str, int]
+
+
+@frozen(repr=False)
+class Size:
+    """An int that depends on sizes: ``product of names // divisor * scale + offset``.
+
+    ``Size("n")``, ``Size("n", 2, 1)`` for 2n + 1, ``Size("n*m")``, ``Size("n", divisor=2)``, ``Size("n", -1)``.
+    """
+
+    name: str
+    scale: int = 1
+    offset: int = 0
+    divisor: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sizes it is made of."""
+        return tuple(part.strip() for part in self.name.split("*"))
+
+    def at(self, sizes: Mapping[str, Any]) -> Any:
+        """Its value for these sizes, which may be symbolic."""
+        value = sizes[self.names[0]]
+        for name in self.names[1:]:
+            value = value * sizes[name]
+        value = value if self.divisor == 1 else value // self.divisor
+        value = value if self.scale == 1 else value * self.scale
+        return value if self.offset == 0 else value + self.offset
+
+    def __repr__(self) -> str:
+        return _record("Size", [repr(self.name)], _changed(self, "scale", "offset", "divisor"))
+
+
+Dim: TypeAlias = int | str | Size
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples of the same, so that a call cannot be changed through them (operators take either)."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return value
+
+
+@frozen(repr=False)
+class TensorSpec:
+    """A tensor argument.
+
+    shape: ints, names of sizes (``"n"``), or ``Size``.
+    values: what it holds, as ``pipeline.testing.values`` names it: ``"normal"``, ``"special"``, ``("below", 5)``, …
+    constant: it arrives as a parameter of the model, a ``torch.Tensor`` in the converter, not as an input.
+    """
+
+    shape: tuple[Dim, ...] = field(converter=tuple)
+    dtype: torch.dtype = torch.float32
+    values: Any = field(default="normal", converter=_frozen)
+    constant: bool = False
+    seed: int = 0
+
+    def at(self, sizes: Sizes) -> torch.Tensor:
+        """The tensor for these sizes."""
+        what = self.values if isinstance(self.values, str) else tuple(dim_at(v, sizes) for v in self.values[1:])
+        what = what if isinstance(what, str) else (self.values[0], *what)
+        return generate(what, [dim_at(d, sizes) for d in self.shape], self.dtype, self.seed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sizes its shape is made of."""
+        return tuple(name for dim in self.shape for name in _names(dim))
+
+    def __repr__(self) -> str:
+        shape = f"({', '.join(map(repr, self.shape))}{',' if len(self.shape) == 1 else ''})"
+        changed = _changed(self, "values", "constant", "seed")
+        return _record("TensorSpec", [shape, *([] if self.dtype == torch.float32 else [repr(self.dtype)])], changed)
+
+
+def dim_at(dim: Any, sizes: Mapping[str, Any]) -> Any:
+    """A dim's value for these sizes; anything else is itself."""
+    if isinstance(dim, Size):
+        return dim.at(sizes)
+    return sizes[dim] if isinstance(dim, str) else dim
+
+
+def _names(dim: Any) -> tuple[str, ...]:
+    return dim.names if isinstance(dim, Size) else (dim,) if isinstance(dim, str) else ()
+
+
+def _keywords(kwargs: Mapping[str, Any]) -> FrozenDict[str, Any]:
+    return FrozenDict({name: _frozen(value) for name, value in kwargs.items()})
+
+
+def _ranges(sizes: Mapping[str, Any]) -> FrozenDict[str, Range]:
+    return FrozenDict({name: _range(name, size) for name, size in sizes.items()})
+
+
+def _range(name: str, size: Any) -> Range:
+    """``3`` stands for 1 to 8 (or twice the size), tuned for 3; ``(min, opt, max)`` for what it says."""
+    if isinstance(size, Range):
+        return size
+    low, opt, high = size if isinstance(size, tuple) else (min(1, size), size, max(8, 2 * size))
+    if not 0 <= low <= opt <= high:
+        raise ValueError(f"size {name} is {size}: give an int, or (min, opt, max) in this order")
+    return Range(low, opt, high)
+
+
+@frozen(repr=False, eq=False)
+class Call:
+    """A call of an operator.
+
+    target: the ``OpOverload``.
+    args, kwargs: ``TensorSpec``, ``Size``, plain values, and sequences of these.
+    sizes: what the names in shapes and ``Size`` stand for: ``{"n": 3}``, or ``{"n": (min, opt, max)}``.
+    outputs: which of the operator's results are asked for; None for all. Converters may leave out the others.
+
+    ``Call(aten.add.Tensor, (TensorSpec(("n", 3)), TensorSpec((3,))), sizes={"n": 2})``
+    """
+
+    target: Any
+    args: tuple[Any, ...] = field(default=(), converter=_frozen)
+    kwargs: FrozenDict[str, Any] = field(factory=FrozenDict, converter=_keywords)
+    sizes: FrozenDict[str, Range] = field(factory=FrozenDict, converter=_ranges)
+    outputs: tuple[int, ...] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Every name that is used has a size, and none is left over."""
+        used = {name for leaf in self.leaves() for name in (leaf.names if isinstance(leaf, TensorSpec | Size) else ())}
+        for spec in self.specs:
+            used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _names(v)}
+        if used != set(self.sizes):
+            raise ValueError(f"sizes are given for {sorted(self.sizes)}, and used are {sorted(used)}")
+        if any(spec.constant and spec.names for spec in self.specs):
+            raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
+
+    def leaves(self) -> Iterator[Any]:
+        """The arguments, sequences opened."""
+        yield from _leaves((*self.args, *self.kwargs.values()))
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Its tensors, in the order in which they stand."""
+        return tuple(leaf for leaf in self.leaves() if isinstance(leaf, TensorSpec))
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether it names sizes."""
+        return bool(self.sizes)
+
+    @property
+    def opt(self) -> dict[str, int]:
+        """Its sizes, where nothing else is said."""
+        return {name: size.opt for name, size in self.sizes.items()}
+
+    def with_sizes(self, sizes: Sizes) -> Call:
+        """The same call at other sizes; the ranges grow if they must."""
+        new = {n: Range(min(r.min, s := sizes.get(n, r.opt)), s, max(r.max, s)) for n, r in self.sizes.items()}
+        return evolve(self, sizes=new)
+
+    def static(self) -> Call:
+        """The same call with numbers in place of names."""
+        sizes = self.opt
+        args, kwargs = self._map(lambda leaf: _fixed(leaf, sizes))
+        return evolve(self, args=args, kwargs=kwargs, sizes={})
+
+    def bound(
+        self, sizes: Sizes | None = None, tensor: Callable[[TensorSpec], Any] | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments with real values for these sizes (default: its own); ``tensor`` may make tensors another way."""
+        sizes = self.opt if sizes is None else sizes
+        make = tensor or (lambda spec: spec.at(sizes))
+        return self._map(
+            lambda leaf: (
+                make(leaf) if isinstance(leaf, TensorSpec) else leaf.at(sizes) if isinstance(leaf, Size) else leaf
+            )
+        )
+
+    def tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
+        """The real tensors, in the order of ``specs``; the same every time."""
+        sizes = self.opt if sizes is None else sizes
+        return tuple(spec.at(sizes) for spec in self.specs)
+
+    def eager(self, sizes: Sizes | None = None) -> Any:
+        """What PyTorch gives."""
+        args, kwargs = self.bound(sizes)
+        return self.target(*args, **kwargs)
+
+    @property
+    def sizes_to_try(self) -> tuple[dict[str, int], ...]:
+        """A few sets of sizes inside the ranges, without repetition: opt, the least, the most, and a mixture."""
+        names = list(self.sizes)
+        least = {n: self.sizes[n].min for n in names}
+        most = {n: min(self.sizes[n].max, 9) if self.sizes[n].min <= 9 else self.sizes[n].max for n in names}
+        mixed = {n: (least if i % 2 else most)[n] for i, n in enumerate(names)}
+        tried = [
+            self.opt,
+            most,
+            least,
+            mixed,
+            {n: max(min(self.sizes[n].opt + 1, self.sizes[n].max), least[n]) for n in names},
+        ]
+        return tuple(dict(t) for t in dict.fromkeys(tuple(sizes.items()) for sizes in tried))
+
+    def _map(self, f: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+        return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
+
+    def __repr__(self) -> str:
+        """Python that makes the call again (with ``import torch`` and ``from pipeline.testing import *``)."""
+        given = [f"torch.ops.{qualified_name(self.target)}", _printed(self.args)]
+        more = (
+            {"kwargs": f"{{{', '.join(f'{k!r}: {_printed(v)}' for k, v in self.kwargs.items())}}}"}
+            if self.kwargs
+            else {}
+        )
+        if self.sizes:
+            more["sizes"] = repr({n: (r.min, r.opt, r.max) for n, r in self.sizes.items()})
+        if self.outputs is not None:
+            more["outputs"] = repr(self.outputs)
+        return _record("Call", given, more)
+
+    def __eq__(self, other: object) -> bool:
+        """By what is printed: 1 is not True."""
+        return repr(self) == repr(other) if isinstance(other, Call) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _mapped(value: Any, f: Callable[[Any], Any]) -> Any:
+    return [_mapped(v, f) for v in value] if isinstance(value, list | tuple) else f(value)
+
+
+def _fixed(leaf: Any, sizes: Sizes) -> Any:
+    if isinstance(leaf, TensorSpec):
+        what = (
+            leaf.values
+            if isinstance(leaf.values, str)
+            else (leaf.values[0], *(dim_at(v, sizes) for v in leaf.values[1:]))
+        )
+        return evolve(leaf, shape=tuple(dim_at(d, sizes) for d in leaf.shape), values=what)
+    return leaf.at(sizes) if isinstance(leaf, Size) else leaf
+
+
+def _record(name: str, values: Sequence[str], more: Mapping[str, str]) -> str:
+    return f"{name}({', '.join([*values, *(f'{k}={v}' for k, v in more.items())])})"
+
+
+def _changed(record: Any, *names: str) -> dict[str, str]:
+    """The fields that differ from their defaults, printed."""
+    defaults = {a.name: a.default for a in record.__attrs_attrs__}
+    return {n: _printed(getattr(record, n)) for n in names if getattr(record, n) != defaults[n]}
+
+
+def _printed(value: Any) -> str:
+    """A value as Python that gives it back; ``repr`` does not for floats that are no numbers."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_printed, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    return repr(value)

@@ -1,0 +1,136 @@
+"""Values for the tensors of a call, by the name of what they are to be; a seed gives the same values everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+Make = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
+
+
+def _normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return _between(0 if dtype == torch.uint8 else -9, 9)(shape, dtype, generator)
+
+
+def _between(low: int, high: int) -> Make:
+    """Whole numbers from ``low`` to ``high``, both included."""
+    return lambda shape, dtype, generator: torch.randint(low, high + 1, shape, generator=generator)
+
+
+def _uniform(low: float, high: float) -> Make:
+    def make(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    return make
+
+
+def _positive(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    make = _uniform(0.1, 4.0) if dtype.is_floating_point else _between(1, 9)
+    return make(shape, dtype, generator)
+
+
+def _nonzero(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    sign = 1 if dtype == torch.uint8 else torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    return _positive(shape, dtype, generator) * sign
+
+
+def _small(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return _between(0 if dtype == torch.uint8 else -3, 3)(shape, dtype, generator)
+
+
+def _choice(pool: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    return pool[torch.randint(0, len(pool), shape, generator=generator)]
+
+
+_ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 100.0, -100.0)
+
+
+def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Floats with NaN, infinities and zeros of both signs; integers with the ends of their range."""
+    if dtype.is_floating_point:
+        return _choice(torch.tensor(_ODD, dtype=torch.float64), shape, generator)
+    if dtype == torch.bool:
+        return _normal(shape, dtype, generator)
+    info = torch.iinfo(dtype)
+    return _choice(torch.tensor([info.min, info.max, 0, 1, 2, 7, 100], dtype=torch.int64), shape, generator)
+
+
+def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Floats up to 1000, integers beyond 2**24 where the dtype holds them, and beyond 2**31 in int64."""
+    if dtype.is_floating_point:
+        return _uniform(-1000.0, 1000.0)(shape, dtype, generator)
+    high = {torch.int64: 1 << 40, torch.int32: 1 << 30}.get(dtype, 127)
+    return _between(0 if dtype == torch.uint8 else -high, high)(shape, dtype, generator)
+
+
+def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """No two alike: a shuffle of steps of a half (whole numbers in integers) around zero."""
+    count = math.prod(shape)
+    order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
+    return order * 0.5 if dtype.is_floating_point else order + (count // 2 if dtype == torch.uint8 else 0)
+
+
+def _permutation(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Along the last dim, each of the indices 0, 1, … once, in any order."""
+    return torch.rand(shape, generator=generator).argsort(-1)
+
+
+VALUES: Final[Mapping[str, Make]] = {
+    "normal": _normal,
+    "positive": _positive,
+    "nonzero": _nonzero,
+    "unit": _uniform(-0.999, 0.999),
+    "small": _small,
+    "large": _large,
+    "special": _special,
+    "distinct": _distinct,
+    "permutation": _permutation,
+    "zeros": lambda shape, dtype, generator: torch.zeros(shape),
+    "ones": lambda shape, dtype, generator: torch.ones(shape),
+}
+"""What values may be called.
+
+normal: floats of a normal distribution, integers -9 to 9, bools. positive: above zero. nonzero: of both signs.
+unit: strictly between -1 and 1. small: whole numbers -3 to 3, in floats as well, so that ties occur.
+large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
+distinct: no two alike. permutation: indices along the last dim, each once. zeros, ones.
+"""
+
+PARAMETRIC: Final[Mapping[str, Callable[..., Make]]] = {
+    "below": lambda k: _between(0, k - 1),
+    "index": lambda k: _between(-k, k - 1),
+    "between": _between,
+    "uniform": _uniform,
+}
+"""What values may be called with numbers, as in ``("below", 5)``; a number may be the name of a size.
+
+below k: indices 0 to k - 1. index k: the same counted from either end. between low, high: whole numbers, both included.
+uniform low, high: floats.
+"""
+
+
+def generate(what: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A tensor of this shape and dtype. ``what`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
+    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(what, str):
+        return _cast(_named(VALUES, what)(tuple(shape), dtype, generator), dtype)
+    name, *numbers = what
+    if name == "given":
+        return torch.tensor(numbers[0], dtype=dtype).reshape(tuple(shape))
+    return _cast(_named(PARAMETRIC, name)(*numbers)(tuple(shape), dtype, generator), dtype)
+
+
+def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return values > 0 if dtype == torch.bool else values.to(dtype)
+
+
+def _named(table: Mapping[str, Any], name: str) -> Any:
+    if name not in table:
+        raise ValueError(f"no values are called {name!r}; there are {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
+    return table[name]
