@@ -29,7 +29,9 @@ class Case:
     def inputs(self, **sizes: int) -> dict[str, Any]:
         """Other inputs, of the given sizes of the dynamic dims (``batch=3``)."""
         generator = torch.Generator().manual_seed(sum(sizes.values()))
-        return {k: _resized(v, (self.dynamic_shapes or {}).get(k) or {}, sizes, generator) for k, v in self.kwargs.items()}
+        return {
+            k: _resized(v, (self.dynamic_shapes or {}).get(k) or {}, sizes, generator) for k, v in self.kwargs.items()
+        }
 
 
 def _resized(value: Any, dims: dict[int, Any], sizes: dict[str, int], generator: torch.Generator) -> Any:
@@ -96,7 +98,11 @@ def _whisper(vocabulary: int, frames: int, length: int, **fields: Any) -> Callab
             "input_features": torch.randn(2, config.num_mel_bins, frames),
             "decoder_input_ids": torch.randint(3, vocabulary, (2, length)),
         }
-        return model, kwargs, {"input_features": {0: batch}, "decoder_input_ids": {0: batch, 1: Dim("target", min=2, max=4 * length)}}
+        return (
+            model,
+            kwargs,
+            {"input_features": {0: batch}, "decoder_input_ids": {0: batch, 1: Dim("target", min=2, max=4 * length)}},
+        )
 
     return make
 
@@ -111,26 +117,62 @@ _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_st
 SMALL: dict[str, Callable[[], Any]] = {
     "resnet18": _resnet([2, 2, 2, 2], "basic", [16, 32, 64, 128], 16, 64),
     "resnet50": _resnet([3, 4, 6, 3], "bottleneck", [32, 64, 128, 256], 16, 64),
-    "convnext": _vision(hf.ConvNextForImageClassification, hf.ConvNextConfig, 64, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1]),
+    "convnext": _vision(
+        hf.ConvNextForImageClassification, hf.ConvNextConfig, 64, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1]
+    ),
     "vit": _vision(hf.ViTForImageClassification, hf.ViTConfig, 32, image_size=32, patch_size=8, **_SMALL_TEXT),
     "swin": _vision(
-        hf.SwinForImageClassification, hf.SwinConfig, 32, image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+        hf.SwinForImageClassification,
+        hf.SwinConfig,
+        32,
+        image_size=32,
+        patch_size=2,
+        embed_dim=16,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=4,
     ),
     "segformer": _vision(
-        hf.SegformerForSemanticSegmentation, hf.SegformerConfig, 64, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], decoder_hidden_size=32
+        hf.SegformerForSemanticSegmentation,
+        hf.SegformerConfig,
+        64,
+        hidden_sizes=[16, 32, 48, 64],
+        depths=[1, 1, 1, 1],
+        decoder_hidden_size=32,
     ),
     "bert": _text(hf.BertModel, hf.BertConfig, 100, 12, 32, max_position_embeddings=64, **_SMALL_TEXT),
-    "gpt2": _text(hf.GPT2LMHeadModel, hf.GPT2Config, 100, 12, 32, n_positions=64, n_embd=32, n_layer=2, n_head=4, use_cache=False),
+    "gpt2": _text(
+        hf.GPT2LMHeadModel, hf.GPT2Config, 100, 12, 32, n_positions=64, n_embd=32, n_layer=2, n_head=4, use_cache=False
+    ),
     "llama": _text(
-        hf.LlamaForCausalLM, hf.LlamaConfig, 100, 12, 32, max_position_embeddings=64, num_key_value_heads=2, use_cache=False, **_SMALL_TEXT
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig,
+        100,
+        12,
+        32,
+        max_position_embeddings=64,
+        num_key_value_heads=2,
+        use_cache=False,
+        **_SMALL_TEXT,
     ),
     "t5": _t5(100, 12, 32, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
     "whisper": _whisper(
-        100, 40, 8, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=16, max_target_positions=64, **_SPECIAL,
+        100,
+        40,
+        8,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        num_mel_bins=16,
+        max_target_positions=64,
+        **_SPECIAL,
     ),
     "unet": _unet(32, channels=16, multipliers=(1, 2)),
-}  # fmt: skip
+}
 
 FULL: dict[str, Callable[[], Any]] = {
     "resnet18": _resnet([2, 2, 2, 2], "basic", [64, 128, 256, 512], 64, 224),
@@ -142,13 +184,22 @@ FULL: dict[str, Callable[[], Any]] = {
     "bert": _text(hf.BertModel, hf.BertConfig, 30522, 128, 512),
     "gpt2": _text(hf.GPT2LMHeadModel, hf.GPT2Config, 50257, 128, 512, use_cache=False),
     "llama": _text(
-        hf.LlamaForCausalLM, hf.LlamaConfig, 32000, 128, 512, hidden_size=2048, num_hidden_layers=16, num_attention_heads=32,
-        num_key_value_heads=8, intermediate_size=5632, use_cache=False,
+        hf.LlamaForCausalLM,
+        hf.LlamaConfig,
+        32000,
+        128,
+        512,
+        hidden_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=5632,
+        use_cache=False,
     ),
     "t5": _t5(32128, 128, 512),
     "whisper": _whisper(51865, 3000, 32),
     "unet": _unet(256, channels=64),
-}  # fmt: skip
+}
 
 
 def _case(table: dict[str, Callable[[], Any]], name: str, dtype: torch.dtype) -> Case:

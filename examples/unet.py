@@ -27,12 +27,18 @@ class Attention(nn.Module):
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm, self.qkv, self.out = nn.GroupNorm(8, channels), nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
+        self.norm, self.qkv, self.out = (
+            nn.GroupNorm(8, channels),
+            nn.Conv2d(channels, 3 * channels, 1),
+            nn.Conv2d(channels, channels, 1),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, C, H, W] -> [N, C, H, W]"""
         n, c, h, w = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(n, 3 * self.heads, c // self.heads, h * w).transpose(-1, -2).chunk(3, dim=1)
+        q, k, v = (
+            self.qkv(self.norm(x)).view(n, 3 * self.heads, c // self.heads, h * w).transpose(-1, -2).chunk(3, dim=1)
+        )
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         return x + self.out(y.transpose(-1, -2).reshape(n, c, h, w))
 
@@ -46,7 +52,9 @@ class UNet(nn.Module):
         self.stem = nn.Conv2d(in_channels, channels, 3, padding=1)
         self.down = nn.ModuleList(Block(a, b) for a, b in zip([channels, *widths], widths, strict=False))
         self.pool = nn.ModuleList(nn.Conv2d(w, w, 3, stride=2, padding=1) for w in widths)
-        self.middle = nn.Sequential(Block(widths[-1], widths[-1]), Attention(widths[-1], 4), Block(widths[-1], widths[-1]))
+        self.middle = nn.Sequential(
+            Block(widths[-1], widths[-1]), Attention(widths[-1], 4), Block(widths[-1], widths[-1])
+        )
         self.raise_ = nn.ModuleList(nn.ConvTranspose2d(w, w, 2, stride=2) for w in reversed(widths))
         outputs = [*reversed(widths[:-1]), channels]
         self.up = nn.ModuleList(Block(2 * w, o) for w, o in zip(reversed(widths), outputs, strict=True))

@@ -1,16 +1,25 @@
 """pipeline: compiles PyTorch models to TensorRT engines, by composing pure stages over frozen records.
 
-    import pipeline
+import pipeline
 
-    compile = pipeline.default()
-    compiled = compile(model, args=(x,))
-    y = compiled(x)
+compile = pipeline.default()
+compiled = compile(model, args=(x,))
+y = compiled(x)
 """
 
 from pipeline.capture import capture
 from pipeline.compiled import Compiled
 from pipeline.compose import Event, Pipeline, report, stage
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.decompositions import register_torch_trt_decomposition
+from pipeline.converters.registry import (
+    ConverterPriority,
+    ConverterRegistry,
+    ConverterSupport,
+    Rejection,
+    dynamo_tensorrt_converter,
+)
 from pipeline.defaults import default
 from pipeline.errors import (
     BuildError,
@@ -23,6 +32,7 @@ from pipeline.errors import (
     ShapeError,
     UnsupportedOperatorException,
 )
+from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.refit import refit_module_weights
@@ -38,24 +48,32 @@ __all__ = [
     "CaptureError",
     "CompilationSettings",
     "Compiled",
+    "ConversionContext",
     "ConversionError",
     "Converted",
+    "ConverterPriority",
+    "ConverterRegistry",
+    "ConverterSupport",
     "Event",
     "ExecutionError",
     "Fallback",
+    "FrozenDict",
     "Input",
     "Partitioned",
     "Pipeline",
     "PipelineError",
     "Program",
     "RefitError",
+    "Rejection",
     "ShapeError",
     "UnsupportedOperatorException",
     "Validated",
     "__version__",
     "capture",
     "default",
+    "dynamo_tensorrt_converter",
     "refit_module_weights",
+    "register_torch_trt_decomposition",
     "report",
     "stage",
 ]

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -54,7 +56,9 @@ def capture(
     settings = settings or CompilationSettings()
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
-            raise TypeError("an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export")
+            raise TypeError(
+                "an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export"
+            )
         exported = model
     elif isinstance(model, torch.nn.Module):
         if isinstance(args, torch.Tensor | Input) or not isinstance(args, Sequence):
@@ -72,18 +76,49 @@ def _is_input(value: Any) -> bool:
     return isinstance(value, Input)
 
 
-def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+def _export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
     device = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    examples = tree_map(lambda v: v.example(device) if _is_input(v) else v, (args, kwargs), is_leaf=_is_input)
+    given, named = tree_map(lambda v: v.example(device) if _is_input(v) else v, (args, kwargs), is_leaf=_is_input)
     shapes = _dynamic_shapes(model, args, kwargs, dynamic_shapes)
     if model.training:
-        log.warning("the module is in training mode: dropout and batch norm behave as in training; call model.eval() first")
+        log.warning(
+            "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
+        )
+    from_inputs = shapes is not dynamic_shapes
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.export.export(model, *examples[:1], kwargs=examples[1], dynamic_shapes=shapes, strict=False)
+        return _exported(model, given, named, shapes)
+    except UserError as error:
+        try:
+            if from_inputs and (tied := _tied(error, shapes)) is not None:
+                return _exported(model, given, named, tied)
+        except UserError as second:
+            error = second
+        raise _refusal(model, error) from error
     except Exception as error:
-        raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {error}") from error
+        raise _refusal(model, error) from error
+
+
+def _refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
+    return CaptureError(f"torch.export cannot capture {type(model).__name__}: {error}")
+
+
+def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(model, args, kwargs=kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def _tied(error: UserError, shapes: Any) -> Any:
+    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests nothing.
+
+    Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
+    """
+    try:
+        return refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
+    except Exception:
+        return None
 
 
 def _dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
@@ -92,14 +127,19 @@ def _dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     if not any(_is_input(v) and v.is_dynamic for v in flat):
         return given
     if given is not None:
-        raise CaptureError("dynamic dims are given twice: by Input(min_shape=…) and by dynamic_shapes; use one of the two")
+        raise CaptureError(
+            "dynamic dims are given twice: by Input(min_shape=…) and by dynamic_shapes; use one of the two"
+        )
     dims = [v.dims(i) or None if _is_input(v) else None for i, v in enumerate(flat)]
     positional, named = tree_unflatten(dims, spec)
     return inspect.signature(model.forward).bind(*positional, **named).arguments
 
 
 def _program(
-    exported: ExportedProgram, graph_module: torch.fx.GraphModule, settings: CompilationSettings, wishes: Mapping[int, Input]
+    exported: ExportedProgram,
+    graph_module: torch.fx.GraphModule,
+    settings: CompilationSettings,
+    wishes: Mapping[int, Input],
 ) -> Program:
     signature, graph = exported.graph_signature, graph_module.graph
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
@@ -148,11 +188,16 @@ def _port(argument: Any, values: Mapping[str, Any], symbols: Mapping[str, Range]
 
 
 def _results(graph: torch.fx.Graph) -> Sequence[Any]:
-    return next(iter(reversed(graph.nodes))).args[0]  # type: ignore[return-value]
+    results: Any = next(iter(reversed(graph.nodes))).args[0]
+    return tuple(results)
 
 
 def _output(spec: OutputSpec, value: Any) -> Output:
-    kinds = {OutputKind.USER_OUTPUT: "user", OutputKind.BUFFER_MUTATION: "buffer", OutputKind.USER_INPUT_MUTATION: "input"}
+    kinds = {
+        OutputKind.USER_OUTPUT: "user",
+        OutputKind.BUFFER_MUTATION: "buffer",
+        OutputKind.USER_INPUT_MUTATION: "input",
+    }
     if spec.kind not in kinds:
         raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
     constant = not isinstance(value, torch.fx.Node)
@@ -170,7 +215,7 @@ def _symbols(
         for dim, size in enumerate(sizes):
             expr = expression(size) if isinstance(size, torch.SymInt) else 0
             if not isinstance(expr, int) and expr.is_Symbol:
-                opt = wish.opt_shape[dim] if wish is not None else size.node.hint
+                opt = wish.ranges[dim][1] if wish is not None else size.node.hint
                 hints.setdefault(str(expr), int(opt))
     return {str(s): _range(str(s), r, hints.get(str(s))) for s, r in exported.range_constraints.items()}
 
@@ -181,6 +226,10 @@ def _range(name: str, given: Any, hint: int | None) -> Range:
         high = int(given.upper)
     else:
         high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
-        log.warning("dim %s has no upper bound; engines take up to %d: give a max (torch.export.Dim or pipeline.Input)", name, high)
+        log.warning(
+            "dim %s has no upper bound; engines take up to %d: give a max (torch.export.Dim or pipeline.Input)",
+            name,
+            high,
+        )
     opt = hint if hint is not None else (low + high) // 2
     return Range(low, min(max(opt, low), high), high)

@@ -140,7 +140,9 @@ class Compiled:
         lines = [str(self.coverage), ""]
         for engine, network in zip(self.engines, self.networks, strict=True):
             kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
-            lines.append(f"{engine.name}: {engine.nbytes / 1e6:.1f} MB, {engine.library}, {len(network.layers)} layers ({kinds})")
+            lines.append(
+                f"{engine.name}: {engine.nbytes / 1e6:.1f} MB, {engine.library}, {len(network.layers)} layers ({kinds})"
+            )
             lines += [f"  input  {p}" for p in self._segment(engine.name).inputs]
             lines += [f"  output {p}" for p in self._segment(engine.name).outputs]
         torch_segments = [s for s in self.partitioned.segments if s.kind == "torch"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import evolve
-
 from pipeline.compose import Pipeline
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
@@ -32,6 +30,6 @@ def default(
     Raises:
         TypeError: a field that ``CompilationSettings`` does not have, or a value of a wrong type.
     """
-    settings = evolve(settings, **fields) if settings is not None else CompilationSettings(**fields)
+    settings = (settings or CompilationSettings()).evolve(**fields)
     stages = (Decompose(registry, decompositions), Validate(registry), partition, convert, build, refit_map)
     return Pipeline(stages, settings)

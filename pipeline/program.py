@@ -1,6 +1,6 @@
 """The records that stages pass on: what is known of a model after each of them.
 
-``Program`` comes from capture and from ``decompose``; then come ``Validated``, ``Partitioned``, ``Converted``, ``Built``
+``Program`` comes from capture and ``decompose``; then come ``Validated``, ``Partitioned``, ``Converted``, ``Built``
 and ``Compiled`` (in ``compiled.py``). Every record is frozen. Graphs and tensors are handles (``eq=False``): no stage
 changes what they hold.
 """
@@ -11,7 +11,7 @@ import hashlib
 import operator
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import sympy
 import torch
@@ -25,8 +25,8 @@ from pipeline.settings import CompilationSettings
 if TYPE_CHECKING:
     from pipeline.network import Network
 
-Expr = int | sympy.Expr
-Shape = tuple[Expr, ...]
+Expr: TypeAlias = int | sympy.Expr
+Shape: TypeAlias = tuple[Expr, ...]
 
 
 def digest(text: str) -> str:
@@ -48,7 +48,7 @@ def shape_of(value: torch.Tensor) -> Shape:
 
 @frozen
 class Range:
-    """The values a symbol may take: ``min`` and ``max`` are promised by the user, ``opt`` is what engines are tuned for."""
+    """The values a symbol may take: ``min`` and ``max`` are promised, ``opt`` is what engines are tuned for."""
 
     min: int
     opt: int
@@ -76,7 +76,7 @@ def bounds(expr: Expr, symbols: Symbols) -> Range:
 
 @frozen
 class Port:
-    """A value that crosses the border of a program or a segment: a tensor, a symbolic int (rank 0), or a plain constant.
+    """A value that crosses the border of a program or a segment: a tensor, a symbolic int, or a plain constant.
 
     ``shape`` holds ints and sympy expressions; ``ranges`` gives each dim's bounds. ``kind`` is ``"tensor"``,
     ``"symint"`` (a Python int, given to engines as a 0-d int64 tensor) or ``"constant"`` (``value`` is part of the
@@ -95,7 +95,9 @@ class Port:
             return f"{self.name} = {self.value!r}"
         if self.kind == "symint":
             return f"{self.name}: int = {self.value}"
-        dims = ", ".join(str(d) if isinstance(d, int) else f"{d}={r}" for d, r in zip(self.shape, self.ranges, strict=True))
+        dims = ", ".join(
+            str(d) if isinstance(d, int) else f"{d}={r}" for d, r in zip(self.shape, self.ranges, strict=True)
+        )
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{dims}]"
 
 
@@ -165,7 +167,8 @@ class Program:
 def _lines(graph: torch.fx.Graph) -> Iterable[str]:
     for node in graph.nodes:
         if node.op in ("call_function", "get_attr"):
-            yield f"%{node.name}: {_type(node.meta.get('val'))} = {node.target}({', '.join(map(str, node.args))}, {node.kwargs})"
+            args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
+            yield f"%{node.name}: {_type(node.meta.get('val'))} = {node.target}({args})"
 
 
 def _type(value: Any) -> str:

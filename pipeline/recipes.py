@@ -54,7 +54,9 @@ class Recipe:
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters it reads, in order of first use."""
         made = {step.name for step in self.steps}
-        refs = [r for step in self.steps for r in _refs((step.args, tuple(v for _, v in step.kwargs)))] + [self.result.name]
+        refs = [r for step in self.steps for r in _refs((step.args, tuple(v for _, v in step.kwargs)))] + [
+            self.result.name
+        ]
         return tuple(dict.fromkeys(r for r in refs if r not in made))
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -38,7 +38,9 @@ def refit_module_weights(
     program = compiled.program
     given = _tensors(new_weights)
     known = {n: t for n, t in given.items() if n in program.parameters}
-    reasons = {} if len(known) == len(given) or not isinstance(new_weights, Mapping) else _unknown(given, program.aliases)
+    reasons = (
+        {} if len(known) == len(given) or not isinstance(new_weights, Mapping) else _unknown(given, program.aliases)
+    )
     for name, tensor in known.items():
         old = program.parameters[name]
         if tensor.shape != old.shape or tensor.dtype != old.dtype:

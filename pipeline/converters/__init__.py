@@ -1,4 +1,4 @@
-"""The converters: ``DYNAMO_CONVERTERS`` gathers what the families declare, ``DECOMPOSITIONS`` our own decompositions."""
+"""The converters: ``DYNAMO_CONVERTERS`` is what the families declare, ``DECOMPOSITIONS`` our own decompositions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Final
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 
-_MECHANISM: Final = frozenset({"arguments", "context", "declare", "decompositions", "lookup", "registry", "support", "types"})
+_MECHANISM: Final = frozenset(
+    {"arguments", "context", "declare", "decompositions", "lookup", "registry", "support", "types"}
+)
 
 
 def families() -> tuple[ModuleType, ...]:

@@ -1,4 +1,4 @@
-"""What a converter is given: the network it appends to, and what is known of the node. It lives only inside ``convert``."""
+"""What a converter is given: the network it appends to, and what is known of the node. Lives only inside ``convert``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from attrs import define, field, frozen
 
 from pipeline.network import Weight
+from pipeline.program import Shape, Symbols
 from pipeline.settings import CompilationSettings
 from pipeline.trt import Log, to_trt, trt, weights_of
 
@@ -48,6 +49,8 @@ class ConversionContext:
         node: the graph node being converted; ``node.meta["val"]`` is its fake tensor.
         symbols: where each symbol can be read: an input and its dim, or an input that is the symbol itself.
         constant_names: names of the constants given to converters, by ``id`` of the tensor.
+        shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
+        ranges: the values each symbol may take.
     """
 
     net: Any
@@ -62,7 +65,13 @@ class ConversionContext:
     literals: dict[str, torch.Tensor] = field(factory=dict)
     weights: dict[int, Weight] = field(factory=dict)
     memo: dict[Any, Any] = field(factory=dict)
+    shapes: dict[int, tuple[Any, Shape]] = field(factory=dict)
+    ranges: Symbols = field(factory=dict)
     _used: Counter[str] = field(factory=Counter)
+
+    def note_shape(self, tensor: Any, shape: Shape) -> None:
+        """Remember a tensor's shape as the program knows it: equal sizes are then seen to be equal."""
+        self.shapes[id(tensor)] = (tensor, shape)
 
     def unique(self, name: str) -> str:
         """The name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
@@ -71,7 +80,7 @@ class ConversionContext:
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: Any, **kwargs: Any) -> Any:
-        """The layer that ``net.add_<kind>`` makes, named ``name:kind``; an error with TensorRT's words if it makes none."""
+        """The layer that ``net.add_<kind>`` makes, named ``name:kind``; an error with TensorRT's words if none."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -90,7 +99,7 @@ class ConversionContext:
         self.cpu_weights_reference_holder.clear()
 
     def trt_weights(self, value: torch.Tensor) -> Any:
-        """``trt.Weights`` for a constant, without a copy if it is contiguous: named after its recipe, or by its content."""
+        """``trt.Weights`` for a constant, not copied if contiguous: named after its recipe, or by its content."""
         tensor = value.detach().cpu().contiguous()
         if tensor.dtype == torch.float64:
             tensor = tensor.float()

@@ -7,18 +7,19 @@ A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python nu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import sympy
 import torch
 
 from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.program import bounds
 from pipeline.trt import to_torch, to_trt, trt
 
-ITensor = trt.ITensor
-Size = Any
-Value = Any
+ITensor: TypeAlias = trt.ITensor
+Size: TypeAlias = Any
+Value: TypeAlias = Any
 
 
 def constant(
@@ -45,7 +46,7 @@ def tensor(
     """Any value as an ``ITensor`` of at least ``rank``, cast to ``dtype`` if given."""
     if isinstance(value, SymbolicInt):
         value = scalar_of(ctx, name, value)
-    if not isinstance(value, ITensor):
+    if not isinstance(value, trt.ITensor):
         return constant(ctx, name, value, dtype, rank=rank)
     value = value if dtype is None else cast(ctx, name, value, dtype)
     return raise_rank(ctx, name, value, rank)
@@ -53,14 +54,13 @@ def tensor(
 
 def cast(ctx: ConversionContext, name: str, x: ITensor, dtype: torch.dtype) -> ITensor:
     """``x`` in another dtype; ``x`` itself if it has it already."""
-    if x.dtype == to_trt(dtype):
-        return x
-    return ctx.add(name, "cast", x, to_trt(dtype)).get_output(0)
+    wanted = to_trt(network_dtype(dtype))
+    return x if x.dtype == wanted else ctx.add(name, "cast", x, wanted).get_output(0)
 
 
 def dtype_of(value: Value) -> torch.dtype:
     """The torch dtype of a tensor or number (Python numbers: bool, int64, float32's default)."""
-    if isinstance(value, ITensor):
+    if isinstance(value, trt.ITensor):
         return to_torch(value.dtype)
     if isinstance(value, torch.Tensor):
         return value.dtype
@@ -69,8 +69,13 @@ def dtype_of(value: Value) -> torch.dtype:
     return torch.as_tensor(value).dtype
 
 
+def network_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a network has for a torch dtype: its own, but float32 for float64 (``truncate_double``)."""
+    return torch.float32 if dtype == torch.float64 else dtype
+
+
 def dims(x: Value) -> tuple[int, ...]:
-    """Sizes of a tensor, -1 where dynamic. TensorRT infers shapes here: an ill-formed network raises ``NetworkError``."""
+    """Sizes of a tensor, -1 where dynamic. Here TensorRT infers shapes: an ill-formed network raises."""
     try:
         return tuple(x.shape)
     except ValueError:
@@ -79,7 +84,7 @@ def dims(x: Value) -> tuple[int, ...]:
 
 def rank(x: Value) -> int:
     """The number of dims; 0 for a Python number."""
-    return len(dims(x)) if isinstance(x, (ITensor, torch.Tensor)) else 0
+    return len(dims(x)) if isinstance(x, (trt.ITensor, torch.Tensor)) else 0
 
 
 def axis(dim: int, rank: int) -> int:
@@ -101,7 +106,7 @@ def result_type(*values: Value) -> torch.dtype:
 
 
 def _stand_in(value: Value) -> Any:
-    if isinstance(value, (ITensor, torch.Tensor)):
+    if isinstance(value, (trt.ITensor, torch.Tensor)):
         return torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta")
     return 1 if isinstance(value, SymbolicInt) else value
 
@@ -132,8 +137,11 @@ def unsqueeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]
     """``x`` with dims of size 1 at the given places of the result; right for dynamic and zero sizes."""
     if not axes:
         return x
+    result = list(known_sizes(ctx, x))
     places = constant(ctx, name, np.array(list(axes), dtype=np.int64))
-    return ctx.add(name, "unsqueeze", x, places).get_output(0)
+    for place in sorted(axis(a, rank(x) + len(axes)) for a in axes):
+        result.insert(place, 1)
+    return noted(ctx, ctx.add(name, "unsqueeze", x, places).get_output(0), result)
 
 
 def squeeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
@@ -141,7 +149,9 @@ def squeeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) 
     if not axes:
         return x
     places = constant(ctx, name, np.array(list(axes), dtype=np.int64))
-    return ctx.add(name, "squeeze", x, places).get_output(0)
+    gone = {axis(a, rank(x)) for a in axes}
+    result = [s for i, s in enumerate(known_sizes(ctx, x)) if i not in gone]
+    return noted(ctx, ctx.add(name, "squeeze", x, places).get_output(0), result)
 
 
 def size(ctx: ConversionContext, name: str, x: ITensor, dim: int) -> Size:
@@ -149,10 +159,28 @@ def size(ctx: ConversionContext, name: str, x: ITensor, dim: int) -> Size:
     static = dims(x)[dim]
     if static >= 0:
         return static
+    known = known_sizes(ctx, x)[dim]
+    if isinstance(known, SymbolicInt):
+        return _expression(ctx, name, known.expr)
     key = ("size", id(x), axis(dim, rank(x)))
     if key not in ctx.memo:
         ctx.memo[key] = (_slice1(ctx, name, _shape(ctx, name, x), axis(dim, rank(x))), x)
     return ctx.memo[key][0]
+
+
+def known_sizes(ctx: ConversionContext, x: Value) -> list[int | SymbolicInt | None]:
+    """The sizes of a tensor without a layer: expressions where the program knows them, None where it does not."""
+    _, shape = ctx.shapes.get(id(x), (x, None))
+    if shape is None:
+        return [s if s >= 0 else None for s in dims(x)]
+    return [s if isinstance(s, int) else SymbolicInt(s) for s in shape]
+
+
+def noted(ctx: ConversionContext, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
+    """``x``, whose sizes the program knows if they are ints and ``SymbolicInt``s."""
+    if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
+        ctx.note_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
+    return x
 
 
 def sizes(ctx: ConversionContext, name: str, x: ITensor) -> list[Size]:
@@ -187,7 +215,7 @@ def shape_tensor(ctx: ConversionContext, name: str, shape: Sequence[Size]) -> IT
 
 def size_tensor(ctx: ConversionContext, name: str, value: Size) -> ITensor:
     """A size as a 1-element int64 tensor."""
-    if isinstance(value, ITensor):
+    if isinstance(value, trt.ITensor):
         value = cast(ctx, name, value, torch.int64)
         return value if rank(value) == 1 else unsqueeze(ctx, name, value, [0])
     if isinstance(value, SymbolicInt):
@@ -214,7 +242,7 @@ def _compute(ctx: ConversionContext, name: str, expr: Any) -> ITensor:
         return constant(ctx, name, np.array([int(expr)], dtype=np.int64))
     if expr.is_Symbol:
         source, dim = ctx.symbols[str(expr)]
-        return size_tensor(ctx, name, source) if dim is None else size_tensor(ctx, name, size(ctx, name, source, dim))
+        return size_tensor(ctx, name, source) if dim is None else _slice1(ctx, name, _shape(ctx, name, source), dim)
     function = type(expr).__name__
     if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return _fold(ctx, name, "PROD", [expr.base] * int(expr.exp))
@@ -270,16 +298,31 @@ def unary(ctx: ConversionContext, name: str, operation: str, x: ITensor) -> ITen
 
 
 def reshape(ctx: ConversionContext, name: str, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """``x`` with another shape of as many elements; one size may be -1."""
+    """``x`` with another shape of as many elements; one size may be -1. Dynamic sizes that stay at their place, and one
+    more, need no shape arithmetic."""
+    known = known_sizes(ctx, x)
+    if None not in known and list(shape) == known:
+        return x
     layer = ctx.add(name, "shuffle", x)
     layer.zero_is_placeholder = False
-    if sum(not isinstance(s, int) or s == -1 for s in shape) <= 1 and 0 not in shape:
-        layer.reshape_dims = tuple(s if isinstance(s, int) else -1 for s in shape)
-    elif all(isinstance(s, int) for s in shape):
+    dynamic = [i for i, s in enumerate(shape) if not isinstance(s, int)]
+    kept = [i for i in dynamic if i < len(known) and known[i] == shape[i]]
+    inferred = len(dynamic) - len(kept) + list(shape).count(-1)
+    if not dynamic:
         layer.reshape_dims = tuple(shape)
+    elif 0 not in shape and inferred <= 1 and (not inferred or len(dynamic) == 1 or _never_empty(ctx, shape)):
+        layer.zero_is_placeholder = bool(kept)
+        layer.reshape_dims = tuple(0 if i in kept else s if isinstance(s, int) else -1 for i, s in enumerate(shape))
     else:
         layer.set_input(1, shape_tensor(ctx, name, shape))
-    return layer.get_output(0)
+    return noted(ctx, layer.get_output(0), [None if s == -1 else s for s in shape])
+
+
+def _never_empty(ctx: ConversionContext, shape: Sequence[Size]) -> bool:
+    """Whether no size can be 0, so that -1 is determined beside other dynamic sizes."""
+    symbolic = [s.expr for s in shape if isinstance(s, SymbolicInt)]
+    known = all(str(symbol) in ctx.ranges for expr in symbolic for symbol in expr.free_symbols)
+    return known and all(bounds(expr, ctx.ranges).min > 0 for expr in symbolic)
 
 
 def permute(ctx: ConversionContext, name: str, x: ITensor, order: Sequence[int]) -> ITensor:
@@ -289,35 +332,32 @@ def permute(ctx: ConversionContext, name: str, x: ITensor, order: Sequence[int])
         return x
     layer = ctx.add(name, "shuffle", x)
     layer.first_transpose = trt.Permutation(order)
-    return layer.get_output(0)
+    known = known_sizes(ctx, x)
+    return noted(ctx, layer.get_output(0), [known[d] for d in order])
 
 
 def expand(ctx: ConversionContext, name: str, x: ITensor, shape: Sequence[Size]) -> ITensor:
     """``x`` broadcast to a shape of the same or a higher rank; -1 keeps a size."""
     x = raise_rank(ctx, name, x, len(shape))
-    current = dims(x)
-    if all(isinstance(s, int) and s in (-1, c) for s, c in zip(shape, current, strict=True)):
+    known, current = known_sizes(ctx, x), dims(x)
+    axes = [i for i, s in enumerate(shape) if s not in (-1, known[i], current[i])]
+    if not axes:
         return x
-    target = [size(ctx, name, x, i) if isinstance(s, int) and s == -1 else s for i, s in enumerate(shape)]
-    start = [0] * len(target)
-    if all(isinstance(s, int) for s in target) and -1 not in current:
-        stride = [int(c != 1 or s == 1) if c == 1 else 1 for c, s in zip(current, target, strict=True)]
-        return ctx.add(name, "slice", x, tuple(start), tuple(target), tuple(stride)).get_output(0)
-    layer = ctx.add(name, "slice", x, tuple(start), (0,) * len(target), tuple(int(c != 1) for c in current))
-    layer.set_input(2, shape_tensor(ctx, name, target))
-    if -1 in current:
-        layer.set_input(3, _broadcast_strides(ctx, name, x, current))
-    return layer.get_output(0)
+    target, none = [shape[i] for i in axes], (0,) * len(axes)
+    if all(isinstance(s, int) for s in target):
+        layer = ctx.add(name, "slice", x, none, tuple(target), none)
+    else:
+        layer = ctx.add(name, "slice", x, none, none, none)
+        layer.set_input(2, shape_tensor(ctx, name, target))
+    layer.axes = tuple(axes)
+    if any(current[i] != 1 for i in axes):
+        layer.set_input(3, _broadcast_strides(ctx, name, x, axes))
+    return noted(ctx, layer.get_output(0), [known[i] if s == -1 else s for i, s in enumerate(shape)])
 
 
-def _broadcast_strides(ctx: ConversionContext, name: str, x: ITensor, current: Sequence[int]) -> ITensor:
-    """Stride 0 along dims of size 1, else 1, decided when the engine runs."""
+def _broadcast_strides(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
+    """Stride 0 along axes of size 1, else 1, decided when the engine runs."""
     one = constant(ctx, name, np.array([1], dtype=np.int64))
-    known = [int(c != 1) if c >= 0 else None for c in current]
-    parts = [
-        constant(ctx, name, np.array([k], dtype=np.int64))
-        if k is not None
-        else elementwise(ctx, name, "MIN", elementwise(ctx, name, "SUB", size(ctx, name, x, i), one), one)
-        for i, k in enumerate(known)
-    ]
-    return shape_tensor(ctx, name, parts)
+    sizes = [size_tensor(ctx, name, size(ctx, name, x, i)) for i in axes]
+    more = [elementwise(ctx, name, "SUB", s, one) for s in sizes]
+    return shape_tensor(ctx, name, [elementwise(ctx, name, "MIN", m, one) for m in more])

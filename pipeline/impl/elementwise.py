@@ -9,7 +9,9 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 
 
-def promoted(ctx: ConversionContext, name: str, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
+def promoted(
+    ctx: ConversionContext, name: str, *values: Value, dtype: torch.dtype | None = None
+) -> tuple[ITensor, ...]:
     """The values as tensors of eager's common dtype (or ``dtype``) and of one rank."""
     dtype, rank = dtype or base.result_type(*values), max(map(base.rank, values))
     return tuple(base.tensor(ctx, name, v, dtype, rank=rank) for v in values)

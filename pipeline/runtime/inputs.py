@@ -36,7 +36,9 @@ def _ordered(spec: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _check(port: Port, value: Any) -> None:
     if port.kind == "constant":
         if type(value) is not type(port.value) or value != port.value:
-            raise TypeError(f"input {port.name} is {value!r}; it is part of the program, which was compiled for {port.value!r}")
+            raise TypeError(
+                f"input {port.name} is {value!r}; it is part of the program, which was compiled for {port.value!r}"
+            )
     elif port.kind == "symint":
         if not isinstance(value, int):
             raise TypeError(f"input {port.name} is a {type(value).__name__}, an int is due")
@@ -58,10 +60,10 @@ def bind_symbols(program: Program, given: Sequence[Any]) -> dict[str, int]:
                 raise ShapeError(port.name, None, value.dim(), (len(port.shape), len(port.shape)))
             for i, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
                 _bind(port, i, expr, size, symbols, program, later)
-    for port, i, expr, size in later:
+    for port, dim, expr, size in later:
         wanted = int(expr.xreplace({s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols}))
         if wanted != size:
-            raise ShapeError(port.name, i, size, (wanted, wanted))
+            raise ShapeError(port.name, dim, size, (wanted, wanted))
     return symbols
 
 

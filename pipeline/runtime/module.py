@@ -96,7 +96,9 @@ class CompiledModule(torch.nn.Module):
     def _buffer(self, target: str) -> str:
         return next(p for p, name in self.program.buffers.items() if name == target)
 
-    def _output(self, output: Output, given: Mapping[str, Any], values: Mapping[str, Any], symbols: Mapping[str, int]) -> Any:
+    def _output(
+        self, output: Output, given: Mapping[str, Any], values: Mapping[str, Any], symbols: Mapping[str, int]
+    ) -> Any:
         if output.constant:
             return output.value
         if output.value in given:
@@ -164,7 +166,9 @@ def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, to
     from pipeline.runtime.reference import ReferenceEngine
 
     weights = {
-        w.name: compiled.refit_map[w.name].evaluate(parameters) if w.name in compiled.refit_map else compiled.literals[w.name]
+        w.name: compiled.refit_map[w.name].evaluate(parameters)
+        if w.name in compiled.refit_map
+        else compiled.literals[w.name]
         for w in network.weights
     }
     engine = ReferenceEngine(network, weights)

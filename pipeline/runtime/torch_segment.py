@@ -27,10 +27,16 @@ def torch_segment(
         env[name] = _copy(graph, nodes[name], env, device)
     graph.output([env[port.name] for port in segment.outputs])
     module = torch.fx.GraphModule(root, graph)
-    return lambda inputs: module(*inputs)  # type: ignore[no-any-return]
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        return tuple(module(*inputs))
+
+    return run
 
 
-def _copy(graph: torch.fx.Graph, node: torch.fx.Node, env: dict[str, torch.fx.Node], device: torch.device) -> torch.fx.Node:
+def _copy(
+    graph: torch.fx.Graph, node: torch.fx.Node, env: dict[str, torch.fx.Node], device: torch.device
+) -> torch.fx.Node:
     def argument(source: torch.fx.Node) -> torch.fx.Node:
         if source.name not in env:
             env[source.name] = _copy(graph, source, env, device)

@@ -80,6 +80,7 @@ class _Conversion:
         log = Log()
         builder = trt.Builder(log)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log)
+        self.ctx.ranges = self.program.symbols
         self.handle = NetworkHandle(self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder)
         self.ctx.net.name = segment.name
         self.recipes: dict[str, Recipe] = {}
@@ -101,6 +102,7 @@ class _Conversion:
             self.ctx.symbols[str(port.value)] = (source, None)
             return
         self.env[port.name] = source
+        self.ctx.note_shape(source, port.shape)
         for i, dim in enumerate(port.shape):
             if not isinstance(dim, int) and dim.is_Symbol:
                 self.ctx.symbols.setdefault(str(dim), (source, i))
@@ -132,6 +134,7 @@ class _Conversion:
             raise ConversionError(node.name, str(node.target), source_line(node), message) from error
         self.note_computed(node, literals)
         self.name_layers(node, layers, result)
+        self.note_shapes(result, node.meta.get("val"))
         self.env[name] = result
 
     def call(self, node: torch.fx.Node) -> Any:
@@ -163,7 +166,9 @@ class _Conversion:
             _check_tensor(result, expected)
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
-                raise NetworkError(f"the converter gave {type(result).__name__}, the operator has {len(expected)} results")
+                raise NetworkError(
+                    f"the converter gave {type(result).__name__}, the operator has {len(expected)} results"
+                )
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
                     _check_tensor(made, wanted)
@@ -175,6 +180,14 @@ class _Conversion:
             value = self.ctx.literals[name]
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
+
+    def note_shapes(self, result: Any, value: Any) -> None:
+        """Remember the shapes of what a node made."""
+        if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
+            self.ctx.note_shape(result, shape_of(value))
+        elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
+            for made, each in zip(result, value, strict=False):
+                self.note_shapes(made, each)
 
     def name_layers(self, node: torch.fx.Node, first: int, result: Any) -> None:
         """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone."""

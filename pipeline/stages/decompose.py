@@ -73,7 +73,11 @@ class _Rewriter:
                 return inlined[0]
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
         node.meta = {key: meta[key] for key in (*_META, "val") if key in meta}
-        if not is_operator(node) or isinstance(self.lookup.choose(node), Choice) or kept_in_torch(node, self.lookup.settings):
+        if (
+            not is_operator(node)
+            or isinstance(self.lookup.choose(node), Choice)
+            or kept_in_torch(node, self.lookup.settings)
+        ):
             return node
         decomposition = self.decomposition(target)
         inlined = decomposition and self.inline(target, decomposition, args, kwargs, meta)
@@ -90,7 +94,9 @@ class _Rewriter:
             return self.enabled[target]
         return target if _is_composite(target) else None
 
-    def inline(self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, meta: Mapping[str, Any]) -> tuple[Any] | None:
+    def inline(
+        self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, meta: Mapping[str, Any]
+    ) -> tuple[Any] | None:
         """The outputs of the decomposition, emitted into the new graph; None if it does not apply to these arguments."""
         flat, spec = tree_flatten((args, kwargs))
         nodes = [v for v in flat if isinstance(v, torch.fx.Node)]
@@ -120,7 +126,9 @@ def _torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 def _is_composite(target: torch._ops.OpOverload) -> bool:
     name = target.name()
-    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeImplicitAutograd"
+    )
 
 
 def _signature(value: Any) -> str:

@@ -1,8 +1,8 @@
 """Constant folding with recipes: the second half of ``decompose``.
 
-A node is constant if it is deterministic, has a static shape and reads constants only. Constants that others read become
-placeholders, each with the recipe that makes it. A result much larger than its inputs (an expanded mask, say) is left to
-the engine.
+A node is constant if it is deterministic, has a static shape and reads constants only. Constants that others read
+become placeholders, each with the recipe that makes it. A result much larger than its inputs (an expanded mask, say) is
+left to the engine.
 """
 
 from __future__ import annotations
@@ -96,8 +96,10 @@ def _recipe(node: torch.fx.Node, program: Program) -> Recipe:
             steps.extend(s for s in inner.steps if s not in steps)
             result[n] = inner.result
         else:
-            args, kwargs = map_arg((n.args, dict(n.kwargs)), result.__getitem__)
-            steps.append(Step(n.name, qualified_name(n.target), _plain(args), tuple((k, _plain(v)) for k, v in kwargs.items())))
+            args, kwargs = map_arg((n.args, dict(n.kwargs)), result.__getitem__)  # type: ignore[arg-type]
+            steps.append(
+                Step(n.name, qualified_name(n.target), _plain(args), tuple((k, _plain(v)) for k, v in kwargs.items()))
+            )
             result[n] = Ref(n.name)
     return Recipe(layer_name(node), result[node], tuple(steps), node.meta["val"].dtype)
 

@@ -1,8 +1,8 @@
 """partition: ``Validated`` → ``Partitioned``. The graph is cut into segments for engines and segments for PyTorch.
 
 Each operator gets a depth: the number of times a path from the inputs to it changes between TensorRT and PyTorch. All
-operators of one depth and kind form a segment. No segment can depend on itself, parallel branches share a segment, and the
-number of segments is the least that any cut along depths allows. The cost is linear in the number of nodes.
+operators of one depth and kind form a segment. No segment can depend on itself, parallel branches share a segment, and
+the number of segments is the least that any cut along depths allows. The cost is linear in the number of nodes.
 
 Arithmetic on sizes belongs to no segment: engines derive it from the shapes of their inputs, PyTorch segments are given
 its values.
@@ -102,7 +102,9 @@ def _segment(program: Program, kind: str, index: int, nodes: list[torch.fx.Node]
         kind="engine" if kind == "engine" else "torch",
         nodes=tuple(n.name for n in nodes),
         inputs=tuple(inputs),
-        outputs=tuple(port(n.name, n.meta["val"], program.symbols) for n in outputs if not _only_sizes_leave(n, inside)),
+        outputs=tuple(
+            port(n.name, n.meta["val"], program.symbols) for n in outputs if not _only_sizes_leave(n, inside)
+        ),
         constants=constants,
     )
 
@@ -114,7 +116,9 @@ def _is_value(node: torch.fx.Node) -> bool:
 def _only_sizes_leave(node: torch.fx.Node, inside: set[torch.fx.Node]) -> bool:
     """Whether the users outside only ask for the value's sizes, which are known without it."""
     outside = [u for u in node.users if u not in inside]
-    return all(u.op == "call_function" and not is_operator(u) and isinstance(u.meta.get("val"), torch.SymInt) for u in outside)
+    return all(
+        u.op == "call_function" and not is_operator(u) and isinstance(u.meta.get("val"), torch.SymInt) for u in outside
+    )
 
 
 def _missing_symbols(
@@ -138,5 +142,3 @@ def _symbols(node: torch.fx.Node) -> Iterable[object]:
         for size in sizes:
             if not isinstance(size, int):
                 yield from size.free_symbols
-
-

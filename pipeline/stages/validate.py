@@ -19,7 +19,9 @@ from pipeline.settings import CompilationSettings
 MAX_RANK = 8
 """TensorRT's limit on the rank of a tensor."""
 
-DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8})
+DTYPES = frozenset(
+    {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8}
+)
 """The dtypes that networks are made of."""
 
 
@@ -54,7 +56,8 @@ def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[st
     """What no network can hold, whatever the operator."""
     for what, value in _values(node):
         if isinstance(value, torch.SymFloat | torch.SymBool):
-            yield Rejection(f"{what} is a symbolic {'float' if isinstance(value, torch.SymFloat) else 'bool'}, which stays in Python")
+            kind = "float" if isinstance(value, torch.SymFloat) else "bool"
+            yield Rejection(f"{what} is a symbolic {kind}, which stays in Python")
         elif isinstance(value, torch.Tensor):
             yield from _tensor_limits(what, value, settings)
     for source in node.all_input_nodes:
@@ -66,7 +69,9 @@ def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[st
 def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
     name = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
-        yield Rejection(f"{what} is float64, which TensorRT does not have", "pass truncate_double=True to compute it in float32")
+        yield Rejection(
+            f"{what} is float64, which TensorRT does not have", "pass truncate_double=True to compute it in float32"
+        )
     elif value.dtype not in DTYPES and value.dtype != torch.float64:
         yield Rejection(f"{what} is {name}, which TensorRT does not have")
     if value.dim() > MAX_RANK:
@@ -80,5 +85,3 @@ def _values(node: torch.fx.Node) -> Iterable[tuple[str, Any]]:
     results, _ = tree_flatten(node.meta.get("val"))
     yield from ((f"the result {node.name}", r) for r in results)
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes)
-
-
