@@ -118,15 +118,20 @@ def elementwise(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     return (result if result.dtype == torch.bool else result.to(a.dtype),)
 
 
+def _real(x: torch.Tensor) -> torch.Tensor:
+    """int8 takes part in every function of real numbers, the other integers only in those that give integers."""
+    return x.float() if x.dtype == torch.int8 else wide(x)
+
+
 def unary(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     (x,) = present(inputs, 1)
-    result = UNARY[layer.attribute("op")](wide(x))
+    result = UNARY[layer.attribute("op")](_real(x))
     return (result if result.dtype == torch.bool else result.to(x.dtype),)
 
 
 def activation(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     (x,) = present(inputs, 1)
-    result = ACTIVATION[layer.attribute("type")](wide(x), layer.attribute("alpha"), layer.attribute("beta"))
+    result = ACTIVATION[layer.attribute("type")](_real(x), layer.attribute("alpha"), layer.attribute("beta"))
     return (result.to(x.dtype),)
 
 

@@ -37,7 +37,9 @@ def reshaped(x: torch.Tensor, wanted: Sequence[int], zero_is_placeholder: bool) 
     shape = [x.shape[i] if size == 0 and zero_is_placeholder else size for i, size in enumerate(wanted)]
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)
-        shape[shape.index(-1)] = x.numel() // known if known else 0
+        if known == 0:
+            raise ReferenceError(f"-1 in {list(wanted)} may be anything, as the rest is empty")
+        shape[shape.index(-1)] = x.numel() // known
     return x.reshape(shape)
 
 
@@ -101,6 +103,8 @@ def fill(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     result_shape = layer.attribute("shape") if sizes is None else integers(sizes)
     result = torch.as_tensor(layer.attribute("alpha") if first is None else first).to(dtype).expand(result_shape)
     step = torch.as_tensor(layer.attribute("beta") if steps is None else steps).to(dtype).reshape(-1)
+    if step.numel() != len(result_shape):
+        raise ReferenceError(f"LINSPACE has {step.numel()} steps for {len(result_shape)} dimensions")
     for axis, size in enumerate(result_shape):
         result = result + along(torch.arange(size, dtype=dtype) * step[axis], axis, len(result_shape))
     return (result,)

@@ -56,17 +56,28 @@ def _extents(sizes: Sequence[int], dilations: Sequence[int]) -> list[int]:
     return [dilation * (size - 1) + 1 for size, dilation in zip(sizes, dilations, strict=True)]
 
 
+def _images(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    """One batch dimension, channels, and the dimensions of the window: all that lead are batch."""
+    return x.reshape(-1, *x.shape[-len(layer.attribute("stride_nd")) - 1 :])
+
+
+def _as_before(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A result with the leading dimensions and the dtype of the input."""
+    return result.reshape([*x.shape[: 1 - result.dim()], *result.shape[1:]]).to(x.dtype)
+
+
 def convolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     (x,) = present(inputs, 1)
-    kernel, bias = _kernel(layer, x, inputs, weights)
+    values = wide(_images(layer, x))
+    kernel, bias = _kernel(layer, values, inputs, weights)
     dilations = layer.attribute("dilation_nd")
-    values = padded(wide(x), window_pads(layer, x.shape[2:], _extents(kernel.shape[2:], dilations)))
+    values = padded(values, window_pads(layer, values.shape[2:], _extents(kernel.shape[2:], dilations)))
     convolve = functional.conv2d if kernel.dim() == 4 else functional.conv3d
     result = convolve(values, kernel, bias, layer.attribute("stride_nd"), 0, dilations, layer.attribute("num_groups"))
-    return (result.to(x.dtype),)
+    return (_as_before(result, x),)
 
 
-def deconvolution_trims(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> Pads:
+def deconvolution_trims(layer: Layer, extents: Sequence[int]) -> Pads:
     """How much to cut from each end of the full result; SAME makes the result `stride` times the input."""
     mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
     if not mode.startswith("SAME"):
@@ -77,12 +88,13 @@ def deconvolution_trims(layer: Layer, sizes: Sequence[int], extents: Sequence[in
 def deconvolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     """The transpose of a convolution: padding is cut from the result."""
     (x,) = present(inputs, 1)
-    kernel, bias = _kernel(layer, x, inputs, weights)
+    values = wide(_images(layer, x))
+    kernel, bias = _kernel(layer, values, inputs, weights)
     dilations, strides, groups = (layer.attribute(n) for n in ("dilation_nd", "stride_nd", "num_groups"))
     spread = functional.conv_transpose2d if kernel.dim() == 4 else functional.conv_transpose3d
-    full = spread(wide(x), kernel, bias, strides, 0, 0, groups, dilations)
-    trims = deconvolution_trims(layer, x.shape[2:], _extents(kernel.shape[2:], dilations))
-    return (padded(full, [(-before, -after) for before, after in trims]).to(x.dtype),)
+    full = spread(values, kernel, bias, strides, 0, 0, groups, dilations)
+    trims = deconvolution_trims(layer, _extents(kernel.shape[2:], dilations))
+    return (_as_before(padded(full, [(-before, -after) for before, after in trims]), x),)
 
 
 def _summed(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
@@ -117,11 +129,9 @@ def _maximum(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
 
 def pooling(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     (x,) = present(inputs, 1)
-    window = layer.attribute("window_size_nd")
-    values = wide(x).reshape(-1, *x.shape[-len(window) - 1 :])
-    pads = window_pads(layer, x.shape[-len(window) :], window)
-    result = _pooled(layer, values, pads)
-    return (result.reshape([*x.shape[: -len(window)], *result.shape[-len(window) :]]).to(x.dtype),)
+    values = wide(_images(layer, x))
+    pads = window_pads(layer, values.shape[2:], layer.attribute("window_size_nd"))
+    return (_as_before(_pooled(layer, values, pads), x),)
 
 
 def _pooled(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
