@@ -1,7 +1,7 @@
 """Recipes: how a constant is made from a model's parameters, so that engines can be refitted exactly.
 
-A converter does no arithmetic on weights. ``decompose`` folds what depends on parameters alone and keeps it as a recipe:
-a short list of ATen calls. Evaluating a recipe on other parameters gives the other constant: absolute, never
+A converter does no arithmetic on weights. ``decompose`` folds what depends on parameters alone and keeps it as a
+recipe: a short list of ATen calls. Evaluating a recipe on other parameters gives the other constant: absolute, never
 incremental.
 """
 
@@ -93,7 +93,8 @@ def qualified_name(target: Any) -> str:
     """``aten.permute.default`` for an operator overload; ``operator.getitem``, ``torch.sym_min`` for functions."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
-    module = getattr(target, "__module__", "").removeprefix("_")
+    module = getattr(target, "__module__", "")
+    module = "operator" if module == "_operator" else module
     return f"{module}.{getattr(target, '__name__', target)}"
 
 

@@ -145,9 +145,14 @@ class CompilationSettings:
 def _matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
     if isinstance(entry, str):
         return entry in qualified_names(target)
-    if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType):
+    if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or _is_torchs(entry):
         return entry is target
     return bool(entry(module_path))
+
+
+def _is_torchs(function: object) -> bool:
+    """A function of torch's own (`torch.sym_min`) is an operator, not a predicate."""
+    return getattr(function, "__module__", "").partition(".")[0] == "torch"
 
 
 def qualified_names(target: object) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What a converter is given: the network it appends to, and what is known of the node. Lives only inside ``convert``."""
+"""What a converter is given: the network it appends to, and what is known of the node; it lives in ``convert``."""
 
 from __future__ import annotations
 

@@ -1,12 +1,23 @@
-"""Elementwise layers on two or more tensors, with eager's promotion and broadcasting."""
+"""Elementwise layers on two or more tensors, with eager's promotion and broadcasting.
+
+No layer adds, orders or divides bools and bytes: bools are computed by logic, bytes as int32, which wraps when it is cast
+back.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
+
+HALVES = (torch.float16, torch.bfloat16)
+SMALL = (torch.bool, torch.uint8, torch.int8)
+LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 
 def promoted(
@@ -17,29 +28,126 @@ def promoted(
     return tuple(base.tensor(ctx, name, v, dtype, rank=rank) for v in values)
 
 
+def layer(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
+    """One elementwise layer on two values of a dtype, broadcast."""
+    return base.elementwise(ctx, name, operation, *promoted(ctx, name, a, b, dtype=dtype))
+
+
 def binary(
     ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, dtype: torch.dtype | None = None
 ) -> ITensor:
     """``a operation b``, broadcast, in eager's common dtype unless ``dtype`` names another. ``operation`` is a name of
     ``trt.ElementWiseOperation``."""
-    x, y = promoted(ctx, name, a, b, dtype=dtype)
-    return base.elementwise(ctx, name, operation, x, y)
+    dtype = dtype or base.result_type(a, b)
+    if dtype == torch.bool and operation in LOGIC:
+        return layer(ctx, name, LOGIC[operation], a, b, dtype)
+    return base.cast(ctx, name, layer(ctx, name, operation, a, b, arithmetic(dtype)), dtype)
+
+
+def arithmetic(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which TensorRT computes for a dtype."""
+    return torch.int32 if dtype in SMALL else dtype
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which eager computes for a dtype: float32 for halves."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def is_number(value: Value) -> bool:
+    """Whether a value is a Python number."""
+    return isinstance(value, (bool, int, float))
+
+
+def is_exact(value: Value, dtype: torch.dtype) -> bool:
+    """Whether a value loses nothing in a dtype; tensors have theirs."""
+    if not is_number(value) or dtype not in HALVES:
+        return True
+    return math.isnan(value) or torch.tensor(value, dtype=dtype).item() == value
+
+
+def add(ctx: ConversionContext, name: str, a: Value, b: Value, alpha: Any = 1, *, operation: str = "SUM") -> ITensor:
+    """``a + alpha * b`` (or ``-``): in float32 for halves where eager rounds once and a layer of halves would twice."""
+    dtype = base.result_type(a, b)
+    if is_number(b):
+        b, alpha = b * alpha, 1
+    exact = alpha == 1 and is_exact(a, dtype) and is_exact(b, dtype)
+    compute = dtype if exact else wide(dtype)
+    b = b if alpha == 1 else binary(ctx, name, "PROD", b, alpha, compute)
+    return base.cast(ctx, name, binary(ctx, name, operation, a, b, compute), dtype)
 
 
 def compare(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
-    """``EQUAL``, ``LESS`` or ``GREATER`` of two values: a bool tensor. Bools compare as integers."""
+    """``EQUAL``, ``LESS`` or ``GREATER`` of two values: a bool tensor."""
     dtype = base.result_type(a, b)
-    return binary(ctx, name, operation, a, b, torch.int32 if dtype == torch.bool else dtype)
+    return layer(ctx, name, operation, a, b, dtype if operation == "EQUAL" else arithmetic(dtype))
 
 
-def logical_not(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
-    """``not x`` of a bool tensor."""
-    return base.unary(ctx, name, "NOT", x)
+def compare_or_equal(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+    """``LESS`` or ``GREATER``, or equal; NaN is neither."""
+    if not base.result_type(a, b).is_floating_point:
+        opposite = {"LESS": "GREATER", "GREATER": "LESS"}[operation]
+        return logical_not(ctx, name, compare(ctx, name, opposite, a, b))
+    x, y = promoted(ctx, name, a, b)
+    either = base.elementwise(ctx, name, operation, x, y), base.elementwise(ctx, name, "EQUAL", x, y)
+    return base.elementwise(ctx, name, "OR", *either)
 
 
-def where(ctx: ConversionContext, name: str, condition: Value, a: Value, b: Value) -> ITensor:
-    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype."""
-    dtype, rank = base.result_type(a, b), max(map(base.rank, (condition, a, b)))
+def not_equal(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
+    """``a != b``; NaN differs from everything."""
+    return logical_not(ctx, name, compare(ctx, name, "EQUAL", a, b))
+
+
+def logical_not(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+    """``not x``: of a number, whether it is zero."""
+    return base.unary(ctx, name, "NOT", base.tensor(ctx, name, x, torch.bool))
+
+
+def logical(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+    """``AND``, ``OR`` or ``XOR`` of what is not zero."""
+    return layer(ctx, name, operation, a, b, torch.bool)
+
+
+def where(
+    ctx: ConversionContext, name: str, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None
+) -> ITensor:
+    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` names another."""
+    dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
+    compute = dtype if dtype == torch.bool else arithmetic(dtype)
     c = base.tensor(ctx, name, condition, torch.bool, rank=rank)
-    x, y = (base.tensor(ctx, name, v, dtype, rank=rank) for v in (a, b))
-    return ctx.add(name, "select", c, x, y).get_output(0)
+    x, y = (base.tensor(ctx, name, v, compute, rank=rank) for v in (a, b))
+    return base.cast(ctx, name, ctx.add(name, "select", c, x, y).get_output(0), dtype)
+
+
+def is_nan(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    """Where a tensor of floats is not a number."""
+    return base.unary(ctx, name, "ISNAN", x)
+
+
+def extremum(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+    """``MAX`` or ``MIN``; NaN if either is, where TensorRT's own layer gives the other operand (TensorRT issue 4758)."""
+    dtype = base.result_type(a, b)
+    if not dtype.is_floating_point:
+        return binary(ctx, name, operation, a, b)
+    if is_number(a):
+        a, b = b, a
+    x, y = promoted(ctx, name, a, b, dtype=dtype)
+    if is_number(b):
+        return bounded(ctx, name, x, y, "LESS" if operation == "MAX" else "GREATER")
+    result = base.elementwise(ctx, name, operation, x, y)
+    for value in (x, y):
+        result = where(ctx, name, is_nan(ctx, name, value), value, result, dtype)
+    return result
+
+
+def bounded(ctx: ConversionContext, name: str, x: ITensor, bound: ITensor, beyond: str) -> ITensor:
+    """``x``, or the bound where it is ``LESS`` or ``GREATER``; NaN stays."""
+    return where(ctx, name, base.elementwise(ctx, name, beyond, x, bound), bound, x, base.dtype_of(x))
+
+
+def clamp(ctx: ConversionContext, name: str, x: Value, low: Value | None, high: Value | None) -> ITensor:
+    """``x`` between two bounds, the upper one winning; NaN stays, which TensorRT's CLIP does not grant (issue 4773)."""
+    for bound, operation in ((low, "MAX"), (high, "MIN")):
+        if bound is not None:
+            x = extremum(ctx, name, operation, x, bound)
+    return base.tensor(ctx, name, x)

@@ -13,7 +13,7 @@ from pipeline.program import Program, Segment
 def torch_segment(
     program: Program, segment: Segment, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """A function from the segment's inputs to its outputs. It keeps the constants that its nodes read, and no others."""
+    """A function from the segment's inputs to its outputs. It keeps the constants that its nodes read."""
     nodes = {n.name: n for n in program.graph.nodes}
     graph = torch.fx.Graph()
     env: dict[str, torch.fx.Node] = {port.name: graph.placeholder(port.name) for port in segment.inputs}

@@ -97,7 +97,7 @@ class _Rewriter:
     def inline(
         self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, meta: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """The outputs of the decomposition, emitted into the new graph; None if it does not apply to these arguments."""
+        """The outputs of the decomposition, emitted into the new graph; None if it does not apply here."""
         flat, spec = tree_flatten((args, kwargs))
         nodes = [v for v in flat if isinstance(v, torch.fx.Node)]
         key = f"{target} {[_signature(v) for v in flat]} {spec}"
@@ -120,8 +120,7 @@ class _Rewriter:
 
 
 def _torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
-    table = torch._decomp.core_aten_decompositions()
-    return {op: table[op] for op in torch_enabled_decompositions if op in table}
+    return {op: torch._decomp.decomposition_table[op] for op in torch_enabled_decompositions}
 
 
 def _is_composite(target: torch._ops.OpOverload) -> bool:
@@ -151,13 +150,19 @@ def _trace(function: Callable[..., Any], flat: list[Any], spec: Any, target: Any
     def call(*values: Any) -> Any:
         given = iter(values)
         args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if result is NotImplemented:
+            raise _DoesNotApply
+        return result
 
     modes = {t.fake_mode for t in fakes if isinstance(t, torch._subclasses.FakeTensor)}
     if not modes:
         return None
-    with torch.no_grad(), _quiet(modes):
-        traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
+    with torch.no_grad(), _Quiet(modes):
+        try:
+            traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
+        except _DoesNotApply:
+            return None
         if any(_mutates(n) for n in traced.graph.nodes):
             traced = make_fx(torch.func.functionalize(call, remove="mutations"), tracing_mode="real")(*fakes)
     if any(n.op == "get_attr" or n.target is target for n in traced.graph.nodes):
@@ -165,11 +170,15 @@ def _trace(function: Callable[..., Any], flat: list[Any], spec: Any, target: Any
     return traced
 
 
+class _DoesNotApply(Exception):  # noqa: N818 - not an error
+    """A decomposition gave NotImplemented."""
+
+
 def _mutates(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-class _quiet:
+class _Quiet:
     """Traces inside the program's own fake mode, and adds no guard to its symbols."""
 
     def __init__(self, modes: set[Any]) -> None:

@@ -173,25 +173,27 @@ class Call:
     def static(self) -> Call:
         """The same call with numbers in place of names."""
         sizes = self.opt
-        args, kwargs = self._map(lambda leaf: _fixed(leaf, sizes))
+        args, kwargs = self.map(lambda leaf: _fixed(leaf, sizes))
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
-    def bound(
-        self, sizes: Sizes | None = None, tensor: Callable[[TensorSpec], Any] | None = None
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments with real values for these sizes (default: its own); ``tensor`` may make tensors another way."""
+    def bound(self, sizes: Sizes | None = None) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments with real values for these sizes (default: its own); the same every time."""
         sizes = self.opt if sizes is None else sizes
-        make = tensor or (lambda spec: spec.at(sizes))
-        return self._map(
-            lambda leaf: (
-                make(leaf) if isinstance(leaf, TensorSpec) else leaf.at(sizes) if isinstance(leaf, Size) else leaf
-            )
-        )
+        return self.fill(self.tensors(sizes), sizes)
 
     def tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
-        """The real tensors, in the order of ``specs``; the same every time."""
+        """The real tensors, in the order of ``specs``; those of equal specs differ by their place."""
         sizes = self.opt if sizes is None else sizes
-        return tuple(spec.at(sizes) for spec in self.specs)
+        return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
+
+    def fill(self, tensors: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments with these in place of ``specs``, and with the values of ``Size`` for these sizes."""
+        rest = iter(tensors)
+        return self.map(
+            lambda leaf: (
+                next(rest) if isinstance(leaf, TensorSpec) else leaf.at(sizes) if isinstance(leaf, Size) else leaf
+            )
+        )
 
     def eager(self, sizes: Sizes | None = None) -> Any:
         """What PyTorch gives."""
@@ -214,7 +216,8 @@ class Call:
         ]
         return tuple(dict(t) for t in dict.fromkeys(tuple(sizes.items()) for sizes in tried))
 
-    def _map(self, f: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+    def map(self, f: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with ``f`` of each leaf in its place; sequences are lists."""
         return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
 
     def __repr__(self) -> str:

@@ -255,7 +255,7 @@ class TestDeclaring:
         with pytest.raises(TypeError, match="cannot be declared"):
             dynamo_tensorrt_converter(aten.relu.default)(len)
 
-    @pytest.mark.parametrize("undeclared", [len, lambda ctx: None, 3], ids=repr)
+    @pytest.mark.parametrize("undeclared", [len, lambda ctx: None, 3], ids=["builtin", "lambda", "int"])
     def test_registering_an_undeclared_function_is_a_type_error(self, undeclared: Any) -> None:
         with pytest.raises(TypeError, match="declares no converter"):
             ConverterRegistry().register(undeclared)
