@@ -10,7 +10,7 @@ other nodes are copied, so the cost follows the number of different operators, n
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
-from pipeline.program import Program, expression, is_operator, shape_of
+from pipeline.program import Output, Program, expression, is_operator, shape_of
 from pipeline.stages.fold import fold
 
 _META = ("nn_module_stack", "stack_trace", "source_fn_stack")
@@ -40,7 +40,8 @@ class Decompose:
         """The program in the registry's opset, constants folded."""
         graph = _Rewriter(program, self.registry, self.decompositions).rewrite()
         graph_module = torch.fx.GraphModule(program.graph_module, graph)
-        return fold(evolve(program, graph_module=graph_module))
+        folded = fold(evolve(program, graph_module=graph_module))
+        return evolve(folded, outputs=tuple(map(_renamed, folded.outputs, _results(folded.graph))))
 
 
 class _Rewriter:
@@ -61,6 +62,7 @@ class _Rewriter:
                 env[node] = self.emit(node.target, args, kwargs, node.meta, node.name)
             else:
                 env[node] = self.graph.node_copy(node, env.__getitem__)
+                env[node].name = node.name  # as the program's records call it: fx would not let one be called "input"
         return self.graph
 
     def emit(self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None = None) -> Any:
@@ -117,6 +119,17 @@ class _Rewriter:
                 new = {**{k: meta[k] for k in _META if k in meta}, "val": node.meta.get("val")}
                 env[node] = self.emit(node.target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
         raise AssertionError("a graph without an output")
+
+
+def _results(graph: torch.fx.Graph) -> Sequence[Any]:
+    (output,) = graph.find_nodes(op="output")
+    results: Sequence[Any] = output.args[0]
+    return results
+
+
+def _renamed(output: Output, value: Any) -> Output:
+    """The output under the name of the node that now gives it."""
+    return evolve(output, value=value.name) if isinstance(value, torch.fx.Node) else output
 
 
 def _torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
