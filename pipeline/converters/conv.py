@@ -1,0 +1,44 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument, bind
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.impl import conv as impl
+from pipeline.settings import CompilationSettings
+
+aten = torch.ops.aten
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def floating_with_static_kernel(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT convolves floating-point tensors, with a kernel of static shape over one, two or three dims."""
+    weight = argument(node, "weight").meta["val"]
+    if weight.dtype not in FLOATS:
+        return Rejection(f"its dtype is {weight.dtype}, TensorRT convolves floating-point tensors only")
+    if weight.dim() not in (3, 4, 5):
+        return Rejection(f"its kernel has {weight.dim() - 2} spatial dims, TensorRT takes 1 to 3")
+    for dim, size in enumerate(weight.shape):
+        if isinstance(size, torch.SymInt):
+            return Rejection(f"dim {dim} of its kernel is {size}; TensorRT takes kernels of static shape only")
+    return True
+
+
+@dynamo_tensorrt_converter(
+    aten.convolution.default, capability_validator=floating_with_static_kernel, supports_dynamic_shapes=True
+)
+def convolution(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
+    bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = bind(target, args, kwargs)
+    common: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    if transposed:
+        return impl.deconvolution(ctx, name, x, weight, bias, output_padding=output_padding, **common)
+    return impl.convolution(ctx, name, x, weight, bias, **common)

@@ -1,0 +1,130 @@
+"""Convolutions, plain and transposed, over one, two or three spatial dims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
+from pipeline.impl.pool_windows import padded, spread
+from pipeline.trt import CAPABILITIES
+
+Dims = Sequence[int]
+
+
+def convolution(
+    ctx: ConversionContext,
+    name: str,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    *,
+    stride: Dims,
+    padding: Dims,
+    dilation: Dims,
+    groups: int,
+) -> ITensor:
+    """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number stands for all spatial dims."""
+
+    def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
+        made = _layer(ctx, name, "convolution", x, weight, bias, _maps(weight, 0), flat)
+        _set_windows(made, stride, padding, padding, dilation, groups, flat)
+        return made.get_output(0)
+
+    return _batched(ctx, name, x, weight, bias, layer)
+
+
+def deconvolution(
+    ctx: ConversionContext,
+    name: str,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    *,
+    stride: Dims,
+    padding: Dims,
+    dilation: Dims,
+    output_padding: Dims,
+    groups: int,
+) -> ITensor:
+    """The transpose of a convolution: ``weight`` is [C, maps / groups, …]; ``output_padding`` lengthens the result."""
+    rank = base.rank(weight) - 2
+    steps, cut, more, apart = (_each(v, rank) for v in (stride, padding, output_padding, dilation))
+
+    def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
+        strides, post = steps, [c - m for c, m in zip(cut, more, strict=True)]
+        if not CAPABILITIES.strided_dilated_deconvolution and max(strides) > 1 and max(apart) > 1:
+            spacing = [1] * flat + strides
+            x, post = spread(ctx, name, x, spacing), [p + s - 1 for p, s in zip(post, strides, strict=True)]
+            strides = [1] * rank
+        extra = [max(0, -(p // s)) for p, s in zip(post, strides, strict=True)]
+        x = padded(ctx, name, x, [0] * (rank + flat), [0] * flat + extra)
+        post = [p + e * s for p, e, s in zip(post, extra, strides, strict=True)]
+        made = _layer(ctx, name, "deconvolution", x, weight, bias, _maps(weight, 1) * groups, flat)
+        _set_windows(made, strides, cut, post, apart, groups, flat)
+        return made.get_output(0)
+
+    if base.dtype_of(x) != torch.bfloat16:
+        return _batched(ctx, name, x, weight, bias, layer)
+    # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
+    wide = [None if v is None else base.tensor(ctx, name, v, torch.float32) for v in (x, weight, bias)]
+    return base.cast(ctx, name, _batched(ctx, name, *wide, layer), torch.bfloat16)
+
+
+def _batched(
+    ctx: ConversionContext,
+    name: str,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    layer: Callable[[ITensor, Value, Value | None, bool], ITensor],
+) -> ITensor:
+    """Gives the layer the batch dim and the second spatial dim that TensorRT wants, and takes them away again."""
+    rank = base.rank(weight)
+    flat = rank == 3
+    x = base.tensor(ctx, name, x)
+    added = [0] * (base.rank(x) < rank) + [2] * flat
+    x = base.unsqueeze(ctx, name, x, added)
+    if isinstance(weight, ITensor) and flat:
+        weight = base.unsqueeze(ctx, name, weight, [2])
+    return base.squeeze(ctx, name, layer(x, weight, bias, flat), added)
+
+
+def _maps(weight: Value, dim: int) -> int:
+    return int(base.dims(weight)[dim])
+
+
+def _layer(
+    ctx: ConversionContext, name: str, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool
+) -> Any:
+    """The layer with its kernel and bias: weights where they are constant, else inputs."""
+    size = tuple(base.dims(weight)[2:])
+    fixed = not isinstance(weight, ITensor)
+    size = (1, *size) if flat and fixed else size
+    none = ctx.empty_weights(base.dtype_of(weight))
+    fixed_bias = bias is not None and not isinstance(bias, ITensor)
+    held = ctx.trt_weights(bias) if fixed_bias else none
+    made = ctx.add(name, f"{kind}_nd", x, maps, size, ctx.trt_weights(weight) if fixed else none, held)
+    if not fixed:
+        made.set_input(1, weight)
+    if isinstance(bias, ITensor):
+        made.set_input(2, bias)
+    return made
+
+
+def _each(value: Dims, rank: int) -> list[int]:
+    """A value for each spatial dim."""
+    return list(value) * (rank if len(value) == 1 else 1)
+
+
+def _set_windows(layer: Any, stride: Dims, pre: Dims, post: Dims, dilation: Dims, groups: int, flat: bool) -> None:
+    rank = len(layer.kernel_size_nd) - flat
+    layer.num_groups = groups
+    layer.stride_nd = (1,) * flat + tuple(_each(stride, rank))
+    layer.pre_padding = (0,) * flat + tuple(_each(pre, rank))
+    layer.post_padding = (0,) * flat + tuple(_each(post, rank))
+    layer.dilation_nd = (1,) * flat + tuple(_each(dilation, rank))
