@@ -23,7 +23,7 @@ from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
 from pipeline.functional import functional
 from pipeline.inputs import Input
-from pipeline.program import Output, Port, Program, Range, expression, port
+from pipeline.program import Output, Port, Program, Range, expression, port, results
 from pipeline.recipes import Recipe, identity
 from pipeline.settings import CompilationSettings
 
@@ -168,7 +168,7 @@ def _program(
     return Program(
         graph_module=graph_module,
         inputs=inputs,
-        outputs=tuple(map(_output, signature.output_specs, _results(graph))),
+        outputs=tuple(map(_output, signature.output_specs, results(graph))),
         constants=FrozenDict(constants),
         buffers=FrozenDict(buffers),
         parameters=FrozenDict(parameters),
@@ -185,11 +185,6 @@ def _port(argument: Any, values: Mapping[str, Any], symbols: Mapping[str, Range]
     if isinstance(argument, ConstantArgument):
         return Port(argument.name, kind="constant", value=argument.value)
     return port(argument.name, values[argument.name], symbols)
-
-
-def _results(graph: torch.fx.Graph) -> Sequence[Any]:
-    results: Any = next(iter(reversed(graph.nodes))).args[0]
-    return tuple(results)
 
 
 def _output(spec: OutputSpec, value: Any) -> Output:
@@ -221,15 +216,11 @@ def _symbols(
 
 
 def _range(name: str, given: Any, hint: int | None) -> Range:
-    low = max(int(given.lower), 0)
-    if given.upper.is_finite and int(given.upper) < 2**31:
+    low = max(int(given.lower), 0) if given.lower.is_Integer else 0
+    if given.upper.is_Integer and int(given.upper) < 2**31:
         high = int(given.upper)
     else:
         high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
-        log.warning(
-            "dim %s has no upper bound; engines take up to %d: give a max (torch.export.Dim or pipeline.Input)",
-            name,
-            high,
-        )
+        log.warning("dim %s has no upper bound; engines take up to %d: give a max (Dim or pipeline.Input)", name, high)
     opt = hint if hint is not None else (low + high) // 2
     return Range(low, min(max(opt, low), high), high)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import sympy
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from pipeline.frozen import FrozenDict
@@ -59,6 +59,12 @@ class Range:
 
 
 Symbols = Mapping[str, Range]
+
+
+def results(graph: torch.fx.Graph) -> tuple[Any, ...]:
+    """What a graph returns: nodes and Python values."""
+    returned: Any = next(iter(reversed(graph.nodes))).args[0]
+    return tuple(returned)
 
 
 def bounds(expr: Expr, symbols: Symbols) -> Range:
@@ -162,6 +168,12 @@ class Program:
         """SHA-256 of the printed program with its settings and the recipes of its constants."""
         recipes = "\n".join(f"{name} = {recipe}" for name, recipe in self.constants.items())
         return digest(f"{self}\n{recipes}\n{self.settings!r}")
+
+
+def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
+    """The outputs as the graph returns them now: a rewritten graph may give them other names."""
+    nodes = zip(outputs, results(graph), strict=True)
+    return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
 
 def _lines(graph: torch.fx.Graph) -> Iterable[str]:

@@ -59,9 +59,10 @@ def refit_module_weights(
 
 def _tensors(weights: torch.nn.Module | ExportedProgram | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if isinstance(weights, torch.nn.Module):
-        return {**dict(weights.named_parameters()), **dict(weights.named_buffers())}
+        named = (weights.named_parameters(remove_duplicate=False), weights.named_buffers(remove_duplicate=False))
+        return {name: tensor for tensors in named for name, tensor in tensors}
     if isinstance(weights, ExportedProgram):
-        return {**dict(weights.named_parameters()), **dict(weights.named_buffers())}
+        return {**weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
     return dict(weights)
 
 

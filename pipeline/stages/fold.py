@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 
 from pipeline.frozen import FrozenDict
 from pipeline.naming import layer_name
-from pipeline.program import Program
+from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
 
 FREE_ELEMENTS = 1 << 16
@@ -46,7 +46,8 @@ def fold(program: Program) -> Program:
             node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: not constant[user])
     _drop_dead(graph, program)
     alive = {n.name for n in graph.nodes}
-    return evolve(program, constants=FrozenDict({n: r for n, r in recipes.items() if n in alive}))
+    constants = FrozenDict({n: r for n, r in recipes.items() if n in alive})
+    return evolve(program, constants=constants, outputs=rewired(program.outputs, graph))
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

@@ -53,7 +53,7 @@ def partition(validated: Validated) -> Partitioned:
 
 
 def _fallback(node: torch.fx.Node, reason: str, verdict: Verdict) -> Fallback:
-    hint = "; ".join(h for r in verdict.reasons if (h := getattr(r, "hint", "")))
+    hint = "; ".join(dict.fromkeys(r.hint for r in verdict.reasons if r.hint))
     return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
 
 
