@@ -13,5 +13,8 @@ A call names the sizes that may be dynamic; it is pasted from a failure as it st
 """
 
 from pipeline.testing.calls import Call, Size, TensorSpec
+from pipeline.testing.check import Checked, CheckError, Rejected, check
+from pipeline.testing.programs import CallError
+from pipeline.testing.ulps import ULPS, Units
 
-__all__ = ["Call", "Size", "TensorSpec"]
+__all__ = ["ULPS", "Call", "CallError", "CheckError", "Checked", "Rejected", "Size", "TensorSpec", "Units", "check"]

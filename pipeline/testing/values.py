@@ -51,13 +51,14 @@ _ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 10
 
 
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Floats with NaN, infinities and zeros of both signs; integers with the ends of their range."""
+    """Floats with NaN, infinities and zeros of both signs; integers with almost the ends of their range."""
     if dtype.is_floating_point:
         return _choice(torch.tensor(_ODD, dtype=torch.float64), shape, generator)
     if dtype == torch.bool:
         return _normal(shape, dtype, generator)
-    info = torch.iinfo(dtype)
-    return _choice(torch.tensor([info.min, info.max, 0, 1, 2, 7, 100], dtype=torch.int64), shape, generator)
+    most = torch.iinfo(dtype).max  # its negative, but not the least number: dividing that by -1 ends the process
+    pool = [0, 1, 2, 7, 100, most, most - 1, *([] if dtype == torch.uint8 else [-most, -1, -7])]
+    return _choice(torch.tensor(pool, dtype=torch.int64), shape, generator)
 
 
 def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -1,0 +1,192 @@
+"""``check``: everything that a converter promises, tried on one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, TypeVar
+
+import torch
+from attrs import field, frozen
+
+from pipeline.compiled import Compiled, Executor, RefitMap
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.decompositions import DecompositionTable
+from pipeline.converters.registry import ConverterRegistry, Rejection
+from pipeline.network import Network
+from pipeline.program import Built, Converted, Partitioned, Program, Verdict
+from pipeline.runtime.module import CompiledModule
+from pipeline.settings import CompilationSettings
+from pipeline.stages import Decompose, Validate, convert, partition, refit_map
+from pipeline.stages import build as build_stage
+from pipeline.testing.calls import Call
+from pipeline.testing.compare import difference, expected
+from pipeline.testing.programs import Made, program_of
+from pipeline.trt import has_gpu
+
+Kind = Literal["converts", "deterministic", "runs", "values", "builds", "used"]
+T = TypeVar("T")
+
+
+class CheckError(AssertionError):
+    """A converter does not keep a promise: ``kind`` says which, ``call`` for what."""
+
+    def __init__(self, kind: Kind, call: Call, message: str) -> None:
+        snippet = f"import torch\nfrom pipeline.testing import *\ncheck({call!r})"
+        super().__init__(f"{kind}: {call.target}: {message}\n\n{snippet}")
+        self.kind, self.call, self.message = kind, call, message
+
+
+@frozen
+class Checked:
+    """A call that passed. ``used``: the target's own converter made a layer; ``built``: an engine was built."""
+
+    call: Call
+    networks: tuple[Network, ...] = field(repr=False)
+    tried: tuple[Mapping[str, int], ...]
+    used: bool
+    built: bool
+
+
+@frozen
+class Rejected:
+    """A call that no engine takes, and why. It is false."""
+
+    call: Call
+    reasons: tuple[Rejection, ...]
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def check(
+    call: Call,
+    *,
+    registry: ConverterRegistry = DYNAMO_CONVERTERS,
+    decompositions: DecompositionTable = DECOMPOSITIONS,
+    settings: CompilationSettings | None = None,
+    dynamic: bool | None = None,
+    build: bool = False,
+    executors: Sequence[Executor] | None = None,
+    used: bool = False,
+) -> Checked | Rejected:
+    """Compile a program of this one call, and run it at each of ``call.sizes_to_try`` beside eager PyTorch.
+
+    The call converts; converting it twice gives the same network; it runs; every result has the operator's dtype and
+    shape, and values no further from float64 than eager's plus a few units in the last place (``ULPS``), with NaN and
+    infinities where eager has them; one network serves all sizes; and, if asked for, an engine is built.
+
+    Args:
+        call: the operator with its arguments.
+        registry: the converters.
+        decompositions: our own decompositions, which are asked before converters.
+        settings: default settings if None.
+        dynamic: False fixes the sizes; True refuses a call without names of sizes; None takes the call as it is.
+        build: also build the engine.
+        executors: where to run; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
+        used: fail if the target's own converter was not used, because a decomposition came first.
+
+    Returns:
+        ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
+
+    Raises:
+        CheckError: a promise is not kept; the message has a snippet that shows it again.
+        CallError: PyTorch itself does not take the call.
+    """
+    if dynamic and not call.dynamic:
+        raise ValueError(f"dynamic=True, but the call names no sizes: {call!r}")
+    call = call.static() if dynamic is False else call
+    made = program_of(call, settings or CompilationSettings())
+    stages = (Decompose(registry, decompositions), Validate(registry), partition)
+    partitioned: Partitioned = _try("converts", call, lambda: _through(stages, made.program))
+    if partitioned.fallbacks:
+        return Rejected(call, _reasons(partitioned))
+    converted = _convert(call, partitioned)
+    was_used = _uses(partitioned, call.target)
+    if used and not was_used:
+        _fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
+    built = _try("builds", call, lambda: build_stage(converted)) if build or _has(executors, "tensorrt") else None
+    for executor in executors if executors is not None else _executors(built is not None):
+        _run(call, made, _compiled(converted, built), executor)
+    return Checked(call, converted.networks, call.sizes_to_try, was_used, built is not None)
+
+
+def _through(stages: Sequence[Any], record: Any) -> Any:
+    for stage in stages:
+        record = stage(record)
+    return record
+
+
+def _convert(call: Call, partitioned: Partitioned) -> Converted:
+    """The networks, made twice and compared."""
+    first, second = (_try("converts", call, lambda: convert(partitioned)) for _ in range(2))
+    if str(first) != str(second):
+        _fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
+    return first
+
+
+def _uses(partitioned: Partitioned, target: Any) -> bool:
+    """Whether the target itself is left in an engine."""
+    kept = {node.name for node in partitioned.program.graph.nodes if node.target is target}
+    return any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
+
+
+def _reasons(partitioned: Partitioned) -> tuple[Rejection, ...]:
+    refused: list[Verdict] = [v for v in partitioned.verdicts.values() if not v.supported]
+    return tuple(reason for verdict in refused for reason in verdict.reasons)
+
+
+def _compiled(converted: Converted, built: Built | None) -> Compiled:
+    if built is not None:
+        return refit_map(built)
+    used = {w.name for network in converted.networks for w in network.weights}
+    recipes = type(converted.recipes)({n: r for n, r in converted.recipes.items() if n in used})
+    return Compiled(converted.partitioned, converted.networks, (), RefitMap(recipes), converted.literals)
+
+
+def _executors(built: bool) -> tuple[Executor, ...]:
+    return ("reference", "tensorrt") if built and has_gpu() else ("reference",)
+
+
+def _has(executors: Sequence[Executor] | None, executor: Executor) -> bool:
+    return executors is not None and executor in executors
+
+
+def _run(call: Call, made: Made, compiled: Compiled, executor: Executor) -> None:
+    """The compiled call beside eager, at every size."""
+    module = _try("runs", call, lambda: compiled.module(executor))
+    for sizes in call.sizes_to_try:
+        _run_at(sizes, call, made, module, executor)
+
+
+def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledModule, executor: Executor) -> None:
+    results = _try("runs", call, lambda: module(*made.arguments(call, sizes)), sizes, executor)
+    want = expected(call, sizes, _dtypes(made.program))
+    for i, got in enumerate(results):
+        said = difference(want, i, got.cpu(), executor)
+        if said:
+            what = f"result {i}" if len(results) > 1 else "the result"
+            networks = "\n\n".join(map(str, module.compiled.networks))
+            _fail("values", call, f"{what}{_at(sizes, executor)}: {said}\n\n{networks}")
+
+
+def _dtypes(program: Program) -> list[torch.dtype]:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    return [values[output.value].dtype for output in program.outputs]
+
+
+def _at(sizes: Mapping[str, int], executor: str) -> str:
+    return f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
+
+
+def _try(kind: Kind, call: Call, f: Callable[[], T], sizes: Mapping[str, int] | None = None, executor: str = "") -> T:
+    try:
+        return f()
+    except CheckError:
+        raise
+    except Exception as error:
+        where = _at(sizes, executor) if sizes is not None else ""
+        raise CheckError(kind, call, f"{type(error).__name__}{where}: {error}") from error
+
+
+def _fail(kind: Kind, call: Call, message: str) -> NoReturn:
+    raise CheckError(kind, call, message)

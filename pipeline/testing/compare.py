@@ -1,0 +1,123 @@
+"""Is a result no worse than eager's? Both are measured against float64; integers and bools must be eager's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen
+
+from pipeline.testing.calls import Call
+from pipeline.testing.ulps import Units, units_for
+
+
+@frozen
+class Expected:
+    """What a call should give: eager's results, the exact ones, and those for absolute inputs; None: nobody knows."""
+
+    call: Call
+    eager: tuple[Any, ...] = field(eq=False, repr=False)
+    exact: tuple[Any, ...] = field(eq=False, repr=False)
+    absolute: tuple[Any, ...] = field(eq=False, repr=False)
+    largest_input: float = 0.0
+
+
+def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
+    """Runs the operator in PyTorch: as it is, in float64, and (where its row asks for it) on absolute values.
+
+    Where PyTorch has no kernel for the dtype on a CPU, the float64 result, rounded to ``dtypes``, stands for eager's.
+    """
+    given = call.tensors(sizes)
+    doubles = [t.double() if t.is_floating_point() else t for t in given]
+    exact = _run(call, sizes, doubles)
+    eager = _run(call, sizes, given)
+    if eager is None:
+        if exact is None:
+            call.eager(sizes)
+        eager = tuple(None if e is None else e.to(d) for e, d in zip(exact or (), dtypes, strict=True))
+    absolute = None
+    if any(units_for(call.target, d).scale == "absolute" for d in dtypes if d.is_floating_point):
+        absolute = _run(call, sizes, [t.abs() if t.is_floating_point() else t for t in doubles])
+    nothing = (None,) * len(eager)
+    return Expected(call, eager, exact or nothing, absolute or nothing, _largest(doubles))
+
+
+def _run(call: Call, sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+    args, kwargs = call.fill(tensors, sizes)
+    if any(t.dtype == torch.float64 for t in tensors):
+        kwargs = {
+            k: torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in kwargs.items()
+        }
+    try:
+        with torch.no_grad():
+            results = call.target(*args, **kwargs)
+    except RuntimeError:
+        return None
+    flat = results if isinstance(results, tuple | list) else (results,)
+    return tuple(flat) if call.outputs is None or flat is not results else tuple(flat[i] for i in call.outputs)
+
+
+def _largest(tensors: Sequence[torch.Tensor]) -> float:
+    return max((_most(t) for t in tensors if t.is_floating_point()), default=0.0)
+
+
+def _most(t: torch.Tensor) -> float:
+    finite = t[t.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> str:
+    """In words, how a result differs from what it should be; empty if it does not."""
+    eager = want.eager[index]
+    if got.dtype != eager.dtype:
+        return f"the dtype is {got.dtype}, eager's is {eager.dtype}"
+    if got.shape != eager.shape:
+        return f"the shape is {list(got.shape)}, eager's is {list(eager.shape)}"
+    if not eager.is_floating_point():
+        return _first(got != eager, got, eager, eager)
+    exact = want.exact[index]
+    exact = eager.double() if exact is None or not exact.is_floating_point() else exact
+    row = units_for(want.call.target, got.dtype)
+    wrong = _wrong(got.double(), eager.double(), exact, _tolerance(row, want, index, exact, got.dtype, executor))
+    said = _first(wrong, got, eager, exact)
+    return said or (_zero_signs(got, eager) if row.signed_zeros and row.scale == "element" else "")
+
+
+def _tolerance(
+    row: Units, want: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
+) -> torch.Tensor:
+    """Units at the row's scale; to it comes eager's own error."""
+    info = torch.finfo(dtype)
+    size = exact.abs().nan_to_num(0.0, info.max, info.max)
+    if row.scale == "tensor":
+        size = torch.full_like(exact, max(_most(exact), want.largest_input))
+    elif row.scale == "absolute" and want.absolute[index] is not None:
+        size = want.absolute[index].double().nan_to_num(0.0, info.max, info.max)
+    return row.allowed(executor, dtype) * info.eps * size.clamp(info.tiny, info.max)
+
+
+def _wrong(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+    """Where a result is further from the exact one than eager's error and the units allow.
+
+    NaN and infinities are eager's, or the exact ones where eager overflows on its way.
+    """
+    eager_error = (eager - exact).abs().nan_to_num(0.0, 0.0, 0.0)
+    close = (got - exact).abs() <= eager_error + units
+    same = (got == eager) | (got.isnan() & eager.isnan())
+    return ~(same | (close & got.isfinite() & (eager.isfinite() | exact.isfinite())))
+
+
+def _zero_signs(got: torch.Tensor, eager: torch.Tensor) -> str:
+    wrong = (got == 0) & (eager == 0) & (got.signbit() != eager.signbit())
+    return _first(wrong, got, eager, eager)
+
+
+def _first(wrong: torch.Tensor, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
+    """The first element that is wrong, and how many are."""
+    if not bool(wrong.any()):
+        return ""
+    at = tuple(int(i) for i in wrong.nonzero()[0])
+    said = f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, the first at {list(at)}: "
+    values = f"{got[at].item()!r}, eager gives {eager[at].item()!r}"
+    return said + values + (f", float64 {exact[at].item()!r}" if exact is not eager else "")

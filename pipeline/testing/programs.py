@@ -1,0 +1,176 @@
+"""A ``Program`` for one call, made by hand in a few milliseconds where torch.export takes fifty."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from attrs import field, frozen
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._pytree import tree_flatten
+
+from pipeline.frozen import FrozenDict
+from pipeline.program import Output, Program, expression, port
+from pipeline.recipes import identity
+from pipeline.settings import CompilationSettings
+from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
+
+aten = torch.ops.aten
+
+
+class CallError(ValueError):
+    """PyTorch does not take the call, or takes it for one value of a dynamic size only."""
+
+
+@frozen
+class Made:
+    """A call's program, and which results of the operator its outputs are."""
+
+    program: Program
+    inputs: tuple[int | str, ...] = field()
+    """For each input of the program: the index of a spec, or the name of a size."""
+
+    def arguments(self, call: Call, sizes: Mapping[str, int]) -> list[Any]:
+        """What the program is called with for these sizes."""
+        tensors = call.tensors(sizes)
+        return [tensors[i] if isinstance(i, int) else sizes[i] for i in self.inputs]
+
+
+def program_of(call: Call, settings: CompilationSettings) -> Made:
+    """The program: inputs and constants, sizes read off the inputs, arithmetic on sizes, the call, its results."""
+    return _Builder(call).build(settings)
+
+
+class _Builder:
+    """One program under construction."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.graph = torch.fx.Graph()
+        self.environment = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False)
+        self.symbols = {name: self.symbol(name) for name in call.sizes}
+        self.size_nodes: dict[str, torch.fx.Node] = {}
+        self.parameters: dict[str, torch.Tensor] = {}
+
+    def symbol(self, name: str) -> torch.SymInt:
+        """A symbolic int that takes its value from the call: at least 2 for guards, as torch.export has it."""
+        size = self.call.sizes[name]
+        hint = max(size.opt, 2)
+        source = ConstantSource(f"__size_{name}")
+        made = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        self.environment.constrain_symbol_range(made, compiler_min=2, compiler_max=max(size.max, 3))
+        return cast(torch.SymInt, self.environment.create_symintnode(made, hint=hint, source=source))
+
+    def build(self, settings: CompilationSettings) -> Made:
+        tensors = [self.tensor(i, spec) for i, spec in enumerate(self.call.specs)]
+        given: list[int | str] = [i for i, spec in enumerate(self.call.specs) if not spec.constant]
+        given += self.read_sizes(tensors)
+        rest = iter(tensors)
+        args, kwargs = self.call.map(lambda leaf: self.argument(leaf, rest))
+        node = self.graph.call_function(self.call.target, tuple(args), kwargs)
+        node.meta["val"] = self.meta(args, kwargs)
+        outputs = self.outputs(node)
+        return Made(self.program(outputs, settings), tuple(given))
+
+    def tensor(self, index: int, spec: TensorSpec) -> torch.fx.Node:
+        """A placeholder for a tensor; a constant's tensor becomes a parameter."""
+        node = self.graph.placeholder(f"{'p' if spec.constant else 'x'}{index}")
+        with self.mode:
+            node.meta["val"] = torch.empty([dim_at(d, self.symbols) for d in spec.shape], dtype=spec.dtype)
+        if spec.constant:
+            self.parameters[node.name] = self.call.tensors()[index]
+        return node
+
+    def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
+        """Where each size can be read: off the shape of an input, or else from an input of its own."""
+        own = []
+        for name in self.call.sizes:
+            place = self.place(name)
+            if place is None:
+                node = self.graph.placeholder(name)
+                own.append(name)
+            else:
+                node = self.graph.call_function(aten.sym_size.int, (tensors[place[0]], place[1]))
+            node.meta["val"] = self.symbols[name]
+            self.size_nodes[name] = node
+        return own
+
+    def place(self, name: str) -> tuple[int, int] | None:
+        """The first input and dim that is this size and nothing else."""
+        specs = enumerate(self.call.specs)
+        return next(((i, s.shape.index(name)) for i, s in specs if not s.constant and name in s.shape), None)
+
+    def argument(self, leaf: Any, tensors: Any) -> Any:
+        """An argument of the node: a node, or a plain value."""
+        if isinstance(leaf, TensorSpec):
+            return next(tensors)
+        return self.arithmetic(leaf) if isinstance(leaf, Size) else leaf
+
+    def arithmetic(self, size: Size) -> torch.fx.Node:
+        """Nodes that compute a size, as torch.export leaves them in a graph."""
+        node = self.size_nodes[size.names[0]]
+        for name in size.names[1:]:
+            node = self.step(operator.mul, node, self.size_nodes[name])
+        node = node if size.divisor == 1 else self.step(operator.floordiv, node, size.divisor)
+        node = node if size.scale == 1 else self.step(operator.mul, node, size.scale)
+        return node if size.offset == 0 else self.step(operator.add, node, size.offset)
+
+    def step(self, function: Any, a: torch.fx.Node, b: Any) -> torch.fx.Node:
+        node = self.graph.call_function(function, (a, b))
+        node.meta["val"] = function(a.meta["val"], b.meta["val"] if isinstance(b, torch.fx.Node) else b)
+        return node
+
+    def meta(self, args: Any, kwargs: Any) -> Any:
+        """The call's result on fake tensors. A guard that leaves a size one value only is an error of the call."""
+        args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        try:
+            with self.mode, torch.no_grad():
+                result = self.call.target(*args, **kwargs)
+        except Exception as error:
+            raise CallError(f"PyTorch does not take the call: {type(error).__name__}: {error}") from error
+        fixed = {name: expression(s) for name, s in self.symbols.items() if not _is_free(s)}
+        if fixed:
+            raise CallError(f"PyTorch takes the call for these sizes only: {fixed}; give them as ints")
+        return result
+
+    def outputs(self, node: torch.fx.Node) -> list[Any]:
+        """The results that are asked for; ``getitem`` takes them out of a tuple."""
+        value = node.meta["val"]
+        if not isinstance(value, tuple | list):
+            return [node]
+        chosen = self.call.outputs if self.call.outputs is not None else range(len(value))
+        return [self.item(node, i) for i in chosen]
+
+    def item(self, node: torch.fx.Node, index: int) -> torch.fx.Node:
+        item = self.graph.call_function(operator.getitem, (node, index))
+        item.meta["val"] = node.meta["val"][index]
+        return item
+
+    def program(self, outputs: list[torch.fx.Node], settings: CompilationSettings) -> Program:
+        self.graph.output(tuple(outputs))
+        symbols = {str(expression(s)): self.call.sizes[name] for name, s in self.symbols.items()}
+        placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.name not in self.parameters]
+        inputs = tuple(port(n.name, n.meta["val"], symbols) for n in placeholders)
+        return Program(
+            graph_module=torch.fx.GraphModule(torch.nn.Module(), self.graph),
+            inputs=inputs,
+            outputs=tuple(Output(n.name) for n in outputs),
+            constants=FrozenDict({name: identity(name) for name in self.parameters}),
+            buffers=FrozenDict(),
+            parameters=FrozenDict(self.parameters),
+            symbols=FrozenDict(symbols),
+            in_spec=tree_flatten((tuple(0 for _ in inputs), {}))[1],
+            out_spec=tree_flatten([0 for _ in outputs])[1],
+            settings=settings,
+        )
+
+
+def _is_free(size: torch.SymInt) -> bool:
+    """Whether no guard has fixed a size, or tied it to another."""
+    expr = expression(size)
+    return not isinstance(expr, int) and bool(expr.is_Symbol) and expr not in size.node.shape_env.replacements

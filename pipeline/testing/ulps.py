@@ -1,0 +1,61 @@
+"""How far from float64 a result may be: the one table of it, each row with its reason.
+
+An error may be as large as eager's own in that dtype, plus a number of units in the last place. A unit is the distance
+between neighbouring numbers of the dtype at the *scale* of the row:
+
+- ``"element"``: at the exact value of the element itself;
+- ``"tensor"``: at the largest exact value of the tensor, or its largest input if that is larger;
+- ``"absolute"``: at what the operator gives for its inputs' absolute values: a sum in another order may differ so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import torch
+from attrs import frozen
+
+Scale = Literal["element", "tensor", "absolute"]
+
+
+@frozen
+class Units:
+    """A row: ``units`` on any executor; ``gpu`` more on a GPU; ``tf32`` is a relative error in fp32 products there.
+
+    ``signed_zeros``: whether a zero must have the sign that eager gives it.
+    """
+
+    units: float
+    reason: str
+    scale: Scale = "element"
+    gpu: float = 2
+    tf32: float = 0.0
+    signed_zeros: bool = True
+
+    def allowed(self, executor: str, dtype: torch.dtype) -> float:
+        """Units that this executor may add to eager's error."""
+        if executor != "tensorrt":
+            return self.units
+        uses_tf32 = dtype == torch.float32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+        return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
+
+
+DEFAULT: Final = Units(2, "one rounding of our own and one where eager and we fall to different sides")
+
+_SUM = Units(4, "the order of a sum is free", "absolute", signed_zeros=False)
+_PRODUCT = Units(4, "the order of a sum of products is free", "absolute", tf32=2e-3, signed_zeros=False)
+
+ULPS: Final[Mapping[Any, Units]] = {
+    **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"), _SUM),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
+}
+"""By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
+
+
+def units_for(target: Any, dtype: torch.dtype) -> Units:
+    """The row of an operator and a dtype."""
+    name = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
+    return ULPS.get((name, dtype), ULPS.get(name, DEFAULT))
