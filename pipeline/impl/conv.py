@@ -71,8 +71,9 @@ def deconvolution(
     if base.dtype_of(x) != torch.bfloat16:
         return _batched(ctx, name, x, weight, bias, layer)
     # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
-    wide = [None if v is None else base.tensor(ctx, name, v, torch.float32) for v in (x, weight, bias)]
-    return base.cast(ctx, name, _batched(ctx, name, *wide, layer), torch.bfloat16)
+    x, weight = (base.tensor(ctx, name, v, torch.float32) for v in (x, weight))
+    bias = None if bias is None else base.tensor(ctx, name, bias, torch.float32)
+    return base.cast(ctx, name, _batched(ctx, name, x, weight, bias, layer), torch.bfloat16)
 
 
 def _batched(
@@ -89,7 +90,7 @@ def _batched(
     x = base.tensor(ctx, name, x)
     added = [0] * (base.rank(x) < rank) + [2] * flat
     x = base.unsqueeze(ctx, name, x, added)
-    if isinstance(weight, ITensor) and flat:
+    if flat and not isinstance(weight, torch.Tensor):
         weight = base.unsqueeze(ctx, name, weight, [2])
     return base.squeeze(ctx, name, layer(x, weight, bias, flat), added)
 
@@ -103,15 +104,14 @@ def _layer(
 ) -> Any:
     """The layer with its kernel and bias: weights where they are constant, else inputs."""
     size = tuple(base.dims(weight)[2:])
-    fixed = not isinstance(weight, ITensor)
+    fixed = isinstance(weight, torch.Tensor)
     size = (1, *size) if flat and fixed else size
     none = ctx.empty_weights(base.dtype_of(weight))
-    fixed_bias = bias is not None and not isinstance(bias, ITensor)
-    held = ctx.trt_weights(bias) if fixed_bias else none
+    held = ctx.trt_weights(bias) if isinstance(bias, torch.Tensor) else none
     made = ctx.add(name, f"{kind}_nd", x, maps, size, ctx.trt_weights(weight) if fixed else none, held)
     if not fixed:
         made.set_input(1, weight)
-    if isinstance(bias, ITensor):
+    if bias is not None and not isinstance(bias, torch.Tensor):
         made.set_input(2, bias)
     return made
 
