@@ -314,8 +314,17 @@ def reshape(ctx: ConversionContext, name: str, x: ITensor, shape: Sequence[Size]
         layer.zero_is_placeholder = bool(kept)
         layer.reshape_dims = tuple(0 if i in kept else s if isinstance(s, int) else -1 for i, s in enumerate(shape))
     else:
-        layer.set_input(1, shape_tensor(ctx, name, shape))
+        layer.set_input(1, shape_tensor(ctx, name, _with_wildcard(ctx, shape)))
     return noted(ctx, layer.get_output(0), [None if s == -1 else s for s in shape])
+
+
+def _with_wildcard(ctx: ConversionContext, shape: Sequence[Size]) -> list[Size]:
+    """-1 in place of the size that would need most arithmetic, where that determines it."""
+    costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]
+    place = costs.index(max(costs))
+    if 0 in shape or -1 in shape or not costs[place] or not _never_empty(ctx, shape):
+        return list(shape)
+    return [-1 if i == place else s for i, s in enumerate(shape)]
 
 
 def _never_empty(ctx: ConversionContext, shape: Sequence[Size]) -> bool:
