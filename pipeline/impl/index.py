@@ -1,0 +1,105 @@
+"""Picking elements by index tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.shape import product
+from pipeline.trt import trt
+
+
+def take(ctx: ConversionContext, name: str, x: ITensor, indices: Value, dim: int) -> ITensor:
+    """Elements along a dim; the dims of ``indices``, which are in bounds, take its place."""
+    return ctx.add(name, "gather", x, base.tensor(ctx, name, indices), base.axis(dim, base.rank(x))).get_output(0)
+
+
+def index_select(ctx: ConversionContext, name: str, x: ITensor, dim: int, indices: Value) -> ITensor:
+    """The elements of a dim that a vector, or a single index, names; a 0-d tensor has one."""
+    if base.rank(x) == 0:
+        return x
+    if base.rank(indices) == 0:
+        indices = base.tensor(ctx, name, indices, rank=1)
+    return take(ctx, name, x, indices, dim)
+
+
+def gather(ctx: ConversionContext, name: str, x: ITensor, indices: Value, dim: int) -> ITensor:
+    """``out[i][j] = x[index[i][j]][j]``, and so on; ``indices`` may be smaller than ``x``."""
+    layer = ctx.add(name, "gather_v2", x, base.tensor(ctx, name, indices), trt.GatherMode.ELEMENT)
+    layer.axis = base.axis(dim, base.rank(x))
+    return layer.get_output(0)
+
+
+def wrapped(ctx: ConversionContext, name: str, indices: Value, size: Size) -> Value:
+    """Indices counted from the start: ``size`` is added to negative ones. Those of a constant are seen here."""
+    if isinstance(indices, torch.Tensor):
+        if not indices.numel() or int(indices.min()) >= 0:
+            return indices
+        if isinstance(size, int):
+            return torch.where(indices < 0, indices + size, indices)
+    index = base.tensor(ctx, name, indices)
+    zero = base.tensor(ctx, name, 0, base.dtype_of(index), rank=base.rank(index))
+    negative = base.elementwise(ctx, name, "LESS", index, zero)
+    length = _like(ctx, name, size, index)
+    shifted = base.elementwise(ctx, name, "SUM", index, length)
+    return ctx.add(name, "select", negative, shifted, index).get_output(0)
+
+
+def _like(ctx: ConversionContext, name: str, size: Size, index: ITensor) -> ITensor:
+    """A size as a tensor that broadcasts with an index."""
+    value = size if isinstance(size, int) else base.scalar_of(ctx, name, size)
+    return base.tensor(ctx, name, value, base.dtype_of(index), rank=base.rank(index))
+
+
+def flat(ctx: ConversionContext, name: str, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
+    """One index into dims that are flattened, from an index into each: broadcast against each other."""
+    if all(isinstance(i, torch.Tensor) for i in indices) and all(isinstance(s, int) for s in sizes):
+        return _flat_literal(indices, sizes)
+    dtype = torch.int64 if torch.int64 in map(base.dtype_of, indices) else torch.int32
+    rank = max(map(base.rank, indices))
+    result = base.tensor(ctx, name, indices[0], dtype, rank=rank)
+    for index, size in zip(indices[1:], sizes[1:], strict=True):
+        result = base.elementwise(ctx, name, "PROD", result, _like(ctx, name, size, result))
+        result = base.elementwise(ctx, name, "SUM", result, base.tensor(ctx, name, index, dtype, rank=rank))
+    return result
+
+
+def _flat_literal(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    result = indices[0].long()
+    for index, size in zip(indices[1:], sizes[1:], strict=True):
+        result = result * size + index
+    return result
+
+
+def index(ctx: ConversionContext, name: str, x: ITensor, indices: Sequence[Value | None]) -> ITensor:
+    """``x[indices]`` for integer index tensors and None. Dims that are indexed together become one, which is taken."""
+    axes = [i for i, each in enumerate(indices) if each is not None]
+    sizes = base.known_sizes(ctx, x)
+    exact = [s if s is not None else base.size(ctx, name, x, i) for i, s in enumerate(sizes)]
+    given = [wrapped(ctx, name, indices[a], exact[a]) for a in axes]
+    if len(axes) == 1:
+        return take(ctx, name, x, given[0], axes[0])
+    merged, place = merge(ctx, name, x, axes, exact)
+    return take(ctx, name, merged, flat(ctx, name, given, [exact[a] for a in axes]), place)
+
+
+def merge(
+    ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]
+) -> tuple[ITensor, int]:
+    """``x`` with these dims as one, and its place: theirs if they are neighbours, else the first, as eager has it."""
+    adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
+    rest = [i for i in range(base.rank(x)) if i not in axes]
+    place = axes[0] if adjacent else 0
+    order = [*rest[:place], *axes, *rest[place:]]
+    moved = base.permute(ctx, name, x, order)
+    one = product([sizes[a] for a in axes]) if all(_known(sizes[a]) for a in axes) else -1
+    shape = [*(sizes[i] for i in rest[:place]), one, *(sizes[i] for i in rest[place:])]
+    return base.reshape(ctx, name, moved, shape), place
+
+
+def _known(size: Size) -> bool:
+    return not isinstance(size, trt.ITensor)

@@ -1,0 +1,81 @@
+"""Layers that change a shape: splitting, joining, repeating, reordering."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.converters.context import ConversionContext, SymbolicInt
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
+from pipeline.program import shape_of
+from pipeline.trt import trt
+
+
+def sizes_of(value: torch.Tensor) -> list[Size]:
+    """The sizes of a fake tensor: ints, and ``SymbolicInt`` where they depend on the inputs."""
+    return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(value)]
+
+
+def result_sizes(ctx: ConversionContext) -> list[Size]:
+    """The sizes of the node's result."""
+    assert ctx.node is not None
+    return sizes_of(ctx.node.meta["val"])
+
+
+def product(sizes: Sequence[Size]) -> Size:
+    """How many elements a shape has."""
+    result = math.prod(s.expr if isinstance(s, SymbolicInt) else s for s in sizes)
+    return result if isinstance(result, int) else int(result) if result.is_number else SymbolicInt(result)
+
+
+def concatenate(ctx: ConversionContext, name: str, tensors: Sequence[Value], dim: int, dtype: torch.dtype) -> ITensor:
+    """The tensors one after another along a dim, each cast to ``dtype``; one alone is not copied."""
+    parts = [base.tensor(ctx, name, t, dtype) for t in tensors]
+    if len(parts) == 1:
+        return parts[0]
+    layer = ctx.add(name, "concatenation", parts)
+    layer.axis = base.axis(dim, base.rank(parts[0]))
+    return layer.get_output(0)
+
+
+def repeat(ctx: ConversionContext, name: str, x: ITensor, repeats: Sequence[Size], shape: Sequence[Size]) -> ITensor:
+    """``x``, of the rank of the result, repeated along each dim: a slice that wraps around, or stays at a size of 1."""
+    known = base.known_sizes(ctx, x)
+    axes = [i for i, r in enumerate(repeats) if r != 1]
+    if all(known[i] == 1 for i in axes):
+        return base.expand(ctx, name, x, shape)
+    if any(s == 0 for s in shape):
+        return base.constant(ctx, name, torch.zeros(tuple(shape), dtype=base.dtype_of(x)))
+    return sampled(ctx, name, x, axes, [0] * len(axes), [shape[i] for i in axes], mode="WRAP")
+
+
+def sampled(
+    ctx: ConversionContext,
+    name: str,
+    x: ITensor,
+    axes: Sequence[int],
+    start: Sequence[Size],
+    sizes: Sequence[Size],
+    *,
+    stride: Sequence[Size] | None = None,
+    mode: str = "STRICT_BOUNDS",
+    fill: ITensor | None = None,
+) -> ITensor:
+    """A slice along some axes; ``mode`` (of ``trt.SampleMode``) says what lies outside of ``x``."""
+    given = [start, sizes, [1] * len(axes) if stride is None else stride]
+    plain = [all(isinstance(v, int) for v in values) for values in given]
+    layer = ctx.add(name, "slice", x, *(tuple(v) if p else (0,) * len(axes) for v, p in zip(given, plain, strict=True)))
+    for i, (values, static) in enumerate(zip(given, plain, strict=True), 1):
+        if not static:
+            layer.set_input(i, base.shape_tensor(ctx, name, values))
+    layer.axes = tuple(axes)
+    layer.mode = trt.SampleMode.__members__[mode]
+    if fill is not None:
+        layer.set_input(4, fill)
+    result = list(base.known_sizes(ctx, x))
+    for a, s in zip(axes, sizes, strict=True):
+        result[a] = s
+    return base.noted(ctx, layer.get_output(0), result)
