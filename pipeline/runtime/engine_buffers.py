@@ -1,0 +1,99 @@
+"""What an engine reads and writes: its bindings, and memory for outputs whose size only running tells."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.trt import enum_name, to_torch, trt
+
+ALIGNMENT = 256
+"""TensorRT wants device addresses to be multiples of this."""
+
+
+@frozen
+class Binding:
+    """An input or output of an engine: shape has -1 where dynamic; TensorRT wants the values of some in host memory."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    on_host: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}: {described(self.dtype, self.shape)}"
+
+
+def described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """``float32[2, 3]``"""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+def bindings(cuda_engine: Any) -> dict[str, Binding]:
+    """The engine's inputs and outputs by name."""
+    names = [cuda_engine.get_tensor_name(i) for i in range(cuda_engine.num_io_tensors)]
+    return {name: _binding(cuda_engine, name) for name in names}
+
+
+def _binding(cuda_engine: Any, name: str) -> Binding:
+    dtype, shape = to_torch(cuda_engine.get_tensor_dtype(name)), tuple(cuda_engine.get_tensor_shape(name))
+    return Binding(name, dtype, shape, enum_name(cuda_engine.get_tensor_location(name)) == "HOST")
+
+
+def placed(value: Any, binding: Binding, device: torch.device) -> torch.Tensor:
+    """A value as TensorRT reads it: contiguous, aligned, on the GPU or, as a copy of our own, in host memory."""
+    tensor = torch.as_tensor(value).detach()
+    if tensor.dtype == torch.float64 and binding.dtype == torch.float32:
+        tensor = tensor.float()
+    if binding.on_host:
+        return tensor.to("cpu", copy=True).contiguous()
+    tensor = tensor.to(device).resolve_neg().contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
+    """Memory for an output whose shape depends on data: TensorRT asks for it, and tells the shape, while it runs."""
+
+    def __init__(self, binding: Binding, device: torch.device) -> None:
+        trt.IOutputAllocator.__init__(self)
+        self.binding, self.device = binding, device
+        self.begin(None)
+
+    def begin(self, stream: torch.cuda.Stream | None) -> None:
+        """Before a run on a stream: nothing of the run before is kept."""
+        self.stream = stream
+        self.error: Exception | None = None
+        self._memory: torch.Tensor | None = None
+        self._shape: tuple[int, ...] | None = None
+
+    def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+        """The address of at least ``size`` bytes; 0 where there are none, since no exception may leave a callback."""
+        try:
+            with torch.cuda.stream(self.stream):
+                self._memory = torch.empty(max(int(size), ALIGNMENT), dtype=torch.uint8, device=self.device)
+            return self._memory.data_ptr()
+        except Exception as error:
+            self.error = error
+            return 0
+
+    def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+        """The same: torch's allocator knows the stream."""
+        return self.reallocate_output(tensor_name, memory, size, alignment)
+
+    def notify_shape(self, tensor_name: str, shape: Any) -> None:
+        """The shape that the output came to have."""
+        self._shape = tuple(shape)
+
+    def take(self) -> torch.Tensor | None:
+        """The output of the run that ends, of which nothing is kept; None if TensorRT asked for too little memory."""
+        memory, shape = self._memory, self._shape
+        self.begin(None)
+        if shape is None:
+            return None
+        size = math.prod(shape) * self.binding.dtype.itemsize
+        if not size:
+            return torch.empty(shape, dtype=self.binding.dtype, device=self.device)
+        return None if memory is None or memory.numel() < size else memory[:size].view(self.binding.dtype).view(shape)

@@ -1,0 +1,85 @@
+"""New weights for a serialized engine: a new serialized engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from pipeline.errors import RefitError
+from pipeline.program import Engine
+from pipeline.runtime.engine_buffers import described
+from pipeline.runtime.engine_load import LOG, listening, load
+from pipeline.trt import dtype_name, trt, weights_of
+
+
+def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collection[str] | None = None) -> Engine:
+    """The engine with these weights, refittable again.
+
+    Args:
+        engine: a refittable engine; it is not changed.
+        weights: all its weights by name.
+        changed: which of them are not what the engine holds; None for all. TensorRT may have folded an unchanged one
+            away, a changed one is then an error.
+
+    Raises:
+        RefitError: names each weight that cannot be refitted, with the reason.
+        ExecutionError: there is no GPU, or the engine does not load.
+    """
+    due = frozenset(weights if changed is None else changed)
+    if not engine.refittable:
+        raise RefitError(dict.fromkeys(sorted(due), f"{engine.name} was built with immutable_weights=True"))
+    with listening() as said:
+        loaded = load(engine)
+        refitter = trt.Refitter(loaded, LOG)
+        kept = {name: _weight(value) for name, value in weights.items()}
+        _supply(refitter, kept, due)
+        if not refitter.refit_cuda_engine():
+            raise RefitError(dict.fromkeys(sorted(due), f"TensorRT refused to refit {engine.name} ({said()})"))
+        plan = _serialized(loaded)
+        if plan is None:
+            reason = f"the refitted {engine.name} could not be serialized ({said()})"
+            raise RefitError(dict.fromkeys(sorted(due), reason))
+    return evolve(engine, plan=plan, digest=hashlib.sha256(memoryview(plan)).hexdigest())
+
+
+def _weight(value: torch.Tensor) -> torch.Tensor:
+    """A weight as networks hold it."""
+    value = value.detach().cpu().contiguous()
+    return value.float() if value.dtype == torch.float64 else value
+
+
+def _supply(refitter: Any, weights: Mapping[str, torch.Tensor], due: Collection[str]) -> None:
+    known = frozenset(refitter.get_all_weights())
+    refused = {name: _refusal(refitter, name, value, known) for name, value in weights.items()}
+    reasons = {name: reason for name, reason in refused.items() if reason and name in due}
+    reasons |= {name: "the engine's network has no such weight" for name in due if name not in weights}
+    if not reasons:
+        missing = (name or "a weight without a name" for name in refitter.get_missing_weights())
+        reasons = dict.fromkeys(missing, "TensorRT has combined it with others and needs its value as well")
+    if reasons:
+        raise RefitError(reasons)
+
+
+def _refusal(refitter: Any, name: str, value: torch.Tensor, known: Collection[str]) -> str:
+    """Hand a weight to TensorRT; why it was refused, or nothing."""
+    if name not in known:
+        return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
+    if refitter.set_named_weights(name, weights_of(value)):
+        return ""
+    held = refitter.get_weights_prototype(name)
+    holds = f"the engine holds {held.size} x {dtype_name(held.dtype)}"
+    return f"TensorRT refused {described(value.dtype, tuple(value.shape))}; {holds}"
+
+
+def _serialized(loaded: Any) -> Any:
+    """The plan of a refitted engine: with its weights, and refittable."""
+    config = loaded.create_serialization_config()
+    flags = trt.SerializationFlag.__members__
+    config.clear_flag(flags["EXCLUDE_WEIGHTS"])
+    if "INCLUDE_REFIT" in flags:
+        config.set_flag(flags["INCLUDE_REFIT"])
+    return loaded.serialize_with_config(config)
