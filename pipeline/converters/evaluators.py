@@ -43,6 +43,7 @@ SIZES = (
     operator.mod,
     operator.neg,
     operator.pow,
+    operator.truediv,
     torch.sym_max,
     torch.sym_min,
 )
@@ -60,3 +61,10 @@ def _size(target: Any) -> Callable[..., Any]:
 
 
 CONVERTERS = [_size(target) for target in SIZES]
+
+
+@dynamo_tensorrt_converter(aten._assert_tensor_metadata.default, supports_dynamic_shapes=True)
+def _assert_tensor_metadata(
+    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> None:
+    """_assert_tensor_metadata(Tensor a, …) -> (). What it asserts was checked when the model was captured."""

@@ -1,7 +1,6 @@
 """Elementwise layers on two or more tensors, with eager's promotion and broadcasting.
 
-No layer adds, orders or divides bools and bytes: bools are computed by logic, bytes as int32, which wraps when it is cast
-back.
+No layer adds, orders or divides bools and bytes: bools are computed by logic, or as int32 like bytes.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def logical(ctx: ConversionContext, name: str, operation: str, a: Value, b: Valu
 def where(
     ctx: ConversionContext, name: str, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None
 ) -> ITensor:
-    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` names another."""
+    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` says other."""
     dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
     compute = dtype if dtype == torch.bool else arithmetic(dtype)
     c = base.tensor(ctx, name, condition, torch.bool, rank=rank)
@@ -125,14 +124,14 @@ def is_nan(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
 
 
 def extremum(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
-    """``MAX`` or ``MIN``; NaN if either is, where TensorRT's own layer gives the other operand (TensorRT issue 4758)."""
+    """``MAX`` or ``MIN``; NaN if either is, where TensorRT's layer gives the other operand (TensorRT issue 4758)."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
         return binary(ctx, name, operation, a, b)
     if is_number(a):
         a, b = b, a
     x, y = promoted(ctx, name, a, b, dtype=dtype)
-    if is_number(b):
+    if is_number(b) and not math.isnan(b):
         return bounded(ctx, name, x, y, "LESS" if operation == "MAX" else "GREATER")
     result = base.elementwise(ctx, name, operation, x, y)
     for value in (x, y):
@@ -151,3 +150,9 @@ def clamp(ctx: ConversionContext, name: str, x: Value, low: Value | None, high: 
         if bound is not None:
             x = extremum(ctx, name, operation, x, bound)
     return base.tensor(ctx, name, x)
+
+
+def divide(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
+    """The quotient; of integers it is a float32."""
+    dtype = base.result_type(a, b)
+    return layer(ctx, name, "DIV", a, b, dtype if dtype.is_floating_point else torch.float32)

@@ -1,0 +1,43 @@
+"""Powers. Small whole exponents are products, which are exact on integers and signed as eager's."""
+
+from __future__ import annotations
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
+from pipeline.impl.elementwise import arithmetic, is_number, layer, wide
+
+LARGEST_PRODUCT = 64
+
+
+def power(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
+    """``a ** b`` in eager's common dtype; in float32 for halves, rounded once."""
+    dtype = base.result_type(a, b)
+    compute = wide(arithmetic(dtype))
+    if is_number(b):
+        result = _known_power(ctx, name, base.tensor(ctx, name, a, compute), b)
+    else:
+        result = layer(ctx, name, "POW", a, b, compute)
+    return base.cast(ctx, name, result, dtype)
+
+
+def _known_power(ctx: ConversionContext, name: str, x: ITensor, exponent: float) -> ITensor:
+    """``x`` to a power that is a number: eager's own shortcuts, products for integers."""
+    dtype = base.dtype_of(x)
+    if exponent in (0.5, -0.5):
+        root = base.unary(ctx, name, "SQRT", x)
+        return root if exponent > 0 else base.unary(ctx, name, "RECIP", root)
+    if exponent in (1, 2, 3) or (not dtype.is_floating_point and 0 < exponent <= LARGEST_PRODUCT):
+        return _product(ctx, name, x, int(exponent))
+    if exponent in (-1, -2) and dtype.is_floating_point:
+        return base.unary(ctx, name, "RECIP", _product(ctx, name, x, -int(exponent)))
+    return layer(ctx, name, "POW", x, exponent, dtype)
+
+
+def _product(ctx: ConversionContext, name: str, x: ITensor, exponent: int) -> ITensor:
+    """``x`` times itself, by squaring."""
+    if exponent == 1:
+        return x
+    half = _product(ctx, name, x, exponent // 2)
+    square = base.elementwise(ctx, name, "PROD", half, half)
+    return square if exponent % 2 == 0 else base.elementwise(ctx, name, "PROD", square, x)

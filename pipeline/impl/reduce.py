@@ -1,0 +1,70 @@
+"""Reductions along dims. Halves are summed in float32, integers in int64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
+from pipeline.impl.elementwise import arithmetic, logical_not, wide
+from pipeline.trt import trt
+
+Dims = Sequence[int] | int | None
+
+
+def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
+    """Dims counted from the start; none given means all."""
+    if isinstance(dim, int):
+        dim = (dim,)
+    return tuple(base.axis(d, rank) for d in dim) if dim else tuple(range(rank))
+
+
+def reduce(
+    ctx: ConversionContext, name: str, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool
+) -> ITensor:
+    """One reduce layer, by the name of its ``trt.ReduceOperation``; nothing is reduced of rank 0."""
+    if base.rank(x) == 0:
+        return x
+    mask = base.axes_mask(dims, base.rank(x))
+    return ctx.add(name, "reduce", x, trt.ReduceOperation.__members__[operation], mask, keepdim).get_output(0)
+
+
+def total(
+    ctx: ConversionContext, name: str, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: torch.dtype
+) -> ITensor:
+    """``SUM``, ``PROD`` or ``AVG`` in a dtype: halves are accumulated in float32 and rounded once."""
+    value = base.cast(ctx, name, base.tensor(ctx, name, x, dtype), wide(dtype))
+    return base.cast(ctx, name, reduce(ctx, name, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
+
+
+def extremum(ctx: ConversionContext, name: str, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+    """``MAX`` or ``MIN`` of integers and floats; of bools, whether any or all hold."""
+    dtype = base.dtype_of(x)
+    value = base.tensor(ctx, name, x, arithmetic(dtype))
+    return base.cast(ctx, name, reduce(ctx, name, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
+
+
+def any_of(ctx: ConversionContext, name: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+    """Whether something is not zero; of nothing, False."""
+    count = base.cast(ctx, name, base.tensor(ctx, name, x, torch.bool), torch.int32)
+    return base.cast(ctx, name, reduce(ctx, name, "SUM", count, all_dims(dim, base.rank(x)), keepdim), torch.bool)
+
+
+def all_of(ctx: ConversionContext, name: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+    """Whether nothing is zero; of nothing, True."""
+    zero = logical_not(ctx, name, base.tensor(ctx, name, x))
+    return logical_not(ctx, name, any_of(ctx, name, zero, dim, keepdim))
+
+
+def cumulative_sum(ctx: ConversionContext, name: str, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
+    """The sum of what lies before and at each place along a dim, in a dtype."""
+    value = base.cast(ctx, name, base.tensor(ctx, name, x, dtype), wide(dtype))
+    if base.rank(value) == 0:
+        return base.cast(ctx, name, value, dtype)
+    axis = base.constant(ctx, name, np.array(base.axis(dim, base.rank(value)), dtype=np.int64))
+    layer = ctx.add(name, "cumulative", value, axis, trt.CumulativeOperation.SUM, False, False)
+    return base.cast(ctx, name, layer.get_output(0), dtype)
