@@ -289,7 +289,7 @@ class Converted:
 
 @frozen
 class Engine:
-    """A serialized engine: ``plan`` is the bytes TensorRT loads, good for one version of the library only."""
+    """A serialized engine. ``plan`` is what TensorRT loads, as a buffer; it is good for one version of the library."""
 
     name: str
     plan: Any = field(eq=False, repr=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
+import tempfile
 from typing import Any
 
 from pipeline.compose import report, stage
@@ -35,15 +37,34 @@ def _build(segment: Segment, network: Network, handle: NetworkHandle, settings: 
             f"{segment.name}: an engine that can be refitted can only be built on a machine with a GPU",
             "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
         )
-    mark = handle.log.mark()
+    mark, plan = handle.log.mark(), PlanFile()
     config = _config(handle.builder, settings, refittable)
     _add_profile(segment, network, handle.builder, config)
-    plan = handle.builder.build_serialized_network(handle.net, config)
-    if plan is None:
+    if not handle.builder.build_serialized_network_to_stream(handle.net, config, plan):
         said = handle.log.errors_since(mark)
         raise BuildError(f"{segment.name}: {'; '.join(said) or 'TensorRT gave no reason'}")
     library = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
-    return Engine(segment.name, plan, library, refittable, hashlib.sha256(memoryview(plan)).hexdigest())
+    return Engine(segment.name, plan.mapped(), library, refittable, plan.sha256.hexdigest())
+
+
+class PlanFile(trt.IStreamWriter):  # type: ignore[misc]
+    """Takes a plan from TensorRT piece by piece into a nameless temporary file: large plans need no second copy in
+    memory, and the operating system keeps in memory only what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = tempfile.TemporaryFile(prefix="pipeline-plan-")  # noqa: SIM115 - lives as long as the mapping
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        """Called by TensorRT with each piece; gives the number of bytes taken."""
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def mapped(self) -> mmap.mmap:
+        """The whole plan, read only."""
+        self.file.flush()
+        return mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _config(builder: Any, settings: CompilationSettings, refittable: bool) -> Any:
