@@ -34,6 +34,8 @@ class CompiledModule(torch.nn.Module):
         super().__init__()
         self.compiled = compiled
         self.executor: Executor = executor or _default_executor(compiled)
+        if self.executor == "tensorrt" and not has_gpu():
+            raise ExecutionError("TensorRT engines run on a GPU, and torch sees none here")
         self.device = torch.device("cuda" if self.executor == "tensorrt" else "cpu")
         self.program: Program = compiled.program
         parameters = snapshot(self.program, self.device, compiled)
