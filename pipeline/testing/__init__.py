@@ -1,20 +1,50 @@
 """Test converters as this package tests its own: calls as records, and a check that leaves little to chance.
 
-A call names the sizes that may be dynamic; it is pasted from a failure as it stands:
+A converter of your own, over calls that Hypothesis draws (``pip install tensorrt-pipeline[test]``):
 
-    from pipeline.testing import Call, Size, TensorSpec, check
+    from pipeline.testing import check_converter
+
+    def test_my_gelu():
+        check_converter(my_gelu)
+
+One call; the sizes that may be dynamic have names. A failure prints such a line, to be pasted as it stands:
 
     check(Call(aten.add.Tensor, (TensorSpec(("n", 3), torch.float16), TensorSpec((3,), torch.float16)), sizes={"n": 2}))
     check(Call(aten.linear.default, (TensorSpec(("n", 4)), TensorSpec((5, 4), constant=True)), sizes={"n": (1, 2, 8)}))
-    check(Call(aten.view.default, (TensorSpec(("n", 6)), [Size("n", 2), 3]), sizes={"n": 2}))
+    check(Call(aten.view.default, (TensorSpec(("n", 6)), [Size("n", 2), 3]), sizes={"n": 2}), build=True)
 
-``TensorSpec(shape, dtype=torch.float32, values="normal", constant=False, seed=0)``; ``values`` are named in
-``pipeline.testing.values``; constants are parameters of the model and arrive in the converter as ``torch.Tensor``.
+- ``TensorSpec(shape, dtype=torch.float32, values="normal", constant=False, seed=0)``: ``values`` are named in
+  ``pipeline.testing.values``; constants are parameters of the model and arrive in the converter as ``torch.Tensor``.
+- ``Size(name, scale=1, offset=0, divisor=1)``: an int argument that depends on sizes,
+  ``name // divisor * scale + offset``; the name may be a product, ``"n*m"``.
+- ``check`` gives ``Checked``, or ``Rejected`` (which is false) with the reasons. It raises ``CheckError``, whose ``kind``
+  is ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and ``CallError`` where
+  PyTorch itself does not take the call.
+- Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write one, ``strategies.common`` has the
+  parts, and ``for_target(target)`` finds the one by hand or makes one from the schema (elementwise, reductions).
+- How far from float64 a result may be is in one table, ``pipeline.testing.ulps.ULPS``.
+
+Run one operator of the registry alone: ``pytest tests/converters/test_properties.py -k aten.add.Tensor``.
 """
 
 from pipeline.testing.calls import Call, Size, TensorSpec
 from pipeline.testing.check import Checked, CheckError, Rejected, check
 from pipeline.testing.programs import CallError
+from pipeline.testing.properties import Tally, check_converter, check_target
 from pipeline.testing.ulps import ULPS, Units
 
-__all__ = ["ULPS", "Call", "CallError", "CheckError", "Checked", "Rejected", "Size", "TensorSpec", "Units", "check"]
+__all__ = [
+    "ULPS",
+    "Call",
+    "CallError",
+    "CheckError",
+    "Checked",
+    "Rejected",
+    "Size",
+    "Tally",
+    "TensorSpec",
+    "Units",
+    "check",
+    "check_converter",
+    "check_target",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -57,6 +57,10 @@ def _frozen(value: Any) -> Any:
     return value
 
 
+def _shape(shape: Iterable[Dim]) -> tuple[Dim, ...]:
+    return tuple(shape)
+
+
 @frozen(repr=False)
 class TensorSpec:
     """A tensor argument.
@@ -66,7 +70,7 @@ class TensorSpec:
     constant: it arrives as a parameter of the model, a ``torch.Tensor`` in the converter, not as an input.
     """
 
-    shape: tuple[Dim, ...] = field(converter=tuple)
+    shape: tuple[Dim, ...] = field(converter=_shape)
     dtype: torch.dtype = torch.float32
     values: Any = field(default="normal", converter=_frozen)
     constant: bool = False

@@ -1,0 +1,131 @@
+"""``check_converter``: a converter against its operator, over calls that Hypothesis draws."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import hypothesis
+from attrs import define, field
+from hypothesis import strategies as st
+
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.declare import declarations_of
+from pipeline.converters.decompositions import DecompositionTable
+from pipeline.converters.registry import ConverterRegistry
+from pipeline.recipes import qualified_name
+from pipeline.settings import CompilationSettings
+from pipeline.testing.calls import Call
+from pipeline.testing.check import Checked, Rejected, check
+from pipeline.testing.strategies import for_target
+
+Strategy = st.SearchStrategy[Call]
+
+BUILD_EVERY = 12
+"""One call in so many also has its engine built; which ones depends on what they print, so that failures come again."""
+
+
+@define
+class Tally:
+    """What a property has seen: how many calls passed, how many by the converter itself, and every rejection."""
+
+    passed: int = 0
+    used: int = 0
+    reasons: dict[str, int] = field(factory=dict)
+
+    def add(self, result: Checked | Rejected) -> None:
+        """Count one call."""
+        if isinstance(result, Checked):
+            self.passed += 1
+            self.used += result.used
+            return
+        for reason in result.reasons:
+            self.reasons[reason.reason] = self.reasons.get(reason.reason, 0) + 1
+
+    def __str__(self) -> str:
+        rows = [f"  {count} x {reason}" for reason, count in sorted(self.reasons.items(), key=lambda row: -row[1])]
+        return "\n".join([f"{self.passed} calls passed, {self.used} of them by the converter itself", *rows])
+
+
+def check_target(
+    target: Any,
+    *,
+    registry: ConverterRegistry = DYNAMO_CONVERTERS,
+    decompositions: DecompositionTable = DECOMPOSITIONS,
+    settings: CompilationSettings | None = None,
+    strategy: Strategy | None = None,
+    dynamic: bool | None = None,
+    build_every: int = BUILD_EVERY,
+) -> Tally:
+    """``check`` over an operator's calls, as many as Hypothesis's profile says.
+
+    Args:
+        target: the operator.
+        registry, decompositions, settings: what to compile with.
+        strategy: draws the calls; None: ``strategies.for_target``.
+        dynamic: True draws calls with dynamic sizes only, False fixes the sizes, None takes what is drawn.
+        build_every: an engine is built for one call in so many; 0 for none.
+
+    Raises:
+        CheckError: a call does not keep a promise.
+        AssertionError: nothing was tested: every call was rejected, or a decomposition comes before the converter.
+        LookupError: there is no strategy, and the schema does not say enough to make one.
+    """
+    drawn = strategy if strategy is not None else for_target(target)
+    if drawn is None:
+        raise LookupError(
+            f"no strategy for {qualified_name(target)}: its arguments are tied to one another; pass strategy=…"
+        )
+    tally = Tally()
+    checked = partial(check, registry=registry, decompositions=decompositions, settings=settings)
+
+    @hypothesis.given(drawn.filter(lambda call: call.dynamic) if dynamic else drawn)
+    def calls(call: Call) -> None:
+        call = call.static() if dynamic is False else call
+        tally.add(checked(call, build=_builds(call, build_every)))
+
+    calls()
+    _something_was_tested(target, tally)
+    return tally
+
+
+def _builds(call: Call, every: int) -> bool:
+    return every > 0 and zlib.crc32(repr(call).encode()) % every == 0
+
+
+def _something_was_tested(target: Any, tally: Tally) -> None:
+    if not tally.passed:
+        raise AssertionError(f"{qualified_name(target)}: nothing was tested, every call was rejected\n{tally}")
+    if not tally.used:
+        raise AssertionError(
+            f"{qualified_name(target)}: its converter was never used: it is decomposed first "
+            "(pass decompositions=DECOMPOSITIONS.without(target) to leave it whole)"
+        )
+
+
+def check_converter(converter: Callable[..., Any] | ConverterRegistry, *targets: Any, **options: Any) -> None:
+    """Test a converter over calls that are drawn for it: that it keeps every promise that ``check`` knows.
+
+        def test_my_gelu():
+            check_converter(my_gelu)
+
+    Args:
+        converter: a function declared with ``dynamo_tensorrt_converter``, or a registry.
+        targets: the operators to test; none: all that it declares.
+        options: those of ``check_target``; ``registry`` is the one that the converter is put into, in place of others
+            for its operators.
+
+    Raises:
+        CheckError, AssertionError, LookupError: as ``check_target`` does.
+    """
+    registry, declared = _registry(converter, options.pop("registry", DYNAMO_CONVERTERS))
+    for target in targets or declared:
+        check_target(target, registry=registry, **options)
+
+
+def _registry(converter: Any, base: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[Any]]:
+    if isinstance(converter, ConverterRegistry):
+        return converter, sorted(converter.unique_targets(), key=qualified_name)
+    return base.override(converter), [d.key for d in declarations_of(converter)]

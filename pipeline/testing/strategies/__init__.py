@@ -1,0 +1,57 @@
+"""Strategies that draw calls of an operator: by hand, a file a family, or made from the operator's schema.
+
+``for_target(target)`` gives the one or the other. A family's file ``strategies/<family>.py`` exports ``STRATEGIES``, a
+mapping from target to strategy:
+
+    @calls(aten.linear.default)
+    def linear(draw, target):
+        shape, dtype, out = draw(shapes(1, 4)), draw(floats), draw(st.integers(1, 5))
+        weight = draw(tensors((out, shape[-1]), dtype, constant=draw(st.booleans())))
+        bias = draw(st.none() | tensors((out,), dtype, constant=True))
+        call = Call(target, (draw(tensors(shape, dtype)), weight, bias))
+        return draw(named(call, {0: range(len(shape) - 1)}))      # all dims of the input but the last may be dynamic
+
+    @calls(aten.add.Tensor, aten.sub.Tensor)
+    def add(draw, target):
+        dtype, (a, b) = draw(dtypes), draw(broadcastable())
+        return draw(named(Call(target, (draw(tensors(a, dtype)), draw(tensors(b, dtype))), {"alpha": 2})))
+
+    STRATEGIES = {**linear, **add}
+
+Give every size a name that may be dynamic: tests take the names away where they want a static call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+from pipeline.recipes import qualified_name
+from pipeline.testing.calls import Call
+from pipeline.testing.strategies.automatic import automatic
+
+_MECHANISM: Final = frozenset({"automatic", "common"})
+
+
+@cache
+def by_hand() -> Mapping[Any, st.SearchStrategy[Call]]:
+    """What the families' files export."""
+    found: dict[Any, st.SearchStrategy[Call]] = {}
+    for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM):
+        strategies = importlib.import_module(f"{__name__}.{name}").STRATEGIES
+        if twice := found.keys() & strategies.keys():
+            raise ValueError(f"two strategies for {', '.join(sorted(map(qualified_name, twice)))}, one in {name}.py")
+        found.update(strategies)
+    return found
+
+
+@cache
+def for_target(target: Any) -> st.SearchStrategy[Call] | None:
+    """The strategy for an operator's calls, written by hand or made from its schema; None if there is neither."""
+    found = by_hand().get(target)
+    return found if found is not None else automatic(target)

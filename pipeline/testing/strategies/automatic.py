@@ -1,0 +1,169 @@
+"""Strategies made from an operator's schema, for operators whose arguments are not tied to one another.
+
+Two kinds qualify: elementwise operators (by torch's tag ``pointwise``), whose tensors broadcast; and those with one
+tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other argument that a call needs
+must be one that any value fits: a number, a flag, a dtype, a mode whose choices are known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import torch
+from attrs import frozen
+from hypothesis import strategies as st
+
+from pipeline.testing.calls import Call, TensorSpec
+from pipeline.testing.strategies import common
+from pipeline.testing.strategies.common import DTYPES, Draw, Shape
+
+CHOICES: Final = {
+    "approximate": ("none", "tanh"),
+    "rounding_mode": (None, "floor", "trunc"),
+    "half_to_float": (False,),
+    "correction": (None, 0, 1, 2),
+}
+"""Arguments that only some values fit, by name."""
+
+LEFT_OUT: Final = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking", "copy"})
+"""Arguments that are no business of a converter: they keep their defaults."""
+
+_DIVISORS: Final = frozenset({"div", "floor_divide", "remainder", "fmod", "true_divide", "divide"})
+
+
+@frozen
+class Argument:
+    """An argument of a schema: its name, its type as the schema prints it, and what it is if a call leaves it out."""
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+    keyword: bool
+
+    @property
+    def tensor(self) -> bool:
+        """Whether it is one tensor."""
+        return self.type in ("Tensor", "Optional[Tensor]")
+
+    @property
+    def dim(self) -> bool:
+        """Whether it names dims of the tensor."""
+        return self.name in ("dim", "dims", "axis") and self.type.removeprefix("Optional[").rstrip("]") in (
+            "int",
+            "List[int",
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether any value of its type fits."""
+        kind = self.type.removeprefix("Optional[").rstrip("]")
+        known = self.name in CHOICES or self.name == "dtype" or kind in ("number", "bool", "float")
+        return known and self.name not in LEFT_OUT
+
+
+@cache
+def arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
+    """The schema's arguments."""
+    return tuple(
+        Argument(a.name, str(a.type), not a.has_default_value(), a.default_value, a.kwarg_only)
+        for a in target._schema.arguments
+    )
+
+
+@cache
+def automatic(target: Any) -> st.SearchStrategy[Call] | None:
+    """A strategy, or None where the schema does not say enough."""
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not target._schema.returns:
+        return None
+    tensors, dims = (len([a for a in arguments(target) if getattr(a, kind)]) for kind in ("tensor", "dim"))
+    if not tensors or any(a.required and not (a.tensor or a.dim or a.plain) for a in arguments(target)):
+        return None
+    if torch.Tag.pointwise in target.tags and not dims:
+        return common.calls_of(target, _elementwise)
+    return common.calls_of(target, _along) if tensors == 1 and dims <= 1 else None
+
+
+def by_name(target: Any, values: Mapping[str, Any]) -> Call:
+    """The call with these arguments: positional ones in order, with defaults between them, as torch.export has it."""
+    positional = [a for a in arguments(target) if not a.keyword]
+    last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
+    args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
+    return Call(target, args, {a.name: values[a.name] for a in arguments(target) if a.keyword and a.name in values})
+
+
+def _elementwise(draw: Draw, target: Any) -> Call:
+    """Tensors that broadcast, of one dtype or of several."""
+    tensors = [a for a in arguments(target) if a.tensor and (a.required or draw(st.booleans()))]
+    shapes = draw(common.broadcastable(len(tensors)))
+    dtype = draw(st.sampled_from(accepted(target)))
+    mixed = draw(st.integers(0, 3)) == 0
+    specs = {
+        a.name: _spec(draw, target, i, shape, draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
+        for i, (a, shape) in enumerate(zip(tensors, shapes, strict=True))
+    }
+    given = {a.name: specs.get(a.name) for a in arguments(target) if a.tensor}
+    call = by_name(target, given | _others(draw, target, dtype))
+    return draw(common.named(call, least=draw(st.sampled_from([1, 0]))))
+
+
+def _spec(draw: Draw, target: Any, index: int, shape: Shape, dtype: torch.dtype) -> TensorSpec:
+    """A tensor argument: a parameter now and then; whole divisors are not zero."""
+    name = target._schema.name.split("::")[-1]
+    divides = index > 0 and name in _DIVISORS and not dtype.is_floating_point
+    values = st.just("nonzero") if divides else common.values(dtype)
+    return draw(common.tensors(shape, dtype, values, constant=index > 0 and draw(st.integers(0, 3)) == 0))
+
+
+def _along(draw: Draw, target: Any) -> Call:
+    """One tensor, and dims of it if the operator takes dims."""
+    shape, dtype = draw(common.shapes()), draw(st.sampled_from(accepted(target)))
+    tensor = next(a.name for a in arguments(target) if a.tensor)
+    spec = draw(common.tensors(shape, dtype, common.values(dtype, ("normal", "small", "positive", "unit"))))
+    given = {
+        a.name: draw(_dims(a, len(shape))) for a in arguments(target) if a.dim and (a.required or draw(st.booleans()))
+    }
+    return draw(common.named(by_name(target, {tensor: spec} | given | _others(draw, target, dtype))))
+
+
+def _dims(argument: Argument, rank: int) -> st.SearchStrategy[Any]:
+    chosen: st.SearchStrategy[Any] = common.dim_lists(rank) if "List" in argument.type else common.dims(rank)
+    return chosen | st.none() if argument.type.startswith("Optional") else chosen
+
+
+def _others(draw: Draw, target: Any, dtype: torch.dtype) -> dict[str, Any]:
+    """The plain arguments; those with defaults may be absent."""
+    plain = [a for a in arguments(target) if a.plain and (a.required or draw(st.booleans()))]
+    return {a.name: draw(_value(a, dtype)) for a in plain}
+
+
+def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
+    if argument.name in CHOICES:
+        return st.sampled_from(CHOICES[argument.name])
+    if argument.name == "dtype":
+        return st.sampled_from((None, *common.FLOATS, *common.INTS))
+    kind = argument.type.removeprefix("Optional[").rstrip("]")
+    values: dict[str, st.SearchStrategy[Any]] = {"bool": st.booleans(), "float": st.sampled_from([0.5, 1.0, 2.0, 0.1])}
+    drawn = values.get(kind, common.numbers(dtype))
+    return st.none() | drawn if argument.type.startswith("Optional") else drawn
+
+
+@cache
+def accepted(target: Any) -> tuple[torch.dtype, ...]:
+    """The dtypes that eager takes for all tensors of the operator, tried with numbers of each kind."""
+    found = tuple(d for d in DTYPES if any(common.well_formed(_probe(target, d, number)) for number in (1, 0.5, True)))
+    return found or (torch.float32,)
+
+
+def _probe(target: Any, dtype: torch.dtype, number: Any) -> Call:
+    """A small call with this number for every number that it needs."""
+    values: dict[str, Any] = {}
+    for argument in arguments(target):
+        if argument.tensor:
+            values[argument.name] = TensorSpec((2,), dtype, "nonzero")
+        elif argument.required:
+            dim = [0] if "List" in argument.type else 0
+            values[argument.name] = dim if argument.dim else CHOICES.get(argument.name, (number,))[0]
+    return by_name(target, values)

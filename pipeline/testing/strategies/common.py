@@ -1,0 +1,194 @@
+"""Building blocks for strategies: shapes, dims, dtypes, numbers, tensors, and names for sizes that may be dynamic.
+
+A strategy of calls draws shapes of ints first, and names sizes last (``named``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from attrs import evolve
+from hypothesis import strategies as st
+
+from pipeline.testing.calls import Call, TensorSpec
+
+Shape = tuple[int, ...]
+Draw = st.DrawFn
+
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+INTS: Final = (torch.int64, torch.int32)
+SMALL_INTS: Final = (torch.int8, torch.uint8)
+DTYPES: Final = (*FLOATS, *INTS, torch.bool, *SMALL_INTS)
+
+NAMES: Final = ("n", "m", "k")
+"""Names of sizes, in the order in which they are given."""
+
+floats = st.sampled_from(FLOATS)
+ints = st.sampled_from(INTS)
+dtypes = st.sampled_from(DTYPES)
+
+FLOAT_VALUES: Final = ("normal", "small", "positive", "unit", "special", "large")
+seeds = st.integers(0, 99)
+
+
+def shapes(
+    min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
+) -> st.SearchStrategy[Shape]:
+    """Shapes by rank first; sizes of 1 and (``zero``) of 0 among them; at most so many elements."""
+    sizes = st.integers(1, max_size)
+    some = st.sampled_from([2, 3, 1, *range(4, max_size + 1), *([0] if zero else [])]) if max_size >= 3 else sizes
+    drawn = st.integers(min_rank, max_rank).flatmap(lambda rank: st.tuples(*[some] * rank))
+    return drawn.map(lambda shape: _shrunk(shape, elements))
+
+
+def _shrunk(shape: Shape, elements: int) -> Shape:
+    """Sizes halved, the largest first, until there are not too many elements."""
+    sizes = list(shape)
+    while math.prod(sizes) > elements:
+        largest = sizes.index(max(sizes))
+        sizes[largest] = (sizes[largest] + 1) // 2
+    return tuple(sizes)
+
+
+@st.composite
+def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool = True) -> tuple[Shape, ...]:
+    """Shapes that broadcast together: one is whole, in the others dims are 1 or leading dims are missing."""
+    whole = draw(shapes(0, max_rank, zero=zero))
+    parts = [draw(_part(whole)) for _ in range(count - 1)]
+    parts.insert(draw(st.integers(0, count - 1)), whole)
+    return tuple(parts)
+
+
+@st.composite
+def _part(draw: Draw, whole: Shape) -> Shape:
+    start = draw(st.integers(0, len(whole)) if draw(st.booleans()) else st.just(0))
+    ones = draw(st.tuples(*[st.booleans()] * len(whole)) if draw(st.booleans()) else st.just((False,) * len(whole)))
+    return tuple(1 if one else size for size, one in zip(whole, ones, strict=True))[start:]
+
+
+def dims(rank: int) -> st.SearchStrategy[int]:
+    """A dim, counted from either end; a rank of 0 has the dims 0 and -1."""
+    return st.integers(-max(rank, 1), max(rank, 1) - 1)
+
+
+def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
+    """Different dims, each counted from either end."""
+    some = st.lists(st.integers(0, rank - 1), min_size=min_size, max_size=rank, unique=True) if rank else st.just([])
+    signed = some.flatmap(lambda chosen: st.tuples(*[st.sampled_from([d, d - rank]) for d in chosen]))
+    return signed.map(list)
+
+
+def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
+    """Python numbers that go with a dtype: small ones, ints and bools for floats as well."""
+    whole = st.sampled_from([1, 2, 0, 3, 7, *([] if dtype == torch.uint8 else [-1, -2])])
+    return whole | st.sampled_from([0.5, 2.0, -1.5, 0.1, 0.0, 1e3]) | st.booleans()
+
+
+def tensors(
+    shape: Sequence[Any], dtype: torch.dtype, values: Any = "normal", constant: bool = False
+) -> st.SearchStrategy[TensorSpec]:
+    """A tensor of this shape and dtype; ``values`` may be a strategy of what it holds."""
+    what = values if isinstance(values, st.SearchStrategy) else st.just(values)
+    return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
+
+
+def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:
+    """What a tensor of this dtype may hold."""
+    return st.sampled_from(names if dtype != torch.bool else ("normal",))
+
+
+@st.composite
+def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = None, *, least: int = 1) -> Call:
+    """The call with names for some of its sizes, at least one where that is possible.
+
+    ``dims`` says which dims of which tensor (by its place among ``call.specs``) may be dynamic, None: all of all. Sizes
+    stay below 2 and constants as they are. Dims in line from the right, as in broadcasting, get one name, and none if
+    they differ. ``least`` is the smallest size that the call is well-formed for. For ties of another kind write names
+    into the call yourself.
+    """
+    sizes = _columns(call, dims)
+    chosen = draw(st.lists(st.sampled_from(list(sizes)), min_size=1, max_size=len(NAMES), unique=True)) if sizes else []
+    names = {place: NAMES[i] for i, place in enumerate(sorted(chosen))}
+    index = iter(range(len(call.specs)))
+    args, kwargs = call.map(
+        lambda leaf: _renamed(leaf, next(index), names, dims) if isinstance(leaf, TensorSpec) else leaf
+    )
+    ranges = {name: (min(least, sizes[place]), sizes[place], max(8, sizes[place])) for place, name in names.items()}
+    return Call(call.target, args, kwargs, {**call.sizes, **ranges}, call.outputs)
+
+
+def _free(spec: TensorSpec, index: int, d: int, dims: Mapping[int, Sequence[int]] | None) -> bool:
+    """Whether a dim may be dynamic."""
+    listed = dims is None or d in dims.get(index, ()) or d - len(spec.shape) in dims.get(index, ())
+    return listed and not spec.constant and isinstance(spec.shape[d], int) and spec.shape[d] != 1
+
+
+def _columns(call: Call, dims: Mapping[int, Sequence[int]] | None) -> dict[int, int]:
+    """Dims, counted from the right as negative numbers, in which all tensors have one size of at least 2, or 1."""
+    found: dict[int, set[Any]] = {}
+    for i, spec in enumerate(call.specs):
+        for d, size in enumerate(spec.shape if dims is None or i in dims else ()):
+            if size != 1:
+                found.setdefault(d - len(spec.shape), set()).add(size if _free(spec, i, d, dims) else None)
+    one = {place: sizes.pop() for place, sizes in sorted(found.items()) if len(sizes) == 1}
+    return {place: size for place, size in one.items() if size is not None and size >= 2}
+
+
+def _renamed(
+    spec: TensorSpec, index: int, names: Mapping[int, str], dims: Mapping[int, Sequence[int]] | None
+) -> TensorSpec:
+    places = [d - len(spec.shape) for d in range(len(spec.shape))]
+    shape = [names[p] if p in names and _free(spec, index, d, dims) else spec.shape[d] for d, p in enumerate(places)]
+    return evolve(spec, shape=shape)
+
+
+def well_formed(call: Call) -> bool:
+    """Whether eager PyTorch takes the call, at every size that will be tried."""
+    return all(_runs(call, sizes) for sizes in call.sizes_to_try)
+
+
+def _runs(call: Call, sizes: Mapping[str, int]) -> bool:
+    tensors = call.tensors(sizes)
+    try:
+        return _eager(call, sizes, tensors)
+    except NotImplementedError:  # no kernel for a small dtype on a CPU: another may have one
+        try:
+            return _eager(call, sizes, [t.double() if t.is_floating_point() else t for t in tensors])
+        except NotImplementedError:
+            return False
+
+
+def _eager(call: Call, sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> bool:
+    args, kwargs = call.fill(tensors, sizes)
+    try:
+        with torch.no_grad():
+            call.target(*args, **kwargs)
+    except NotImplementedError:
+        raise
+    except (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError):
+        return False
+    return True
+
+
+def calls(*targets: Any) -> Callable[[Callable[[Draw, Any], Any]], dict[Any, st.SearchStrategy[Call]]]:
+    """``@calls(target, …)`` on a function ``(draw, target) -> Call`` (or its ``args``, a tuple) gives a strategy of
+    well-formed calls for each target: ``{target: strategy}``, a part of a family's ``STRATEGIES``."""
+
+    def declare(function: Callable[[Draw, Any], Any]) -> dict[Any, st.SearchStrategy[Call]]:
+        return {target: calls_of(target, function) for target in targets}
+
+    return declare
+
+
+def calls_of(target: Any, function: Callable[[Draw, Any], Any]) -> st.SearchStrategy[Call]:
+    """The strategy that ``calls`` makes for one target."""
+
+    @st.composite
+    def drawn(draw: Draw) -> Call:
+        made = function(draw, target)
+        return made if isinstance(made, Call) else Call(target, made)
+
+    return drawn().filter(well_formed)
