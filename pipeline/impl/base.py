@@ -31,6 +31,7 @@ def constant(
     """
     given = isinstance(value, torch.Tensor)
     tensor = value if given else torch.as_tensor(value, dtype=dtype)
+    tensor = tensor.int() if tensor.dtype == torch.uint8 else tensor
     shape = (1,) * (rank - tensor.dim()) + tuple(tensor.shape)
     key = ("constant", id(value) if given else (str(tensor.dtype), str(tensor.tolist())), shape)
     if key not in ctx.memo:
@@ -70,8 +71,20 @@ def dtype_of(value: Value) -> torch.dtype:
 
 
 def network_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a network has for a torch dtype: its own, but float32 for float64 (``truncate_double``)."""
-    return torch.float32 if dtype == torch.float64 else dtype
+    """The dtype that a network has for a torch dtype: its own, but float32 for float64 (``truncate_double``), and int32
+    for uint8, which TensorRT takes at a network's border only (``byte`` makes its values wrap)."""
+    return {torch.float64: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
+
+
+def byte(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    """Integers or floats as uint8 holds them: whole, and modulo 256."""
+    dtype = dtype_of(x)
+    if dtype == torch.bool:
+        return cast(ctx, name, x, torch.int32)
+    x = cast(ctx, name, x, torch.int64) if dtype.is_floating_point else x
+    size = constant(ctx, name, 256, dtype_of(x), rank=rank(x))
+    above = elementwise(ctx, name, "PROD", elementwise(ctx, name, "FLOOR_DIV", x, size), size)
+    return cast(ctx, name, elementwise(ctx, name, "SUB", x, above), torch.int32)
 
 
 def dims(x: Value) -> tuple[int, ...]:

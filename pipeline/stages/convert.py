@@ -64,9 +64,9 @@ def convert(partitioned: Partitioned) -> Converted:
     )
 
 
-def network_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype a value has in a network: its own, but float32 for float64 (``truncate_double``)."""
-    return torch.float32 if dtype == torch.float64 else dtype
+def border_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype a value has where it enters or leaves a network: there uint8 may be itself."""
+    return dtype if dtype == torch.uint8 else base.network_dtype(dtype)
 
 
 class _Conversion:
@@ -94,15 +94,16 @@ class _Conversion:
     def input(self, port: Port) -> None:
         """A network input, and the symbols that can be read off its shape."""
         shape = tuple(d if isinstance(d, int) else -1 for d in port.shape)
-        source = self.ctx.net.add_input(port.name, to_trt(network_dtype(port.dtype or torch.int64)), shape)
+        source = self.ctx.net.add_input(port.name, to_trt(border_dtype(port.dtype or torch.int64)), shape)
         if source is None:
             said = "; ".join(self.ctx.log.errors_since(0))
             raise ConversionError(port.name, "placeholder", "", f"TensorRT refused the input {port}: {said}")
         if port.kind == "symint":
             self.ctx.symbols[str(port.value)] = (source, None)
             return
-        self.env[port.name] = source
-        self.ctx.note_shape(source, port.shape)
+        inner = base.cast(self.ctx, port.name, source, port.dtype or torch.int64)
+        self.env[port.name] = inner
+        self.ctx.note_shape(inner, port.shape)
         for i, dim in enumerate(port.shape):
             if not isinstance(dim, int) and dim.is_Symbol:
                 self.ctx.symbols.setdefault(str(dim), (source, i))
@@ -208,10 +209,9 @@ class _Conversion:
         self.name_tensors()
         known: dict[int, Weight] = self.ctx.weights
         for pointer, weight in known.items():
-            if weight.name in self.recipes:
-                tensor = self.ctx.weight_refit_map[weight.name]
-                if tensor.data_ptr() == pointer and tensor.numel():
-                    self.ctx.net.set_weights_name(_weights(tensor), weight.name)
+            tensor = self.ctx.weight_refit_map[weight.name]
+            if tensor.data_ptr() == pointer and tensor.numel():
+                self.ctx.net.set_weights_name(_weights(tensor), weight.name)
         self.network: Network = describe(
             self.ctx.net, name=self.segment.name, weight_name=self.weight_name, profile=_profile(self.segment)
         )
@@ -224,7 +224,9 @@ class _Conversion:
         """Mark a network output; what is an input, a constant or an output already gets a layer of its own."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
-        if tensor.is_network_input or tensor.is_network_output or not isinstance(value, trt.ITensor):
+        if port.dtype == torch.uint8:
+            tensor = self.ctx.add(f"{port.name}:output", "cast", tensor, trt.uint8).get_output(0)
+        elif tensor.is_network_input or tensor.is_network_output or not isinstance(value, trt.ITensor):
             layer = self.ctx.add(f"{port.name}:output", "identity", tensor)
             tensor = layer.get_output(0)
         tensor.name = port.name
@@ -233,12 +235,14 @@ class _Conversion:
     def name_tensors(self) -> None:
         """Every tensor inside is called after its layer, so that two builds of a network print alike."""
         net = self.ctx.net
+        taken = {port.name for port in (*self.segment.inputs, *self.segment.outputs)}
         for i in range(net.num_layers):
             layer = net.get_layer(i)
             for j in range(layer.num_outputs):
                 tensor = layer.get_output(j)
                 if tensor is not None and not tensor.is_network_output:
-                    tensor.name = layer.name if j == 0 else f"{layer.name}.{j}"
+                    name = layer.name if layer.name not in taken else f"{layer.name}:inner"
+                    tensor.name = name if j == 0 else f"{name}.{j}"
 
 
 def _nodes(program: Program) -> dict[str, torch.fx.Node]:
@@ -252,8 +256,8 @@ def _weights(tensor: torch.Tensor) -> Any:
 def _check_tensor(made: Any, expected: torch.Tensor) -> None:
     if not isinstance(made, (trt.ITensor, torch.Tensor)):
         raise NetworkError(f"the converter gave {type(made).__name__}, a tensor is due")
-    dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else network_dtype(made.dtype)
-    if dtype != network_dtype(expected.dtype):
+    dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)
+    if dtype != base.network_dtype(expected.dtype):
         raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
     actual, wanted = base.dims(made), shape_of(expected)
     if len(actual) != len(wanted):

@@ -15,6 +15,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Program, Validated, Verdict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES
 
 MAX_RANK = 8
 """TensorRT's limit on the rank of a tensor."""
@@ -72,6 +73,8 @@ def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings
         yield Rejection(
             f"{what} is float64, which TensorRT does not have", "pass truncate_double=True to compute it in float32"
         )
+    elif value.dtype == torch.int8 and not CAPABILITIES.int8_activations:
+        yield Rejection(f"{what} is int8, which {CAPABILITIES.flavour} takes for quantized weights only", "use int32")
     elif value.dtype not in DTYPES and value.dtype != torch.float64:
         yield Rejection(f"{what} is {name}, which TensorRT does not have")
     if value.dim() > MAX_RANK:
