@@ -17,7 +17,7 @@ One call; the sizes that may be dynamic have names. A failure prints such a line
   ``pipeline.testing.values``; constants are parameters of the model and arrive in the converter as ``torch.Tensor``.
 - ``Size(name, scale=1, offset=0, divisor=1)``: an int argument that depends on sizes,
   ``name // divisor * scale + offset``; the name may be a product, ``"n*m"``.
-- ``check`` gives ``Checked``, or ``Rejected`` (which is false) with the reasons. It raises ``CheckError``, whose ``kind``
+- ``check`` gives ``Checked``, or ``Rejected`` (false) with the reasons. It raises ``CheckError``, whose ``kind``
   is ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and ``CallError`` where
   PyTorch itself does not take the call.
 - Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write one, ``strategies.common`` has the
