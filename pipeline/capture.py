@@ -111,14 +111,21 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _tied(error: UserError, shapes: Any) -> Any:
-    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests nothing.
+    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
 
     Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
+    Their ranges are what was asked for: a suggestion that narrows one, or makes it a number, is not taken.
     """
     try:
-        return refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
+        tied = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
     except Exception:
         return None
+    return tied if _ends(tied) == _ends(shapes) else None
+
+
+def _ends(shapes: Any) -> list[Any]:
+    """The least and the greatest size of each dim."""
+    return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]
 
 
 def _dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
