@@ -1,0 +1,83 @@
+"""The support table as ``pipeline support`` prints it."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import torch
+
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.decompositions import get_decompositions
+from pipeline.converters.support import SupportRow, support_table, to_markdown
+
+
+class UnknownTargetError(ValueError):
+    """A target that no converter and no decomposition is declared for; the message names the nearest."""
+
+
+def listing() -> str:
+    """A line for each converter's target, then the decomposed ones."""
+    rows = support_table(DYNAMO_CONVERTERS)
+    width = max(len(row.target) for row in rows)
+    lines = [
+        f"{row.target:<{width}}  {'dynamic' if row.dynamic else 'static ':<7}  {' '.join(row.limits)}".rstrip()
+        for row in rows
+    ]
+    return "\n".join([f"{len(rows)} operators have a converter (`pipeline support TARGET` tells more)", "", *lines])
+
+
+def markdown() -> str:
+    """The table of docs/operators.md."""
+    return to_markdown(support_table(DYNAMO_CONVERTERS))
+
+
+def details(target: str) -> tuple[str, bool]:
+    """All that is declared for a target, or for every overload of it, and whether any of them is supported."""
+    name = target.strip().removeprefix("torch.ops.").replace("::", ".")
+    rows = [row for row in support_table(DYNAMO_CONVERTERS) if _is_meant(row.target, name)]
+    seen = {row.target for row in rows}
+    apart = [op for op in get_decompositions(DECOMPOSITIONS) if _is_meant(str(op), name) and str(op) not in seen]
+    if rows or apart:
+        return "\n\n".join([*map(_detail, rows), *map(_apart, sorted(apart, key=str))]), True
+    if known := [op for op in _aten() if _is_meant(op, name)]:
+        return "\n".join(f"{op}\n  no converter and no decomposition: it runs in PyTorch" for op in known), False
+    raise UnknownTargetError(_unknown(target, name))
+
+
+def _is_meant(target: str, name: str) -> bool:
+    """Whether a name with or without namespace and overload means this target."""
+    return any(target == full or target.startswith(f"{full}.") for full in (name, f"aten.{name}"))
+
+
+def _detail(row: SupportRow) -> str:
+    facts = {
+        "schema": row.schema,
+        "converter": ", ".join(row.converters),
+        "dynamic shapes": "yes" if row.dynamic else "no",
+        "data-dependent shape": "yes" if row.allocator else "",
+        "limits": " ".join(row.limits) or "none beside those of all operators",
+    }
+    return "\n".join([row.target, *(f"  {name}: {value}" for name, value in facts.items() if value)])
+
+
+def _apart(op: torch._ops.OpOverload[..., Any]) -> str:
+    whose = "our" if op in DECOMPOSITIONS else "torch's"
+    return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition takes it apart before conversion"
+
+
+def _aten() -> list[str]:
+    """Every ATen operator of this torch."""
+    return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in _all_names())
+
+
+def _all_names() -> list[str]:
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+
+
+def _unknown(target: str, name: str) -> str:
+    overloads = {str(row.target) for row in support_table(DYNAMO_CONVERTERS)} | set(_aten())
+    packets = {".".join(op.split(".")[:2]) for op in overloads}
+    wanted = name if name.startswith("aten.") else f"aten.{name}"
+    close = difflib.get_close_matches(wanted, packets, 3, 0.8) or difflib.get_close_matches(wanted, overloads, 3, 0.8)
+    return f"there is no operator {target!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
