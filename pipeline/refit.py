@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from pipeline.compiled import Compiled
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
-from pipeline.program import Engine, Partitioned
+from pipeline.program import Engine, Partitioned, Program
 from pipeline.trt import has_gpu
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def refit_module_weights(
         old = program.parameters[name]
         if tensor.shape != old.shape or tensor.dtype != old.dtype:
             reasons[name] = f"it is {_kind(tensor)}, the engine's is {_kind(old)}"
-    refits = has_gpu() and bool(compiled.engines) and all(e.refittable for e in compiled.engines)
+    refits = has_gpu() and _refittable(compiled)
     if refits:
         reasons |= dict(compiled.refit_map.computed)
     if reasons:
@@ -55,6 +55,13 @@ def refit_module_weights(
     versions = FrozenDict({name: t._version for name, t in parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, parameters=parameters, versions=versions))
     return _refitted(compiled, new) if refits else _rebuilt(compiled, new)
+
+
+def _refittable(compiled: Compiled) -> bool:
+    """Whether every engine that has weights can be given others."""
+    engines = zip(compiled.engines, compiled.networks, strict=True)
+    have = [engine.refittable for engine, network in engines if network.weights]
+    return bool(have) and all(have)
 
 
 def _tensors(weights: torch.nn.Module | ExportedProgram | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -82,14 +89,27 @@ def _rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
 
 
 def _refitted(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+    """Every weight is supplied, the literal ones too: TensorRT combines weights, and wants all that it combined."""
     from pipeline.runtime.engine import refit
 
+    parameters = partitioned.program.parameters
+    moved = _moved(compiled.program, parameters)
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):
-        weights = {
-            w.name: compiled.refit_map[w.name].evaluate(partitioned.program.parameters)
-            for w in network.weights
-            if w.name in compiled.refit_map
-        }
-        engines.append(refit(engine, weights))
+        recipes = {w.name: compiled.refit_map[w.name] for w in network.weights if w.name in compiled.refit_map}
+        weights = {w.name: compiled.literals[w.name] for w in network.weights if w.name not in recipes}
+        weights |= {name: recipe.evaluate(parameters) for name, recipe in recipes.items()}
+        changed = {name for name, recipe in recipes.items() if moved.intersection(recipe.parameters)}
+        engines.append(refit(engine, weights, changed) if engine.refittable else engine)
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines))
+
+
+def _moved(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """The parameters that have another value than when the engines were made; NaN is never the same."""
+    return frozenset(name for name, tensor in program.parameters.items() if not _same(program, name, tensor, new[name]))
+
+
+def _same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
+    # The program has the model's own tensors: they may have been trained since.
+    trained = old._version != program.versions.get(name, old._version)
+    return not trained and (new is old or torch.equal(new.cpu(), old.cpu()))

@@ -36,7 +36,8 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
         loaded = load(engine)
         refitter = trt.Refitter(loaded, LOG)
         kept = {name: _weight(value) for name, value in weights.items()}
-        _supply(refitter, kept, due)
+        if not _supply(refitter, kept, due):
+            return engine
         if not refitter.refit_cuda_engine():
             raise RefitError(dict.fromkeys(sorted(due), f"TensorRT refused to refit {engine.name} ({said()})"))
         plan = _serialized(loaded)
@@ -52,7 +53,8 @@ def _weight(value: torch.Tensor) -> torch.Tensor:
     return value.float() if value.dtype == torch.float64 else value
 
 
-def _supply(refitter: Any, weights: Mapping[str, torch.Tensor], due: Collection[str]) -> None:
+def _supply(refitter: Any, weights: Mapping[str, torch.Tensor], due: Collection[str]) -> bool:
+    """Hand all weights to TensorRT; whether it took any."""
     known = frozenset(refitter.get_all_weights())
     refused = {name: _refusal(refitter, name, value, known) for name, value in weights.items()}
     reasons = {name: reason for name, reason in refused.items() if reason and name in due}
@@ -62,6 +64,7 @@ def _supply(refitter: Any, weights: Mapping[str, torch.Tensor], due: Collection[
         reasons = dict.fromkeys(missing, "TensorRT has combined it with others and needs its value as well")
     if reasons:
         raise RefitError(reasons)
+    return not all(refused.values())
 
 
 def _refusal(refitter: Any, name: str, value: torch.Tensor, known: Collection[str]) -> str:
