@@ -1,0 +1,165 @@
+"""An engine, its context and its stream as TensorRT's bindings have them, that compute on the CPU and can refuse."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from pipeline.network import Network, Profile, Tensor
+from pipeline.runtime.engine_load import LOG
+from pipeline.trt import to_trt, torch_dtype, trt
+
+HANDLE = 7
+CPU = torch.device("cpu")
+
+
+class FakeStream:
+    """A stream that only has a handle."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.cuda_stream, self.calls = HANDLE, calls
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+
+class FakeLane:
+    """Enqueues at once, and remembers what a run was to keep alive."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.device, self.calls, self.kept = CPU, calls, list[torch.Tensor]()
+
+    @contextmanager
+    def turn(self, host: Sequence[torch.Tensor] = ()) -> Iterator[Any]:
+        self.kept = list(host)
+        yield FakeStream(self.calls)
+
+
+def say(text: str) -> None:
+    """An error in TensorRT's log."""
+    LOG.log(trt.ILogger.Severity.ERROR, text)
+
+
+class FakeContext:
+    """Computes with `function` on memory at the addresses it was given; what is named in `refuse` returns False."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine, self.calls, self.refuse = engine, engine.calls, engine.refuse
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self.allocators: dict[str, Any] = {}
+
+    def answer(self, call: str, *details: Any) -> bool:
+        self.calls.append((call, *details))
+        if call in self.refuse:
+            say(f"fake {call} error")
+        return call not in self.refuse
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        return self.answer("set_optimization_profile_async", index, stream)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.shapes[name] = shape
+        return self.answer("set_input_shape", name, shape)
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        assert address, f"{name} has a null address"
+        assert address not in [a for n, a in self.addresses.items() if n != name], "two tensors have one address"
+        self.addresses[name] = address
+        return self.answer("set_tensor_address", name)
+
+    def set_output_allocator(self, name: str, allocator: Any) -> bool:
+        self.allocators[name] = allocator
+        return self.answer("set_output_allocator", name)
+
+    def infer_shapes(self) -> list[str]:
+        if "raise" in self.refuse:
+            raise RuntimeError("fake inference failed")
+        return [] if self.answer("infer_shapes") else ["x"]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        """Outputs whose shape the run tells are open until then."""
+        result = self.results()[name]
+        return tuple(-1 if name in self.engine.open else size for size in result.shape)
+
+    def results(self) -> dict[str, torch.Tensor]:
+        inputs = {t.name: self.read(t) for t in self.engine.network.inputs}
+        outputs = self.engine.function(*inputs.values())
+        return {t.name: value for t, value in zip(self.engine.network.outputs, outputs, strict=True)}
+
+    def read(self, tensor: Tensor) -> torch.Tensor:
+        shape, dtype = self.shapes.get(tensor.name, tensor.shape), torch_dtype(tensor.dtype)
+        value = torch.empty(shape, dtype=dtype)
+        ctypes.memmove(value.data_ptr() or None, self.addresses[tensor.name], value.nbytes)
+        return value
+
+    def execute_async_v3(self, stream: int) -> bool:
+        if not self.answer("execute_async_v3", stream):
+            return False
+        for name, value in self.results().items():
+            allocator = self.allocators.get(name)
+            address = self.addresses.get(name) if allocator is None else self.allocate(allocator, name, value)
+            if not address:
+                return False
+            ctypes.memmove(address, value.contiguous().data_ptr() or None, value.nbytes)
+        return True
+
+    def allocate(self, allocator: Any, name: str, value: torch.Tensor) -> int:
+        address: int = allocator.reallocate_output_async(name, 0, value.nbytes, 256, HANDLE)
+        allocator.notify_shape(name, tuple(value.shape))
+        return address
+
+
+class FakeEngine:
+    """An engine of a network: `function` takes and gives its tensors, `host` and `open` name some of them."""
+
+    def __init__(
+        self,
+        inputs: dict[str, tuple[str, tuple[int, ...]]],
+        outputs: dict[str, tuple[str, tuple[int, ...]]],
+        function: Callable[..., Sequence[torch.Tensor]],
+        *,
+        host: Sequence[str] = (),
+        open: Sequence[str] = (),
+        profile: Profile | None = None,
+    ) -> None:
+        self.network = Network("net", _tensors(inputs), _tensors(outputs), (), profile=profile)
+        self.function, self.host, self.open = function, host, open
+        self.calls: list[Any] = []
+        self.refuse: set[str] = set()
+        self.tensors = [*self.network.inputs, *self.network.outputs]
+        self.num_io_tensors = len(self.tensors)
+
+    def get_tensor_name(self, index: int) -> str:
+        """Not in the order of the network."""
+        return self.tensors[-1 - index].name
+
+    def tensor(self, name: str) -> Tensor:
+        return next(t for t in self.tensors if t.name == name)
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return to_trt(torch_dtype(self.tensor(name).dtype))
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.tensor(name).shape
+
+    def get_tensor_location(self, name: str) -> Any:
+        return SimpleNamespace(name="HOST" if name in self.host else "DEVICE")
+
+    def create_runtime_config(self) -> str:
+        return "defaults"
+
+    def create_execution_context(self, runtime_config: str | None = None) -> FakeContext | None:
+        if "create_execution_context" in self.refuse:
+            say("fake out of memory")
+            return None
+        return FakeContext(self)
+
+
+def _tensors(rows: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:
+    return tuple(Tensor(name, dtype, shape) for name, (dtype, shape) in rows.items())

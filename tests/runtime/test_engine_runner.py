@@ -1,0 +1,311 @@
+"""How an engine is driven, on a fake one: what is called in which order, what is checked, what memory is given."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+import pipeline
+from pipeline import ExecutionError
+from pipeline.network import Profile
+from pipeline.program import Engine
+from pipeline.runtime import engine_load
+from pipeline.runtime.engine import EngineRunner, Session
+from pipeline.runtime.engine_buffers import ALIGNMENT, Binding, OutputBuffer, placed
+from pipeline.runtime.engine_load import LIBRARY, LOG, listening
+from tests.runtime.fake_engine import CPU, HANDLE, FakeEngine, FakeLane, say
+
+RANGE = Profile((("x", (1, 3), (2, 3), (4, 3)),))
+
+
+def adder(**options: Any) -> FakeEngine:
+    """x[n, 3] + y[3]"""
+    return FakeEngine(
+        {"x": ("float32", (-1, 3)), "y": ("float32", (3,))},
+        {"sum": ("float32", (-1, 3))},
+        lambda x, y: [x + y],
+        profile=RANGE,
+        **options,
+    )
+
+
+def session(engine: FakeEngine) -> Session:
+    return Session(engine, engine.network, FakeLane(engine.calls))  # type: ignore[arg-type]
+
+
+X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(3)
+
+
+def test_inputs_then_shapes_then_outputs_then_the_run_on_the_lanes_stream() -> None:
+    engine = adder()
+    (result,) = session(engine)([X, Y])
+    assert torch.equal(result, X + Y)
+    assert engine.calls == [
+        ("set_optimization_profile_async", 0, HANDLE),
+        ("set_input_shape", "x", (2, 3)),
+        ("set_tensor_address", "x"),
+        ("set_input_shape", "y", (3,)),
+        ("set_tensor_address", "y"),
+        ("infer_shapes",),
+        ("set_tensor_address", "sum"),
+        ("execute_async_v3", HANDLE),
+    ]
+
+
+@pytest.mark.parametrize(
+    "call", ["set_input_shape", "set_tensor_address", "infer_shapes", "execute_async_v3", "set_output_allocator"]
+)
+def test_whatever_returns_false_is_an_error_with_tensorrts_words(call: str) -> None:
+    engine = adder(open=["sum"])
+    run = session(engine)
+    engine.refuse.add(call)
+    with pytest.raises(ExecutionError, match=rf"net: TensorRT refused .*\(fake {call} error\)"):
+        run([X, Y])
+    engine.refuse.clear()
+    assert torch.equal(run([X, Y])[0], X + Y), "a failed run leaves nothing behind"
+
+
+def test_what_is_refused_when_the_session_begins() -> None:
+    engine = adder()
+    engine.refuse = {"create_execution_context"}
+    with pytest.raises(ExecutionError, match=r"refused an execution context \(fake out of memory\)"):
+        session(engine)
+    engine.refuse = {"set_optimization_profile_async"}
+    with pytest.raises(ExecutionError, match="refused profile 0"):
+        session(engine)
+
+
+def test_shape_inference_may_raise() -> None:
+    engine = adder()
+    run = session(engine)
+    engine.refuse.add("raise")
+    with pytest.raises(ExecutionError, match="net: shapes cannot be inferred: fake inference failed"):
+        run([X, Y])
+
+
+def test_a_refused_shape_names_the_range() -> None:
+    engine = adder()
+    run = session(engine)
+    engine.refuse.add("set_input_shape")
+    with pytest.raises(ExecutionError, match=r"the shape \[9, 3\] of input x, built for \[1, 3\] to \[4, 3\]"):
+        run([torch.zeros(9, 3), Y])
+
+
+def test_wrong_inputs_are_named() -> None:
+    run = session(adder())
+    with pytest.raises(ExecutionError, match="net takes 2 inputs, was given 1"):
+        run([X])
+    with pytest.raises(ExecutionError, match=r"input x is int64\[2, 3\], the engine takes x: float32\[-1, 3\]"):
+        run([X.long(), Y])
+
+
+def test_an_engine_of_another_network_is_named() -> None:
+    engine = adder()
+    other = evolve(engine.network, outputs=())
+    other = evolve(other, inputs=(evolve(engine.network.inputs[0], name="z"),))
+    with pytest.raises(ExecutionError, match=r"net has no z, only .*x: float32\[-1, 3\]"):
+        Session(engine, other, FakeLane(engine.calls))  # type: ignore[arg-type]
+
+
+def test_float64_becomes_float32_and_strides_do_not_matter() -> None:
+    run = session(adder())
+    (result,) = run([X.double().t().contiguous().t(), Y])
+    assert torch.equal(result, X + Y)
+
+
+def test_outputs_are_new_at_every_call() -> None:
+    run = session(adder())
+    (first,), (second,) = run([X, Y]), run([X, Y])
+    assert first.data_ptr() != second.data_ptr()
+    second.zero_()
+    assert torch.equal(first, X + Y)
+
+
+def test_tensors_without_elements_have_addresses() -> None:
+    """The fake asserts that no address is null and no two are alike."""
+    (result,) = session(adder())([torch.empty(0, 3), Y])
+    assert result.shape == (0, 3)
+
+
+def sized(host: tuple[str, ...] = ("n", "count")) -> FakeEngine:
+    """n ones, and n itself as an output in host memory."""
+    return FakeEngine(
+        {"n": ("int64", ())},
+        {"ones": ("float32", (-1,)), "count": ("int64", ())},
+        lambda n: [torch.ones(int(n)), n.clone()],
+        host=host,
+    )
+
+
+@pytest.mark.parametrize("host", [("n", "count"), ()])
+def test_an_int_is_a_tensor_of_rank_0_where_the_engine_wants_it(host: tuple[str, ...]) -> None:
+    engine = sized(host)
+    run = session(engine)
+    ones, count = run([4])
+    assert ones.tolist() == [1.0] * 4
+    assert count.tolist() == 4
+    assert (("set_input_shape", "n", ()) in engine.calls) == (not host), "only a tensor on the GPU has its shape set"
+    assert ("synchronize" in engine.calls) == bool(host), "an output in host memory is waited for"
+    assert [t.tolist() for t in run.lane.kept] == ([4] if host else []), "kept until the run is over"
+
+
+def test_a_tensor_in_host_memory_is_copied() -> None:
+    n = torch.tensor(3)
+    run = session(sized())
+    run([n])
+    assert run.lane.kept[0].data_ptr() != n.data_ptr()
+    with pytest.raises(ExecutionError, match=r"input n is int64\[1\], the engine takes n: int64\[\]"):
+        run([n.reshape(1)])
+
+
+def nonzero() -> FakeEngine:
+    return FakeEngine({"x": ("float32", (-1,))}, {"where": ("int64", (-1, 1))}, lambda x: [x.nonzero()], open=["where"])
+
+
+def test_a_shape_that_depends_on_data_is_told_by_the_run() -> None:
+    engine = nonzero()
+    run = session(engine)
+    (first,) = run([torch.tensor([0.0, 1.0, 2.0])])
+    (second,) = run([torch.tensor([3.0, 0.0])])
+    (none,) = run([torch.zeros(5)])
+    assert (first.tolist(), second.tolist(), none.shape) == ([[1], [2]], [[0]], (0, 1))
+    assert none.dtype == torch.int64
+    assert engine.calls.count(("set_output_allocator", "where")) == 1
+    assert ("set_tensor_address", "where") not in engine.calls
+
+
+def test_memory_of_an_output_belongs_to_the_caller_alone() -> None:
+    run = session(nonzero())
+    (result,) = run([torch.ones(3)])
+    memory = weakref.ref(result.untyped_storage())
+    del result
+    gc.collect()
+    assert memory() is None
+
+
+def test_an_output_that_finds_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = session(nonzero())
+    monkeypatch.setattr(run, "buffers", {"where": Full(run.known["where"], CPU)})
+    run.context.allocators = run.buffers
+    with pytest.raises(ExecutionError, match="net: no memory for an output: full"):
+        run([torch.ones(3)])
+
+
+class Full(OutputBuffer):
+    """No exception leaves the callback: TensorRT is told by a null address."""
+
+    def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
+        self.device = torch.device("meta")
+        self.error = MemoryError("full")
+        return 0
+
+
+def test_a_buffer_that_was_not_asked_for_gives_nothing() -> None:
+    buffer = OutputBuffer(Binding("y", torch.float32, (-1,), False), CPU)
+    assert buffer.take() is None
+    buffer.notify_shape("y", (3,))
+    assert buffer.take() is None, "a shape without memory is no output"
+    address = buffer.reallocate_output_async("y", 0, 12, 256, 0)
+    assert address
+    buffer.notify_shape("y", (3,))
+    result = buffer.take()
+    assert result is not None and (result.dtype, result.shape) == (torch.float32, (3,))
+    assert result.data_ptr() == address
+    assert buffer.take() is None
+
+
+def test_an_exception_stays_in_the_callback() -> None:
+    buffer = OutputBuffer(Binding("y", torch.float32, (-1,), False), torch.device("cuda", 10**3))
+    assert buffer.reallocate_output("y", 0, 12, 256) == 0
+    assert buffer.error is not None
+
+
+def test_inputs_are_aligned_and_contiguous() -> None:
+    binding = Binding("x", torch.float32, (3,), False)
+    value = torch.arange(1000.0)[1:4]
+    made = placed(value, binding, CPU)
+    assert made.is_contiguous() and torch.equal(made, value)
+    aligned = torch.arange(1000.0)
+    start = -aligned.data_ptr() % ALIGNMENT // 4
+    kept = placed(aligned[start : start + 3], binding, CPU)
+    assert kept.data_ptr() == aligned.data_ptr() + 4 * start, "what is right already is not copied"
+
+
+def test_a_negative_view_is_resolved() -> None:
+    """The imaginary part of a conjugate is a view whose memory has the other sign."""
+    lazy = torch.tensor([1 + 2j]).conj().imag
+    assert lazy.is_neg()
+    made = placed(lazy, Binding("x", torch.float32, (1,), False), CPU)
+    assert not made.is_neg() and made.tolist() == [-2.0]
+
+
+def test_gradients_do_not_matter() -> None:
+    (result,) = session(adder())([X.clone().requires_grad_(), Y])
+    assert not result.requires_grad
+
+
+def test_what_tensorrt_says_is_forgotten_when_nobody_listens() -> None:
+    with listening() as outer:
+        say("first")
+        with listening() as inner:
+            say("second")
+            assert inner() == "second"
+        assert outer() == "first; second"
+    assert not LOG.messages
+    with listening() as said:
+        assert said() == "TensorRT gave no reason"
+
+
+ENGINE = Engine("engine_0", b"no plan", LIBRARY)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were one."""
+    monkeypatch.setattr(engine_load, "has_gpu", lambda: True)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_plan_of_another_library_is_not_even_tried() -> None:
+    other = evolve(ENGINE, library="tensorrt 10.1.0")
+    with pytest.raises(
+        ExecutionError, match=rf"engine_0 was built by tensorrt 10.1.0, and {LIBRARY} is loaded"
+    ) as info:
+        engine_load.load(other)
+    assert "PIPELINE_TENSORRT=tensorrt" in str(info.value)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_plan_that_does_not_load_is_an_error_with_tensorrts_words() -> None:
+    with pytest.raises(ExecutionError, match=r"engine_0 cannot be loaded \(.+\)"):
+        engine_load.load(ENGINE)
+    older = evolve(ENGINE, library=f"{LIBRARY.split()[0]} 0.1")
+    with pytest.raises(ExecutionError, match=rf"engine_0 cannot be loaded: it was built by .* 0.1, this is {LIBRARY}"):
+        engine_load.load(older)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_error_says_so() -> None:
+    with pytest.raises(ExecutionError, match="engine_0 runs on a GPU, and torch sees none"):
+        EngineRunner(ENGINE, adder().network)
+    compiled = pipeline.default(min_block_size=1)(Doubled().eval(), args=(X,))
+    with pytest.raises(ExecutionError, match="GPU"):
+        compiled.module(executor="tensorrt")
+
+
+class Doubled(torch.nn.Module):
+    """With a buffer that it changes, which a module would put on the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[2, 3] -> [2, 3]"""
+        self.count += 1
+        return x + x
