@@ -39,17 +39,21 @@ def partition(validated: Validated) -> Partitioned:
     refused = {n: "; ".join(r.reason for r in v.reasons) for n, v in validated.verdicts.items() if not v.supported}
     operators = [n for n in program.graph.nodes if is_operator(n)]
     reasons = {n.name: refused[n.name] for n in operators if n.name in refused}
+    if reasons and settings.require_full_compilation:
+        raise UnsupportedOperatorException(_fallbacks(operators, reasons, validated), len(operators))
     while reasons:
         small = dict(_too_small(program, operators, reasons, settings.min_block_size))
         if not small:
             break
         reasons.update(small)
-    fallbacks = tuple(_fallback(n, reasons[n.name], validated.verdicts[n.name]) for n in operators if n.name in reasons)
-    if fallbacks and settings.require_full_compilation:
-        raise UnsupportedOperatorException(fallbacks, len(operators))
+    fallbacks = _fallbacks(operators, reasons, validated)
     groups = _groups(program, set(reasons))
     segments = tuple(_segment(program, kind, i, nodes) for i, (kind, nodes) in enumerate(groups))
     return Partitioned(program, segments, validated.verdicts, fallbacks)
+
+
+def _fallbacks(operators: list[torch.fx.Node], reasons: dict[str, str], validated: Validated) -> tuple[Fallback, ...]:
+    return tuple(_fallback(n, reasons[n.name], validated.verdicts[n.name]) for n in operators if n.name in reasons)
 
 
 def _fallback(node: torch.fx.Node, reason: str, verdict: Verdict) -> Fallback:
