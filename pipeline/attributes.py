@@ -15,15 +15,21 @@ Read: TypeAlias = Callable[[Any, str], Value]
 
 @attrs.frozen
 class Attribute:
-    """One attribute of a kind: how it is read, and the input that replaces it where there is one."""
+    """One attribute of a kind: how it is read, which input replaces it, and whether this version has it."""
 
     name: str
     read: Read
     unless: int | None = None
+    exists: Callable[[Any], bool] = lambda layer: True
 
 
-def dims(layer: Any, name: str) -> Value:
-    return as_dims(getattr(layer, name))
+def dims(holder: Any, name: str) -> tuple[int, ...] | None:
+    """Dims as a tuple, or None where TensorRT holds none: their length is then -1 on 1.4, None or an error since."""
+    try:
+        value = getattr(holder, name)
+        return None if value is None else tuple(value)
+    except (ValueError, RuntimeError):
+        return None
 
 
 def plain(layer: Any, name: str) -> Value:
@@ -57,7 +63,7 @@ def floats(layer: Any, name: str) -> Value:
 
 def scales(layer: Any, name: str) -> Value:
     """Only where no output shape was given: TensorRT warns when asked for scales that are not set."""
-    return floats(layer, name) if as_dims(layer.shape) is None else None
+    return floats(layer, name) if dims(layer, "shape") is None else None
 
 
 def number(layer: Any, name: str) -> Value:
@@ -99,16 +105,30 @@ def digest(data: Any) -> str:
     return hashlib.sha256(b"" if data is None else bytes(data)).hexdigest()
 
 
-def as_dims(value: Any) -> tuple[int, ...] | None:
-    """Dims as a tuple, None where TensorRT holds none (its length is -1)."""
-    try:
-        return tuple(value)
-    except ValueError:
-        return None
-
-
 def rows(read: Read, *names: str, unless: int | None = None) -> tuple[Attribute, ...]:
     return tuple(Attribute(name, read, unless) for name in names)
+
+
+def has(name: str) -> Callable[[Any], bool]:
+    return lambda layer: hasattr(layer, name)
+
+
+def attention_has(name: str) -> Callable[[Any], bool]:
+    return lambda layer: hasattr(layer.attention, name)
+
+
+def later_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
+    """Attributes that later versions have."""
+    return tuple(Attribute(name, read, exists=has(name)) for name in names)
+
+
+def later_attention_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
+    return tuple(Attribute(name, of_attention(read), exists=attention_has(name)) for name in names)
+
+
+def has_no_causal_kind(layer: Any) -> bool:
+    """`causal_kind` took the place of `causal` in RTX 1.5 and 11.0."""
+    return not hasattr(layer.attention, "causal_kind")
 
 
 _WINDOW = (
@@ -130,7 +150,9 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "ASSERTION": rows(plain, "message"),
         "ATTENTION_INPUT": (
             *rows(of_attention(enum), "norm_op"),
-            *rows(of_attention(plain), "causal", "decomposable"),
+            *rows(of_attention(plain), "decomposable"),
+            Attribute("causal", of_attention(plain), exists=has_no_causal_kind),
+            *later_attention_rows(enum, "causal_kind", "query_form", "key_value_form"),
             *rows(quantized_to, "normalization_quantize_to_type"),
         ),
         "CAST": rows(dtype, "to_type"),
@@ -157,7 +179,7 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "GATHER": (*rows(enum, "mode"), *rows(plain, "axis", "num_elementwise_dims")),
         "GRID_SAMPLE": (*rows(enum, "interpolation_mode", "sample_mode"), *rows(plain, "align_corners")),
         "ITERATOR": rows(plain, "axis", "reverse"),
-        "KV_CACHE_UPDATE": rows(enum, "cache_mode"),
+        "KV_CACHE_UPDATE": (*rows(enum, "cache_mode"), *later_rows(enum, "update_form")),
         "LOOP_OUTPUT": (*rows(enum, "kind"), *rows(plain, "axis")),
         "LRN": rows(plain, "window_size", "alpha", "beta", "k"),
         "MATRIX_MULTIPLY": rows(enum, "op0", "op1"),

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from pipeline.attributes import ATTRIBUTES, UNREADABLE, WEIGHTS, Value, as_dims
+from pipeline.attributes import ATTRIBUTES, UNREADABLE, WEIGHTS, Value, dims
 from pipeline.trt import dtype_name, layer_kind, layer_of, trt, weights_pointer
 
 __all__ = [
@@ -227,7 +227,7 @@ class _Description:
             self.tensor_name(layer.get_output(index), f"{own}.{index}")
 
     def tensor(self, tensor: Any, default: str) -> Tensor:
-        name, shape = self.tensor_name(tensor, default), as_dims(tensor.shape)
+        name, shape = self.tensor_name(tensor, default), dims(tensor, "shape")
         if shape is None:
             raise ValueError(f"tensor {name!r} has no shape: its layer is invalid, see TensorRT's log")
         return Tensor(name, dtype_name(tensor.dtype), shape)
@@ -278,7 +278,7 @@ def _attributes(kind: str, layer: Any, inputs: list[Any]) -> Iterator[tuple[str,
         replaced = (
             attribute.unless is not None and attribute.unless < len(inputs) and inputs[attribute.unless] is not None
         )
-        if not replaced:
+        if not replaced and attribute.exists(layer):
             yield attribute.name, attribute.read(layer, attribute.name)
 
 

@@ -208,7 +208,9 @@ def test_attention_is_described_at_its_input() -> None:
     first, second = describe(network, name="net", weight_name=known).layers
     assert LOG.errors_since(mark) == ()
     assert (first.kind, second.kind) == ("ATTENTION_INPUT", "ATTENTION_OUTPUT")
-    assert first.attribute("causal") is True and first.attribute("decomposable") is True
+    assert first.attribute("causal", True) is True and first.attribute("decomposable") is True
+    assert first.attribute("causal_kind", "UPPER_LEFT") == "UPPER_LEFT"
+    assert len({"causal", "causal_kind"} & {name for name, _ in first.attributes}) == 1
     assert first.attribute("attention") == second.attribute("attention") == 0
 
 
@@ -243,6 +245,7 @@ def test_every_readable_property_of_a_layer_is_in_the_table() -> None:
         "is_alpha_beta_int64": "says how alpha and beta are read",
         "plugin": "is read field by field",
         "set_input": "is no attribute",
+        "update_lengths": "is the fourth input",
     }
     for kind in sorted(CAPABILITIES.layer_kinds - set(UNREADABLE)):
         own = {name for name in vars(layer_class(kind)) if not name.startswith("_")}

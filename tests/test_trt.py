@@ -1,5 +1,6 @@
 """The bindings in one place: what they can do, dtypes, weights, the log, layers by kind."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -121,11 +122,12 @@ def test_weights_of_a_view_that_is_not_contiguous_are_refused() -> None:
         weights_of(torch.ones(2, 3).t())
 
 
-def network_with_an_error(log: Log) -> object:
+def network_with_an_error(log: Log) -> None:
     network = new_network(trt.Builder(log))
     left, right = (network.add_input(name, trt.float32, (size, 3)) for name, size in (("a", 2), ("b", 4)))
     layer = network.add_elementwise(left, right, trt.ElementWiseOperation.SUM)
-    return layer.get_output(0).shape
+    with contextlib.suppress(RuntimeError):  # since 1.5 the question raises as well
+        assert layer.get_output(0).shape is not None
 
 
 def test_the_log_keeps_tensorrts_own_errors_and_no_noise() -> None:

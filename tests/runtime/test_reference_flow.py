@@ -219,3 +219,27 @@ def test_outputs_share_memory_with_nothing() -> None:
 def test_results_need_no_gradient() -> None:
     result = run(chain(1), {}, {"t0": torch.ones(1, requires_grad=True)})["t1"]
     assert not result.requires_grad
+
+
+@pytest.mark.parametrize("bound", [2, 4])
+def test_assertions_in_a_nested_loop_are_checked_each_time(bound: int) -> None:
+    net = Net()
+    outer, one, limit = net.net.add_loop(), net.constant(scalar(1)), net.constant(scalar(bound))
+    counted(net, outer, net.constant(scalar(2)))
+
+    def step(value: Any) -> Any:
+        inner = net.net.add_loop()
+        counted(net, inner, net.constant(scalar(2)))
+        recurrence, _ = recurring(inner, value, lambda part: plus(net, part, one))
+        small = net.net.add_elementwise(recurrence.get_output(0), limit, LESS).get_output(0)
+        net.net.add_assertion(small, "too large")
+        return inner.add_loop_output(recurrence.get_output(0), trt.LoopOutput.LAST_VALUE, 0).get_output(0)
+
+    recurrence, _ = recurring(outer, net.input(scalar(0)), step)
+    last = outer.add_loop_output(recurrence.get_output(0), trt.LoopOutput.LAST_VALUE, 0)
+    net.output(last.get_output(0))
+    if bound == 4:
+        assert net.run()[0].item() == 4
+    else:
+        with pytest.raises(ReferenceError, match="too large"):
+            net.run()

@@ -48,7 +48,8 @@ def test_einsum(equation: str) -> None:
     torch.testing.assert_close(result, torch.einsum(equation, *values))
 
 
-attention_only = pytest.mark.skipif(CAPABILITIES.attention != "v1", reason="written for the first attention interface")
+attention_only = pytest.mark.skipif(CAPABILITIES.attention == "none", reason="this TensorRT has none")
+later_only = pytest.mark.skipif(CAPABILITIES.attention != "v2", reason="since RTX 1.5 and 11.0")
 
 
 def attended(query: Any, key: Any, value: Any, mask: Any = None, causal: bool = False, norm: str = "SOFTMAX") -> Any:
@@ -147,3 +148,32 @@ def test_cache_update_drops_what_lies_outside() -> None:
     result = computed(lambda n, *t: n.net.add_kv_cache_update(*t, trt.KVCacheMode.LINEAR), cache, update, start)
     assert result.flatten(1).tolist() == [[0, 1, 2, 0], [0, 0, 0, 1]]
     assert not cache.any()
+
+
+def attended_later(query: Any, key: Any, value: Any, kind: str = "NONE", lengths: Any = None) -> torch.Tensor:
+    def add(net: Net, *tensors: Any) -> Any:
+        causal = trt.CausalMaskKind.__members__[kind]
+        layer = net.net.add_attention_v2(*tensors[:3], trt.AttentionNormalizationOp.SOFTMAX, causal)
+        if lengths is not None:
+            layer.key_value_lengths = tensors[3]
+        return layer
+
+    return computed(add, query, key, value, *([] if lengths is None else [lengths]))
+
+
+@later_only
+@pytest.mark.parametrize("kind", ["NONE", "UPPER_LEFT", "LOWER_RIGHT"])
+def test_attention_aligns_its_causal_mask(kind: str) -> None:
+    query, key, value = heads(3, 6, 6)
+    shift = {"NONE": 6, "UPPER_LEFT": 0, "LOWER_RIGHT": 3}[kind]
+    mask = torch.ones(3, 6, dtype=torch.bool).tril(shift)
+    torch.testing.assert_close(attended_later(query, key, value, kind), expected_attention(query, key, value, mask))
+
+
+@later_only
+def test_attention_to_the_first_keys_only() -> None:
+    query, key, value = heads(3, 6, 6)
+    lengths = torch.tensor([2, 5], dtype=torch.int32)
+    mask = torch.arange(6) < lengths.reshape(2, 1, 1, 1)
+    result = attended_later(query, key, value, lengths=lengths)
+    torch.testing.assert_close(result, expected_attention(query, key, value, mask))

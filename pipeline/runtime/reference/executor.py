@@ -53,6 +53,10 @@ class Frame:
     loop: str | None = None
     parent: "Frame | None" = None
 
+    def loops(self) -> set[str | None]:
+        """The loops that are running."""
+        return {self.loop} | (self.parent.loops() if self.parent is not None else set())
+
     def home(self, regions: Collection[str | None]) -> "Frame":
         """The innermost frame of a loop that a tensor lies in, which is where it is kept."""
         frame = self
@@ -186,7 +190,7 @@ class _Machine:
         state = {entry.outputs[0].name: self.demand(used(entry)[0], frame) for entry in recurrences}
         inner, trip = Frame(dict(state), region, frame), 0
         while self.goes_on(region, inner, trip):
-            self.iterate(region, inner, trip)
+            self.assert_all(region, inner)
             for layer in exits:
                 if layer.attribute("kind") != "LAST_VALUE":
                     collected[layer.name].append(self.demand(used(layer)[0], inner))
@@ -211,10 +215,11 @@ class _Machine:
             index = length - 1 - trip if iterator.attribute("reverse") else trip
             inner.values[iterator.outputs[0].name] = whole.select(axis, index)
 
-    def iterate(self, region: str | None, inner: Frame, trip: int) -> None:
-        """The assertions of an iteration; all else runs when it is needed."""
+    def assert_all(self, region: str | None, inner: Frame) -> None:
+        """The assertions of an iteration, those inside conditionals excepted; all else runs when it is needed."""
         for layer in self.plan.network.layers:
-            if layer.kind == "ASSERTION" and region in self.flow.regions_of(layer):
+            around = self.flow.regions_of(layer) if layer.kind == "ASSERTION" else frozenset()
+            if region in around and around <= inner.loops():
                 self.execute(layer, inner)
 
     def collect(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:

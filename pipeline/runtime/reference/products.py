@@ -34,19 +34,31 @@ def einsum(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Not scaled: TensorRT leaves that to the caller."""
     scores = query @ key.transpose(-1, -2)
-    if layer.attribute("causal"):
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    kind = layer.attribute("causal_kind", "UPPER_LEFT" if layer.attribute("causal") else "NONE")
+    if kind != "NONE":
+        shift = 0 if kind == "UPPER_LEFT" else key.shape[-2] - query.shape[-2]
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(shift)
     if mask is None:
         return scores
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + wide(mask)
 
 
+def _only_padded(layer: Layer, *forms: str) -> None:
+    for form in forms:
+        if layer.attribute(form, "PADDED_BHND") != "PADDED_BHND":
+            raise ReferenceError(f"{form} {layer.attribute(form)} is not modelled, only PADDED_BHND")
+
+
 def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """The whole attention: query, key, value, mask (True attends, or added), scale of quantized probabilities."""
+    """All of it, from query, key, value, mask (True attends, or added), quantization scale, and lengths of the two."""
     query, key, value = present(inputs, 3)
+    _only_padded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
     keys, values = (wide(x).repeat_interleave(repeats, 1) for x in (key, value))
     weight = _scores(layer, wide(query), keys, optional(inputs, 3))
+    if (lengths := optional(inputs, 6)) is not None:
+        outside = torch.arange(key.shape[2]) >= lengths.reshape(-1, 1, 1, 1)
+        weight = weight.masked_fill(outside, float("-inf") if layer.attribute("norm_op") == "SOFTMAX" else 0)
     if layer.attribute("norm_op") == "SOFTMAX":
         weight = torch.softmax(weight, -1)
     if (scale := optional(inputs, 4)) is not None:
@@ -86,6 +98,7 @@ def rotary_embedding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 def kv_cache_update(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     """A new cache with `update` written from each sequence's index on; writes beyond the end are dropped."""
     cache, update, starts = present(inputs, 3)
+    _only_padded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":
         raise ReferenceError(f"cache mode {layer.attribute('cache_mode')} is not modelled")
     place = starts.to(torch.int64)[:, None] + torch.arange(update.shape[2])
