@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,21 +10,35 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.impl import base, elementwise
+from pipeline.converters.results import as_result, declared
+from pipeline.impl import base, elementwise, elementwise_division, unary
 
 aten = torch.ops.aten
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
-Binary = Callable[[ConversionContext, str, str, Any, Any], Any]
 
-TABLE: Mapping[Any, tuple[Binary, str]] = {
+TABLE: Mapping[Any, tuple[Any, ...]] = {
+    aten.add.Tensor: (elementwise.add, "SUM"),
+    aten.add.Scalar: (elementwise.add, "SUM"),
+    aten.sub.Tensor: (elementwise.add, "SUB"),
+    aten.sub.Scalar: (elementwise.add, "SUB"),
     aten.mul.Tensor: (elementwise.binary, "PROD"),
     aten.mul.Scalar: (elementwise.binary, "PROD"),
+    aten.div.Tensor: (elementwise_division.divide,),
+    aten.div.Scalar: (elementwise_division.divide,),
+    aten.fmod.Tensor: (elementwise_division.fmod,),
+    aten.fmod.Scalar: (elementwise_division.fmod,),
+    aten.remainder.Tensor: (elementwise_division.remainder,),
+    aten.remainder.Scalar: (elementwise_division.remainder,),
+    aten.remainder.Scalar_Tensor: (elementwise_division.remainder,),
+    aten.atan2.default: (unary.atan2,),
     aten.maximum.default: (elementwise.extremum, "MAX"),
     aten.minimum.default: (elementwise.extremum, "MIN"),
     aten.eq.Tensor: (elementwise.compare, "EQUAL"),
     aten.eq.Scalar: (elementwise.compare, "EQUAL"),
+    aten.ne.Tensor: (elementwise.not_equal,),
+    aten.ne.Scalar: (elementwise.not_equal,),
     aten.gt.Tensor: (elementwise.compare, "GREATER"),
     aten.gt.Scalar: (elementwise.compare, "GREATER"),
     aten.lt.Tensor: (elementwise.compare, "LESS"),
@@ -36,33 +50,18 @@ TABLE: Mapping[Any, tuple[Binary, str]] = {
     aten.logical_and.default: (elementwise.logical, "AND"),
     aten.logical_or.default: (elementwise.logical, "OR"),
     aten.logical_xor.default: (elementwise.logical, "XOR"),
+    aten.where.self: (elementwise.where,),
+    aten.clamp.default: (elementwise.clamp,),
+    aten.clamp.Tensor: (elementwise.clamp,),
+    aten.clip.default: (elementwise.clamp,),
+    aten.clip.Tensor: (elementwise.clamp,),
+    aten.clamp_min.default: (elementwise.extremum, "MAX"),
+    aten.clamp_min.Tensor: (elementwise.extremum, "MAX"),
+    aten.clamp_max.default: (elementwise.extremum, "MIN"),
+    aten.clamp_max.Tensor: (elementwise.extremum, "MIN"),
 }
 
-
-def _from_table(target: Any, implementation: Binary, operation: str) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        return implementation(ctx, name, operation, *bind(target, args, kwargs))
-
-    convert.__doc__ = str(target._schema)
-    return convert
-
-
-CONVERTERS = [_from_table(target, *row) for target, row in TABLE.items()]
-
-
-@dynamo_tensorrt_converter(aten.add.Tensor, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.add.Scalar, supports_dynamic_shapes=True)
-def add(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """add(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return elementwise.add(ctx, name, *bind(target, args, kwargs))
-
-
-@dynamo_tensorrt_converter(aten.sub.Tensor, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.sub.Scalar, supports_dynamic_shapes=True)
-def sub(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """sub(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    return elementwise.add(ctx, name, *bind(target, args, kwargs), operation="SUB")
+CONVERTERS = [declared(target, *row) for target, row in TABLE.items()]
 
 
 @dynamo_tensorrt_converter(aten.rsub.Tensor, supports_dynamic_shapes=True)
@@ -70,20 +69,21 @@ def sub(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: s
 def rsub(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """rsub(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
     self, other, alpha = bind(target, args, kwargs)
-    return elementwise.add(ctx, name, other, self, alpha, operation="SUB")
+    return as_result(ctx, name, elementwise.add(ctx, name, "SUB", other, self, alpha))
 
 
-@dynamo_tensorrt_converter(aten.ne.Tensor, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.ne.Scalar, supports_dynamic_shapes=True)
-def ne(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """ne(Tensor self, Tensor other) -> Tensor"""
-    return elementwise.not_equal(ctx, name, *bind(target, args, kwargs))
+@dynamo_tensorrt_converter(aten.div.Tensor_mode, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(aten.div.Scalar_mode, supports_dynamic_shapes=True)
+def div(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """div(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
+    return as_result(ctx, name, elementwise_division.divide(ctx, name, *bind(target, args, kwargs)))
 
 
-@dynamo_tensorrt_converter(aten.where.self, supports_dynamic_shapes=True)
-def where(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """where(Tensor condition, Tensor self, Tensor other) -> Tensor"""
-    return elementwise.where(ctx, name, *bind(target, args, kwargs))
+@dynamo_tensorrt_converter(aten.floor_divide.default, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(aten.floor_divide.Scalar, supports_dynamic_shapes=True)
+def floor_divide(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """floor_divide(Tensor self, Tensor other) -> Tensor"""
+    return as_result(ctx, name, elementwise_division.divide(ctx, name, args[0], args[1], "floor"))
 
 
 @dynamo_tensorrt_converter(aten.masked_fill.Scalar, supports_dynamic_shapes=True)
@@ -92,35 +92,3 @@ def masked_fill(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs,
     """masked_fill(Tensor self, Tensor mask, Tensor value) -> Tensor"""
     self, mask, value = bind(target, args, kwargs)
     return elementwise.where(ctx, name, mask, value, self, base.dtype_of(self))
-
-
-@dynamo_tensorrt_converter(aten.clamp.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.clamp.Tensor, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.clip.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.clip.Tensor, supports_dynamic_shapes=True)
-def clamp(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
-    return elementwise.clamp(ctx, name, *bind(target, args, kwargs))
-
-
-@dynamo_tensorrt_converter(aten.clamp_min.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.clamp_min.Tensor, supports_dynamic_shapes=True)
-def clamp_min(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """clamp_min(Tensor self, Scalar min) -> Tensor"""
-    self, minimum = bind(target, args, kwargs)
-    return elementwise.clamp(ctx, name, self, minimum, None)
-
-
-@dynamo_tensorrt_converter(aten.clamp_max.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.clamp_max.Tensor, supports_dynamic_shapes=True)
-def clamp_max(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """clamp_max(Tensor self, Scalar max) -> Tensor"""
-    self, maximum = bind(target, args, kwargs)
-    return elementwise.clamp(ctx, name, self, None, maximum)
-
-
-@dynamo_tensorrt_converter(aten.div.Tensor, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.div.Scalar, supports_dynamic_shapes=True)
-def div(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """div(Tensor self, Tensor other) -> Tensor"""
-    return elementwise.divide(ctx, name, *bind(target, args, kwargs))

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.impl import elementwise, unary
+from pipeline.converters.results import declared
+from pipeline.impl import elementwise, elementwise_power, unary
 
 aten = torch.ops.aten
 
-Args = Sequence[Any]
-Kwargs = Mapping[str, Any]
-Unary = Callable[[ConversionContext, str, str, Any], Any]
-
-TABLE: Mapping[Any, tuple[Unary, str]] = {
+TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.exp.default: (unary.real, "EXP"),
     aten.log.default: (unary.real, "LOG"),
     aten.sqrt.default: (unary.real, "SQRT"),
@@ -37,31 +31,20 @@ TABLE: Mapping[Any, tuple[Unary, str]] = {
     aten.erf.default: (unary.real, "ERF"),
     aten.abs.default: (unary.signed, "ABS"),
     aten.neg.default: (unary.signed, "NEG"),
+    aten.sign.default: (unary.signed, "SIGN"),
     aten.ceil.default: (unary.rounded, "CEIL"),
     aten.floor.default: (unary.rounded, "FLOOR"),
     aten.round.default: (unary.rounded, "ROUND"),
+    aten.trunc.default: (unary.truncated,),
+    aten.isnan.default: (unary.kind_of_number, "ISNAN"),
+    aten.isinf.default: (unary.kind_of_number, "ISINF"),
+    aten.rsqrt.default: (unary.rsqrt,),
+    aten.log2.default: (unary.logarithm, 2.0),
+    aten.log10.default: (unary.logarithm, 10.0),
+    aten.log1p.default: (unary.log1p,),
+    aten.expm1.default: (unary.expm1,),
+    aten.exp2.default: (elementwise_power.power, 2.0),
+    aten.logical_not.default: (elementwise.logical_not,),
 }
 
-
-def _from_table(target: Any, implementation: Unary, operation: str) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        return implementation(ctx, name, operation, *bind(target, args, kwargs))
-
-    convert.__doc__ = str(target._schema)
-    return convert
-
-
-CONVERTERS = [_from_table(target, *row) for target, row in TABLE.items()]
-
-
-@dynamo_tensorrt_converter(aten.logical_not.default, supports_dynamic_shapes=True)
-def logical_not(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """logical_not(Tensor self) -> Tensor"""
-    return elementwise.logical_not(ctx, name, *bind(target, args, kwargs))
-
-
-@dynamo_tensorrt_converter(aten.rsqrt.default, supports_dynamic_shapes=True)
-def rsqrt(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """rsqrt(Tensor self) -> Tensor"""
-    return unary.rsqrt(ctx, name, *bind(target, args, kwargs))
+CONVERTERS = [declared(target, *row) for target, row in TABLE.items()]

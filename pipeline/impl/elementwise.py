@@ -1,6 +1,6 @@
 """Elementwise layers on two or more tensors, with eager's promotion and broadcasting.
 
-No layer adds, orders or divides bools and bytes: bools are computed by logic, or as int32 like bytes.
+No layer adds, orders or divides bools: they are computed by logic, or as int32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 
 HALVES = (torch.float16, torch.bfloat16)
-SMALL = (torch.bool, torch.uint8, torch.int8)
 LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 
@@ -44,8 +43,8 @@ def binary(
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which TensorRT computes for a dtype."""
-    return torch.int32 if dtype in SMALL else dtype
+    """The dtype in which TensorRT computes for a dtype: int32 for bools."""
+    return torch.int32 if dtype == torch.bool else dtype
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -65,8 +64,8 @@ def is_exact(value: Value, dtype: torch.dtype) -> bool:
     return math.isnan(value) or torch.tensor(value, dtype=dtype).item() == value
 
 
-def add(ctx: ConversionContext, name: str, a: Value, b: Value, alpha: Any = 1, *, operation: str = "SUM") -> ITensor:
-    """``a + alpha * b`` (or ``-``): in float32 for halves where eager rounds once and a layer of halves would twice."""
+def add(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
+    """``a + alpha * b``, or ``SUB``: in float32 for halves where eager rounds once and layers of halves would twice."""
     dtype = base.result_type(a, b)
     if is_number(b):
         b, alpha = b * alpha, 1
@@ -150,9 +149,3 @@ def clamp(ctx: ConversionContext, name: str, x: Value, low: Value | None, high: 
         if bound is not None:
             x = extremum(ctx, name, operation, x, bound)
     return base.tensor(ctx, name, x)
-
-
-def divide(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
-    """The quotient; of integers it is a float32."""
-    dtype = base.result_type(a, b)
-    return layer(ctx, name, "DIV", a, b, dtype if dtype.is_floating_point else torch.float32)

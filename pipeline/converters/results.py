@@ -1,0 +1,47 @@
+"""What a node's fake tensor says of its result; and converters made from the rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import bind
+from pipeline.converters.context import ConversionContext, SymbolicInt
+from pipeline.converters.declare import Validator, dynamo_tensorrt_converter
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size
+from pipeline.program import shape_of
+
+
+def result_of(ctx: ConversionContext) -> torch.Tensor:
+    """The fake tensor of the node's result, the first if there are several."""
+    assert ctx.node is not None
+    value = ctx.node.meta["val"]
+    first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
+    return first
+
+
+def result_sizes(ctx: ConversionContext) -> list[Size]:
+    """The sizes of the node's result."""
+    return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(result_of(ctx))]
+
+
+def as_result(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    """``x`` in the dtype of the node's result; bytes wrap."""
+    dtype = result_of(ctx).dtype
+    return base.byte(ctx, name, x) if dtype == torch.uint8 else base.cast(ctx, name, x, dtype)
+
+
+def declared(
+    target: Any, function: Callable[..., Any], *operation: Any, validator: Validator | None = None
+) -> Callable[..., Any]:
+    """A converter that gives the operator's arguments, after ``operation``, to a building block."""
+
+    @dynamo_tensorrt_converter(target, capability_validator=validator, supports_dynamic_shapes=True)
+    def convert(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+        return as_result(ctx, name, function(ctx, name, *operation, *bind(target, args, kwargs)))
+
+    convert.__doc__ = str(target._schema)
+    return convert
