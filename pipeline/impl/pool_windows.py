@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from attrs import evolve, frozen
 
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
@@ -74,3 +76,62 @@ def spread(ctx: ConversionContext, name: str, x: ITensor, spacing: Sequence[int]
     cells = window(ctx, name, cells, [0] * (leading + len(pairs)), [*sizes[:leading], *pairs], fill=0.0)
     wide = [times(ctx, name, size, space) for size, space in zip(sizes[leading:], spacing, strict=True)]
     return base.reshape(ctx, name, cells, [*sizes[:leading], *wide])
+
+
+@frozen
+class Windows:
+    """Pooling windows over the last dims: ``sizes`` and ``results`` are None where only the engine knows them."""
+
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    sizes: list[int | None]
+    results: list[int | None]
+    ceil_mode: bool = False
+
+    @property
+    def static(self) -> bool:
+        """Whether all sizes are known."""
+        return None not in self.sizes
+
+    @property
+    def rounds_up(self) -> bool:
+        """Whether the engine itself must find the last window that reaches beyond the border."""
+        return self.ceil_mode and not self.static
+
+    @property
+    def excess(self) -> list[int]:
+        """How far the last window reaches beyond the border, where that is known."""
+        rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [
+            0 if size is None or result is None else max(0, (result - 1) * s + d * (k - 1) + 1 - size - 2 * p)
+            for size, result, k, s, p, d in rows
+        ]
+
+    def inside(self) -> Windows:
+        """The same windows over what has been given its border already: none reaches beyond it."""
+        return evolve(self, sizes=[None] * len(self.sizes), ceil_mode=False)
+
+    def places(self) -> list[np.ndarray[Any, Any]]:
+        """For each dim, the places in the input of each window's elements."""
+        rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [
+            _rows([[o * s - p + j * d for j in range(k)] for o in range(result)], size)
+            for size, result, k, s, p, d in rows
+            if size is not None and result is not None
+        ]
+
+
+def adaptive_places(size: int, result: int) -> np.ndarray[Any, Any]:
+    """The places of each of ``result`` windows of nearly one size that cover a dim."""
+    starts = [i * size // result for i in range(result)]
+    ends = [-(-(i + 1) * size // result) for i in range(result)]
+    return _rows([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], size)
+
+
+def _rows(places: list[list[int]], size: int) -> np.ndarray[Any, Any]:
+    """A row for each window, in order and without what lies outside; the last place is repeated in short ones."""
+    inside = [[p for p in row if 0 <= p < size] for row in places]
+    longest = max(map(len, inside), default=1)
+    return np.array([row + row[-1:] * (longest - len(row)) for row in inside], dtype=np.int64).reshape(-1, longest)

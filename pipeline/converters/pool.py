@@ -1,0 +1,138 @@
+"""Pooling with windows of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument, bind
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.impl import base
+from pipeline.impl.pool import avg_pool, max_pool
+from pipeline.impl.pool_gather import gathered_argmax, gathered_max
+from pipeline.impl.pool_windows import Windows
+from pipeline.settings import CompilationSettings
+
+aten = torch.ops.aten
+
+MAX = {
+    aten.max_pool1d.default: 1,
+    aten.max_pool2d.default: 2,
+    aten.max_pool3d.default: 3,
+    aten.max_pool2d_with_indices.default: 2,
+    aten.max_pool3d_with_indices.default: 3,
+}
+AVERAGE = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+
+
+def _windows(node: torch.fx.Node, rank: int) -> Windows:
+    """The windows of a pooling node."""
+
+    def each(name: str, default: list[int]) -> list[int]:
+        value = list(argument(node, name)) or default
+        return value * (rank if len(value) == 1 else 1)
+
+    made = node.meta["val"]
+    result = made if isinstance(made, torch.Tensor) else made[0]
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    kernel = each("kernel_size", [])
+    return Windows(
+        kernel,
+        each("stride", kernel),
+        each("padding", [0]),
+        each("dilation", [1]) if "dilation" in names else [1] * rank,
+        [_known(s) for s in argument(node, "self").meta["val"].shape[-rank:]],
+        [_known(s) for s in result.shape[-rank:]],
+        bool(argument(node, "ceil_mode")),
+    )
+
+
+def _known(size: int | torch.SymInt) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _dynamic(node: torch.fx.Node, why: str) -> Rejection:
+    """Names the dim whose size would have to be known."""
+    shape = argument(node, "self").meta["val"].shape
+    dim = next(i for i, s in reversed(list(enumerate(shape))) if isinstance(s, torch.SymInt))
+    return Rejection(f"dim {dim} of its input is {shape[dim]}; {why} needs static sizes")
+
+
+def _rounds_safely(windows: Windows) -> bool:
+    """Whether rounding up never makes a window that lies beyond the input, which eager would leave out."""
+    rows = zip(windows.kernel, windows.stride, windows.padding, windows.dilation, strict=True)
+    return all(d * (k - 1) + 1 >= s + p for k, s, p, d in rows)
+
+
+def _max(target: Any, rank: int) -> Callable[..., Any]:
+    with_indices = len(target._schema.returns) == 2
+
+    def limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+        """TensorRT's layer has no dilation, integers or indices: those are gathered, which needs static sizes."""
+        windows = _windows(node, rank)
+        if windows.static:
+            return True
+        if max(windows.dilation) > 1:
+            return _dynamic(node, "dilated pooling")
+        if not argument(node, "self").meta["val"].is_floating_point():
+            return _dynamic(node, "pooling of integers")
+        if with_indices and _indices_are_read(node):
+            return _dynamic(node, "pooling with indices")
+        return not windows.ceil_mode or _rounds_safely(windows) or _dynamic(node, "this ceil_mode")
+
+    @dynamo_tensorrt_converter(target, capability_validator=limits, supports_dynamic_shapes=True)
+    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
+        bool ceil_mode=False) -> Tensor"""
+        assert ctx.node is not None
+        windows = _windows(ctx.node, rank)
+        x = base.tensor(ctx, name, args[0])
+        if with_indices and _indices_are_read(ctx.node):
+            return gathered_argmax(ctx, name, x, windows.places(), [s or 0 for s in windows.sizes])
+        if max(windows.dilation) > 1 or not base.dtype_of(x).is_floating_point:
+            result = gathered_max(ctx, name, x, windows.places())
+        else:
+            result = max_pool(ctx, name, x, windows)
+        return (result, None) if with_indices else result
+
+    return convert
+
+
+def _indices_are_read(node: torch.fx.Node) -> bool:
+    return any(u.op == "output" or u.args[1] == 1 for u in node.users)
+
+
+def _average(target: Any, rank: int) -> Callable[..., Any]:
+    def limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+        """TensorRT averages floating-point tensors; windows that reach out of a dynamic dim must be those of eager."""
+        x = argument(node, "self").meta["val"]
+        if not x.is_floating_point():
+            return Rejection(f"its input is {x.dtype}, TensorRT averages floating-point tensors only")
+        windows = _windows(node, rank)
+        if not windows.rounds_up:
+            return True
+        if rank > 1 and argument(node, "divisor_override"):
+            return _dynamic(node, "ceil_mode with divisor_override")
+        return _rounds_safely(windows) or _dynamic(node, "this ceil_mode")
+
+    @dynamo_tensorrt_converter(target, capability_validator=limits, supports_dynamic_shapes=True)
+    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False,
+        bool count_include_pad=True, int? divisor_override=None) -> Tensor"""
+        assert ctx.node is not None
+        x, _, _, _, _, count_include_pad, *divisor = bind(target, args, kwargs)
+        windows = _windows(ctx.node, rank)
+        return avg_pool(
+            ctx, name, base.tensor(ctx, name, x), windows, count_include_pad, divisor[0] if divisor else None
+        )
+
+    return convert
+
+
+CONVERTERS = [
+    *(_max(target, rank) for target, rank in MAX.items()),
+    *(_average(target, rank) for target, rank in AVERAGE.items()),
+]

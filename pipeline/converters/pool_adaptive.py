@@ -1,0 +1,135 @@
+"""Adaptive pooling: any input size to a given output size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.impl import base
+from pipeline.impl.base import ITensor
+from pipeline.impl.pool import avg_pool, max_pool
+from pipeline.impl.pool_gather import gathered_argmax, gathered_max, gathered_mean
+from pipeline.impl.pool_windows import Windows, adaptive_places
+from pipeline.program import expression
+from pipeline.settings import CompilationSettings
+from pipeline.trt import trt
+
+aten = torch.ops.aten
+
+AVERAGE = {
+    aten.adaptive_avg_pool1d.default: 1,
+    aten.adaptive_avg_pool2d.default: 2,
+    aten.adaptive_avg_pool3d.default: 3,
+    aten._adaptive_avg_pool2d.default: 2,
+    aten._adaptive_avg_pool3d.default: 3,
+}
+MAX = {
+    aten.adaptive_max_pool1d.default: 1,
+    aten.adaptive_max_pool2d.default: 2,
+    aten.adaptive_max_pool3d.default: 3,
+}
+
+
+def _sizes(node: torch.fx.Node, rank: int) -> tuple[list[Any], list[Any]]:
+    """The sizes of the pooled dims before and after: ints or expressions."""
+    made = node.meta["val"]
+    result = made if isinstance(made, torch.Tensor) else made[0]
+    before = argument(node, "self").meta["val"].shape[-rank:]
+    return [expression(s) for s in before], [expression(s) for s in result.shape[-rank:]]
+
+
+def _limits(rank: int) -> Callable[[torch.fx.Node, CompilationSettings], bool | Rejection]:
+    def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+        """Windows of a dynamic dim are known only if there is one, or one for each element."""
+        x = argument(node, "self").meta["val"]
+        for dim, (before, after) in enumerate(zip(*_sizes(node, rank), strict=True), x.dim() - rank):
+            if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
+                return Rejection(f"dim {dim} of its input is {before}; adaptive pooling to {after} needs a static size")
+            if not isinstance(before, int) and _indices_are_read(node):
+                return Rejection(f"dim {dim} of its input is {before}; pooling with indices needs a static size")
+        return True
+
+    return pooled_dims_are_static
+
+
+def _indices_are_read(node: torch.fx.Node) -> bool:
+    return not isinstance(node.meta["val"], torch.Tensor) and any(
+        u.op == "output" or u.args[1] == 1 for u in node.users
+    )
+
+
+def _places(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """The windows of each dim; None where each element is one."""
+    return [None if b == a else adaptive_places(b, a) for b, a in zip(before, after, strict=True)]
+
+
+def _one_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    return all(a in (1, b) for b, a in zip(before, after, strict=True))
+
+
+def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
+    """Ordinary windows, where the sizes are multiples of one another."""
+    if not all(
+        isinstance(b, int) and isinstance(a, int) and a and b % a == 0 for b, a in zip(before, after, strict=True)
+    ):
+        return None
+    kernel = [b // a for b, a in zip(before, after, strict=True)]
+    ones = [1] * len(kernel)
+    return Windows(kernel, kernel, [0] * len(kernel), ones, list(before), list(after))
+
+
+def _whole(
+    ctx: ConversionContext, name: str, x: ITensor, operation: trt.ReduceOperation, sizes: tuple[list[Any], list[Any]]
+) -> ITensor:
+    """One window a dim: a reduction, of the dims that have more than one element."""
+    first = base.rank(x) - len(sizes[0])
+    dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
+    if not dims:
+        return x
+    wide = base.cast(ctx, name, x, torch.float32) if operation == trt.ReduceOperation.AVG else x
+    reduced = ctx.add(name, "reduce", wide, operation, base.axes_mask(dims, base.rank(x)), True).get_output(0)
+    return base.cast(ctx, name, reduced, base.dtype_of(x))
+
+
+def _average(target: Any, rank: int) -> Callable[..., Any]:
+    @dynamo_tensorrt_converter(target, capability_validator=_limits(rank), supports_dynamic_shapes=True)
+    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
+        assert ctx.node is not None
+        x, sizes = base.tensor(ctx, name, args[0]), _sizes(ctx.node, rank)
+        if _one_window(*sizes):
+            return _whole(ctx, name, x, trt.ReduceOperation.AVG, sizes)
+        if (windows := _regular(*sizes)) is not None:
+            return avg_pool(ctx, name, x, windows, False, None)
+        return gathered_mean(ctx, name, x, _places(*sizes))
+
+    return convert
+
+
+def _max(target: Any, rank: int) -> Callable[..., Any]:
+    @dynamo_tensorrt_converter(target, capability_validator=_limits(rank), supports_dynamic_shapes=True)
+    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
+        assert ctx.node is not None
+        x, sizes = base.tensor(ctx, name, args[0]), _sizes(ctx.node, rank)
+        if _indices_are_read(ctx.node):
+            places = [adaptive_places(b, a) for b, a in zip(*sizes, strict=True)]
+            return gathered_argmax(ctx, name, x, places, sizes[0])
+        if _one_window(*sizes):
+            return _whole(ctx, name, x, trt.ReduceOperation.MAX, sizes), None
+        if (windows := _regular(*sizes)) is not None and base.dtype_of(x).is_floating_point:
+            return max_pool(ctx, name, x, windows), None
+        return gathered_max(ctx, name, x, _places(*sizes)), None
+
+    return convert
+
+
+CONVERTERS = [
+    *(_average(target, rank) for target, rank in AVERAGE.items()),
+    *(_max(target, rank) for target, rank in MAX.items()),
+]

@@ -1,0 +1,65 @@
+"""Pooling by TensorRT's layer, over the last one, two or three dims; averages in float32 whatever the input is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor
+from pipeline.impl.pool_windows import Windows, padded
+from pipeline.trt import trt
+
+
+def max_pool(ctx: ConversionContext, name: str, x: ITensor, windows: Windows) -> ITensor:
+    """The highest element of each window; the border counts as -inf."""
+    made = _layer(ctx, name, x, windows, trt.PoolingType.MAX, windows.padding)
+    return _result(ctx, name, made, windows, base.rank(x))
+
+
+def avg_pool(
+    ctx: ConversionContext, name: str, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None
+) -> ITensor:
+    """The mean of each window: over the elements inside ``x``, or the border as well, or by a divisor of its own."""
+    wide, padding = base.cast(ctx, name, x, torch.float32), windows.padding
+    if divisor is not None:
+        # zeros all around, so that every window is whole and its sum is its mean times its volume
+        wide = padded(ctx, name, wide, padding, [p + e for p, e in zip(padding, windows.excess, strict=True)])
+        windows = windows.inside()
+    elif count_include_pad and any(padding) and (windows.rounds_up or any(windows.excess)):
+        # the declared border counts, what a window reaches beyond it does not
+        wide, padding = padded(ctx, name, wide, padding, padding), [0] * len(padding)
+    made = _layer(ctx, name, wide, windows, trt.PoolingType.AVERAGE, [0] * len(padding) if divisor else padding)
+    made.average_count_excludes_padding = not (count_include_pad and any(made.pre_padding))
+    result = _result(ctx, name, made, windows, base.rank(x))
+    if divisor is not None:
+        factor = base.constant(ctx, name, math.prod(windows.kernel) / divisor, torch.float32, rank=base.rank(x))
+        result = base.elementwise(ctx, name, "PROD", result, factor)
+    return base.cast(ctx, name, result, base.dtype_of(x))
+
+
+def _layer(
+    ctx: ConversionContext, name: str, x: ITensor, windows: Windows, kind: trt.PoolingType, padding: Sequence[int]
+) -> Any:
+    """The layer; TensorRT wants a batch, channels and two or three more dims."""
+    flat = len(windows.kernel) == 1
+    x = base.unsqueeze(ctx, name, x, [base.rank(x) - 1] * flat)
+    x = base.raise_rank(ctx, name, x, len(windows.kernel) + flat + 2)
+    layer = ctx.add(name, "pooling_nd", x, kind, (1,) * flat + tuple(windows.kernel))
+    layer.stride_nd = (1,) * flat + tuple(windows.stride)
+    layer.pre_padding = (0,) * flat + tuple(padding)
+    layer.post_padding = (0,) * flat + tuple(p + e for p, e in zip(padding, windows.excess, strict=True))
+    if windows.rounds_up:
+        layer.padding_mode = trt.PaddingMode.EXPLICIT_ROUND_UP
+    return layer
+
+
+def _result(ctx: ConversionContext, name: str, layer: Any, windows: Windows, rank: int) -> ITensor:
+    result = layer.get_output(0)
+    added = base.rank(result) - rank
+    flat = len(windows.kernel) == 1
+    return base.squeeze(ctx, name, result, [*range(added - flat), *([base.rank(result) - 2] * flat)])

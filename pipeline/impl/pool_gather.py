@@ -1,0 +1,110 @@
+"""Pooling where TensorRT's layer has no such windows: dilated, adaptive, of integers, or with indices.
+
+Dim after dim, the elements of each window are gathered beside one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor
+from pipeline.impl.elementwise import arithmetic, is_nan
+from pipeline.trt import trt
+
+Places = np.ndarray[Any, Any]
+
+
+def gathered_max(ctx: ConversionContext, name: str, x: ITensor, places: Sequence[Places | None]) -> ITensor:
+    """The highest element of each window of the last dims; None leaves a dim as it is."""
+    result = base.cast(ctx, name, x, arithmetic(base.dtype_of(x)))
+    for dim, rows in _by_dim(x, places):
+        result = _reduced(ctx, name, trt.ReduceOperation.MAX, _elements(ctx, name, result, dim, rows), dim + 1)
+    return base.cast(ctx, name, result, base.dtype_of(x))
+
+
+def gathered_mean(ctx: ConversionContext, name: str, x: ITensor, places: Sequence[Places | None]) -> ITensor:
+    """The mean of each window of the last dims, in float32."""
+    result = base.cast(ctx, name, x, torch.float32)
+    for dim, rows in _by_dim(x, places):
+        shares = _along(ctx, name, _shares(rows), base.rank(x) + 1, (dim, dim + 1))
+        weighted = base.elementwise(ctx, name, "PROD", _elements(ctx, name, result, dim, rows), shares)
+        result = _reduced(ctx, name, trt.ReduceOperation.SUM, weighted, dim + 1)
+    return base.cast(ctx, name, result, base.dtype_of(x))
+
+
+def gathered_argmax(
+    ctx: ConversionContext, name: str, x: ITensor, places: Sequence[Places], sizes: Sequence[int]
+) -> tuple[ITensor, ITensor]:
+    """The highest element of each window and where it lies in the flattened dims: the first of equals, the last NaN."""
+    value, index = base.cast(ctx, name, x, arithmetic(base.dtype_of(x))), None
+    step = 1
+    for (dim, rows), size in zip(_by_dim(x, places), reversed(sizes), strict=True):
+        candidates = [_candidate(ctx, name, value, index, dim, rows[:, j], step) for j in range(rows.shape[1])]
+        value, index = candidates[0]
+        for other in candidates[1:]:
+            value, index = _better(ctx, name, value, index, *other)
+        step *= size
+    assert index is not None
+    index = base.expand(ctx, name, index, base.sizes(ctx, name, value))
+    return base.cast(ctx, name, value, base.dtype_of(x)), index
+
+
+def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Places]]:
+    """The dims that have windows, from the last to the first."""
+    first = base.rank(x) - len(places)
+    return [(first + i, rows) for i, rows in reversed(list(enumerate(places))) if rows is not None]
+
+
+def _elements(ctx: ConversionContext, name: str, x: ITensor, dim: int, rows: Places) -> ITensor:
+    """The elements of each window in a dim of their own after the windows' dim."""
+    return ctx.add(name, "gather", x, base.constant(ctx, name, rows), dim).get_output(0)
+
+
+def _reduced(ctx: ConversionContext, name: str, operation: trt.ReduceOperation, x: ITensor, dim: int) -> ITensor:
+    return ctx.add(name, "reduce", x, operation, 1 << dim, False).get_output(0)
+
+
+def _shares(rows: Places) -> Places:
+    """What each place contributes to the mean: repeated places share what one would have."""
+    times = (rows[:, :, None] == rows[:, None, :]).sum(-1)
+    return np.array(1 / times / (1 / times).sum(-1, keepdims=True), dtype=np.float32)
+
+
+def _along(ctx: ConversionContext, name: str, values: Places, rank: int, dims: Sequence[int]) -> ITensor:
+    """A literal laid along dims of a tensor of that rank."""
+    shape = [1] * rank
+    for dim, size in zip(dims, values.shape, strict=True):
+        shape[dim] = size
+    return base.constant(ctx, name, values.reshape(shape))
+
+
+def _candidate(
+    ctx: ConversionContext, name: str, x: ITensor, index: ITensor | None, dim: int, places: Places, step: int
+) -> tuple[ITensor, ITensor]:
+    """One element of each window, and where it lies."""
+    picked = base.constant(ctx, name, places)
+    value = ctx.add(name, "gather", x, picked, dim).get_output(0)
+    here = _along(ctx, name, places * step, base.rank(x), (dim,))
+    if index is None:
+        return value, here
+    before = ctx.add(name, "gather", index, picked, dim).get_output(0) if base.dims(index)[dim] != 1 else index
+    return value, base.elementwise(ctx, name, "SUM", before, here)
+
+
+def _better(
+    ctx: ConversionContext, name: str, value: ITensor, index: ITensor, other: ITensor, place: ITensor
+) -> tuple[ITensor, ITensor]:
+    """The other element and its place where it is higher, or NaN."""
+    higher = base.elementwise(ctx, name, "GREATER", other, value)
+    if base.dtype_of(other).is_floating_point:
+        higher = base.elementwise(ctx, name, "OR", higher, is_nan(ctx, name, other))
+    value, index = (
+        ctx.add(name, "select", higher, new, old).get_output(0) for new, old in ((other, value), (place, index))
+    )
+    return value, index
