@@ -1,6 +1,7 @@
 """The TensorRT bindings and what they can do; the only place that imports them."""
 
 import ctypes
+import functools
 import importlib
 import importlib.util
 import logging
@@ -9,7 +10,7 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
@@ -154,16 +155,16 @@ def _capabilities(bindings: Any) -> Capabilities:
 CAPABILITIES = _capabilities(trt)
 
 
-class Member(Protocol):
-    """Any enum value of the bindings, or of Python."""
+@functools.cache
+def _names(cls: Any) -> Mapping[int, str]:
+    """Of two members with one value the first, as the bindings have it; they search all members for each name."""
+    return {int(member): name for name, member in reversed(list(cls.__members__.items()))}
 
-    @property
-    def name(self) -> str: ...
 
-
-def enum_name(value: Member) -> str:
-    """The name of an enum's member: the only form that may be kept, since the integers differ between versions."""
-    return value.name
+def enum_name(value: Any) -> str:
+    """The name of a member of an enum: the only form that may be kept, since the integers differ between versions."""
+    cls: Any = type(value)
+    return _names(cls)[int(value)]
 
 
 def enum_member(cls: Any, name: str) -> Any:
@@ -207,7 +208,7 @@ _TRT: Mapping[torch.dtype, str] = {dtype: ours for ours, dtype in _TORCH.items()
 
 def dtype_name(dtype: "trt.DataType") -> str:
     """torch's name ("float32") of a TensorRT dtype."""
-    ours: str = dtype.name
+    ours = enum_name(dtype)
     return _DTYPES.get(ours, ours.lower())
 
 
@@ -357,8 +358,7 @@ def layer_class(kind: str) -> Any:
 
 def layer_kind(layer: "trt.ILayer") -> str:
     """The name of a layer's `trt.LayerType`; `layer.type` itself is the pooling or activation type on some classes."""
-    name: str = trt.ILayer.type.__get__(layer).name
-    return name
+    return enum_name(trt.ILayer.type.__get__(layer))
 
 
 def layer_of(network: "trt.INetworkDefinition", index: int) -> Any:

@@ -1,5 +1,7 @@
 """The frozen description of a network: faithful, printed the same every time, digested."""
 
+from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -20,7 +22,7 @@ from pipeline.network import (
     held_weights,
     printed,
 )
-from pipeline.trt import CAPABILITIES, Log, layer_class, layer_kind, new_network, trt, weights_of
+from pipeline.trt import CAPABILITIES, Log, enum_name, layer_class, layer_kind, new_network, trt, weights_of
 
 KERNEL = torch.arange(54.0).reshape(2, 3, 3, 3)
 LOG = Log()
@@ -264,3 +266,33 @@ def test_kinds_are_read_past_a_type_of_their_own() -> None:
 def test_rows_print_absent_inputs() -> None:
     row = Layer("SLICE", "s", ("x", None, "size"), (Tensor("y", "float32", (2,)),))
     assert str(row) == "SLICE 's' (x, -, size) -> (y: float32[2])"
+
+
+def plugin_layer() -> Any:
+    """A stand-in with the interface that the bindings document: RTX makes no plugin layers."""
+    field = SimpleNamespace(name="size", type=trt.PluginFieldType.INT32, data=b"\x03\x00\x00\x00")
+    core = SimpleNamespace(plugin_name="Roi", plugin_version="2", plugin_namespace="")
+    runtime = SimpleNamespace(get_fields_to_serialize=lambda: [field])
+    interfaces = {trt.PluginCapabilityType.CORE: core, trt.PluginCapabilityType.RUNTIME: runtime}
+    plugin = SimpleNamespace(
+        get_capability_interface=interfaces.__getitem__,
+        plugin_type="Old",
+        plugin_version="1",
+        plugin_namespace="ns",
+        serialize=lambda: b"state",
+    )
+    return SimpleNamespace(plugin=plugin)
+
+
+def test_plugins_are_described_with_their_state() -> None:
+    later = {attribute.name: attribute.read(plugin_layer(), attribute.name) for attribute in ATTRIBUTES["PLUGIN_V3"]}
+    assert (later["plugin_name"], later["plugin_version"], later["plugin_namespace"]) == ("Roi", "2", "")
+    assert later["fields"] == (("size", "INT32", sha256(b"\x03\x00\x00\x00").hexdigest()),)
+    older = {attribute.name: attribute.read(plugin_layer(), attribute.name) for attribute in ATTRIBUTES["PLUGIN_V2"]}
+    assert (older["plugin_type"], older["serialized"]) == ("Old", sha256(b"state").hexdigest())
+
+
+def test_names_of_enums_are_looked_up_once() -> None:
+    """The bindings take 20 microseconds for the name of a layer type: they try every member."""
+    assert enum_name(trt.LayerType.KV_CACHE_UPDATE) == trt.LayerType.KV_CACHE_UPDATE.name
+    assert all(enum_name(member) == member.name for member in trt.SampleMode.__members__.values())
