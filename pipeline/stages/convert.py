@@ -103,10 +103,8 @@ class _Conversion:
             return
         inner = base.cast(self.ctx, port.name, source, port.dtype or torch.int64)
         self.env[port.name] = inner
-        self.ctx.note_shape(inner, port.shape)
-        for i, dim in enumerate(port.shape):
-            if not isinstance(dim, int) and dim.is_Symbol:
-                self.ctx.symbols.setdefault(str(dim), (source, i))
+        for tensor in (source, inner):
+            self.ctx.note_shape(tensor, port.shape)
 
     def constants(self) -> None:
         """The segment's constants, evaluated; the tensors of parameters themselves are shared, not copied."""

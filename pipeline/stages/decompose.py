@@ -158,7 +158,7 @@ def _strides(fake: torch.Tensor) -> str:
 
 def _trace(function: Callable[..., Any], flat: list[Any], spec: Any, target: Any) -> torch.fx.GraphModule | None:
     """The decomposition's graph over the nodes among ``flat``; None where it gives the operator itself back."""
-    fakes = [v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)]
+    fakes = _told_apart([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
 
     def call(*values: Any) -> Any:
         given = iter(values)
@@ -181,6 +181,14 @@ def _trace(function: Callable[..., Any], flat: list[Any], spec: Any, target: Any
     if any(n.op == "get_attr" or n.target is target for n in traced.graph.nodes):
         return None
     return traced
+
+
+def _told_apart(fakes: list[Any]) -> list[Any]:
+    """Each placeholder gets a fake tensor object of its own: tracing tells tensors apart by identity, and nodes that
+    came from one template share theirs."""
+    return [
+        f.detach() if isinstance(f, torch.Tensor) and any(f is g for g in fakes[:i]) else f for i, f in enumerate(fakes)
+    ]
 
 
 class _DoesNotApply(Exception):  # noqa: N818 - not an error
