@@ -70,8 +70,12 @@ class ConversionContext:
     _used: Counter[str] = field(factory=Counter)
 
     def note_shape(self, tensor: Any, shape: Shape) -> None:
-        """Remember a tensor's shape as the program knows it: equal sizes are then seen to be equal."""
+        """Remember a tensor's shape as the program knows it: equal sizes are then seen to be equal, and a size that
+        depends on data can be read off the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
+        for dim, size in enumerate(shape):
+            if not isinstance(size, int) and size.is_Symbol:
+                self.symbols.setdefault(str(size), (tensor, dim))
 
     def unique(self, name: str) -> str:
         """The name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
