@@ -11,9 +11,9 @@ from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base
-from pipeline.impl.shape import concatenate, result_sizes, sizes_of
+from pipeline.impl.shape import concatenate, result_sizes, sizes_of, total
 from pipeline.impl.shape import repeat as _repeat
-from pipeline.impl.slice import narrow, sum_of
+from pipeline.impl.slice import narrow
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ def _split(target: Any) -> Callable[..., Any]:
         x, dim = base.tensor(ctx, name, x), base.axis(dim, base.rank(x))
         assert ctx.node is not None
         sizes = [sizes_of(part)[dim] for part in ctx.node.meta["val"]]
-        return [narrow(ctx, name, x, dim, sum_of(sizes[:i]), size) for i, size in enumerate(sizes)]
+        return [narrow(ctx, name, x, dim, total(sizes[:i]), size) for i, size in enumerate(sizes)]
 
     return split
 

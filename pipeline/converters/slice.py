@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
+from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base
-from pipeline.impl.shape import result_sizes
+from pipeline.impl import slice as _slice
+from pipeline.impl.index import iota, take, take_one
+from pipeline.impl.shape import product, result_sizes
 from pipeline.impl.slice import first, narrow
+from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
 
@@ -32,16 +36,9 @@ def select(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Map
     """select.int(Tensor self, int dim, SymInt index) -> Tensor"""
     x, dim, index = bind(target, args, kwargs)
     x, dim = base.tensor(ctx, name, x), base.axis(dim, base.rank(x))
-    return select_(ctx, name, x, dim, index)
-
-
-def select_(ctx: ConversionContext, name: str, x: Any, dim: int, index: Any) -> Any:
-    """One element of a dim, which goes."""
-    one = narrow(ctx, name, x, dim, first(ctx, index, base.known_sizes(ctx, x)[dim]), 1)
-    sizes = [s for i, s in enumerate(base.known_sizes(ctx, x)) if i != dim]
-    if all(isinstance(s, int) for s in sizes):
-        return base.reshape(ctx, name, one, sizes)
-    return base.squeeze(ctx, name, one, [dim])
+    if _slice.is_data(ctx, index):
+        return take_one(ctx, name, x, base.scalar_of(ctx, name, index), dim)
+    return _slice.select(ctx, name, x, dim, index)
 
 
 @dynamo_tensorrt_converter(aten.unbind.int, supports_dynamic_shapes=True)
@@ -50,4 +47,85 @@ def unbind(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Map
     x, dim = bind(target, args, kwargs)
     x, dim = base.tensor(ctx, name, x), base.axis(dim, base.rank(x))
     assert ctx.node is not None
-    return [select_(ctx, name, x, dim, i) for i in range(len(ctx.node.meta["val"]))]
+    return [_slice.select(ctx, name, x, dim, i) for i in range(len(ctx.node.meta["val"]))]
+
+
+@dynamo_tensorrt_converter(aten.flip.default, supports_dynamic_shapes=True)
+def flip(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """flip(Tensor self, int[] dims) -> Tensor"""
+    x, dims = bind(target, args, kwargs)
+    return _slice.flip(ctx, name, base.tensor(ctx, name, x), dims if base.rank(x) else [])
+
+
+@dynamo_tensorrt_converter(aten.roll.default, supports_dynamic_shapes=True)
+def roll(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims the elements are shifted in a row."""
+    x, shifts, dims = bind(target, args, kwargs)
+    x = base.tensor(ctx, name, x)
+    if dims or base.rank(x) == 0:
+        return _slice.roll(ctx, name, x, shifts, dims) if base.rank(x) else x
+    sizes = result_sizes(ctx)
+    row = base.reshape(ctx, name, x, [product(sizes)])
+    return base.reshape(ctx, name, _slice.roll(ctx, name, row, shifts, [0]), sizes)
+
+
+@dynamo_tensorrt_converter(aten.diagonal.default, supports_dynamic_shapes=True)
+def diagonal(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """diagonal(Tensor self, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
+    x, offset, dim1, dim2 = bind(target, args, kwargs)
+    return _slice.diagonal(ctx, name, base.tensor(ctx, name, x), offset, dim1, dim2, result_sizes(ctx)[-1])
+
+
+@dynamo_tensorrt_converter(aten.unfold.default, supports_dynamic_shapes=True)
+def unfold(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """unfold(Tensor self, int dimension, int size, int step) -> Tensor"""
+    x, dim, size, step = bind(target, args, kwargs)
+    x, rank = base.tensor(ctx, name, x), base.rank(x)
+    if rank == 0:
+        return base.expand(ctx, name, x, result_sizes(ctx))
+    dim = base.axis(dim, rank)
+    windows = take(ctx, name, x, iota(ctx, name, [result_sizes(ctx)[dim], size], [step, 1]), dim)
+    return base.permute(ctx, name, windows, [*range(dim + 1), *range(dim + 2, rank + 1), dim + 1])
+
+
+def _is_contiguous(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The tensor is contiguous and whole, and its shape static: an engine knows elements, not storage."""
+    value = argument(node, "self").meta["val"]
+    sizes = [*value.shape, *argument(node, "size"), *argument(node, "stride")]
+    if not all(isinstance(s, int) for s in sizes):
+        return Rejection("as_strided with sizes or strides that are dynamic", "use view, slice or unfold")
+    if not value.is_contiguous() or value.storage_offset():
+        return Rejection("as_strided of a view of another tensor: an engine has no strides", "call contiguous() first")
+    return True
+
+
+@dynamo_tensorrt_converter(aten.as_strided.default, capability_validator=_is_contiguous)
+def as_strided(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
+    x, size, stride, offset = bind(target, args, kwargs)
+    x = base.tensor(ctx, name, x)
+    row = base.reshape(ctx, name, x, [product(base.known_sizes(ctx, x))])
+    if list(stride) == _contiguous(size):
+        part = narrow(ctx, name, row, 0, offset or 0, product(size))
+        return base.reshape(ctx, name, part, size)
+    return take(ctx, name, row, iota(ctx, name, size, stride, offset or 0), 0)
+
+
+def _contiguous(size: Sequence[int]) -> list[int]:
+    return [math.prod(size[i + 1 :]) for i in range(len(size))]
+
+
+def _no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The new size has no more elements than there are: what memory holds beyond them is not defined."""
+    old, new = argument(node, "self").meta["val"].numel(), math.prod(argument(node, "size"))
+    if isinstance(old, int) and isinstance(new, int) and new <= old:
+        return True
+    return Rejection(f"resizes {old} elements to {new}: the others are undefined, or their number is dynamic")
+
+
+@dynamo_tensorrt_converter(aten.resize.default, capability_validator=_no_larger)
+def resize(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
+    x = base.tensor(ctx, name, args[0])
+    row = base.reshape(ctx, name, x, [product(base.known_sizes(ctx, x))])
+    return base.reshape(ctx, name, narrow(ctx, name, row, 0, 0, product(args[1])), args[1])

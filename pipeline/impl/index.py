@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,7 @@ from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import product
-from pipeline.trt import trt
+from pipeline.trt import to_trt, trt
 
 
 def take(ctx: ConversionContext, name: str, x: ITensor, indices: Value, dim: int) -> ITensor:
@@ -32,6 +33,34 @@ def gather(ctx: ConversionContext, name: str, x: ITensor, indices: Value, dim: i
     layer = ctx.add(name, "gather_v2", x, base.tensor(ctx, name, indices), trt.GatherMode.ELEMENT)
     layer.axis = base.axis(dim, base.rank(x))
     return layer.get_output(0)
+
+
+def take_one(ctx: ConversionContext, name: str, x: ITensor, index: ITensor, dim: int) -> ITensor:
+    """The element of a dim that a 0-d tensor names, counted from either end."""
+    size = base.size(ctx, name, x, dim)
+    return take(ctx, name, x, wrapped(ctx, name, index, size), dim)
+
+
+SMALL = 4096
+"""A constant of up to this many elements is cheaper than layers that compute it."""
+
+
+def iota(ctx: ConversionContext, name: str, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0) -> ITensor:
+    """``start`` plus each coordinate times its step, as int64."""
+    if all(isinstance(v, int) for v in (*shape, *steps, start)) and math.prod(shape) <= SMALL:
+        return base.constant(ctx, name, _iota(shape, steps, start))
+    layer = ctx.add(name, "fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
+    layer.set_input(0, base.shape_tensor(ctx, name, shape))
+    layer.set_input(1, base.scalar_of(ctx, name, start))
+    layer.set_input(2, base.shape_tensor(ctx, name, steps))
+    return base.noted(ctx, layer.get_output(0), shape)
+
+
+def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tensor:
+    result = torch.full(tuple(shape), start, dtype=torch.int64)
+    for axis, (size, step) in enumerate(zip(shape, steps, strict=True)):
+        result += (torch.arange(size) * step).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return result
 
 
 def wrapped(ctx: ConversionContext, name: str, indices: Value, size: Size) -> Value:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import sympy
 import torch
 
 from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.program import shape_of
+from pipeline.program import bounds, shape_of
 from pipeline.trt import trt
 
 
@@ -25,10 +27,39 @@ def result_sizes(ctx: ConversionContext) -> list[Size]:
     return sizes_of(ctx.node.meta["val"])
 
 
+def expression(size: Size) -> Any:
+    """A size as an expression."""
+    return size.expr if isinstance(size, SymbolicInt) else sympy.Integer(size)
+
+
+def as_size(expr: Any) -> Size:
+    """An expression as a size: an int where it is one."""
+    return int(expr) if expr.is_number else SymbolicInt(expr)
+
+
 def product(sizes: Sequence[Size]) -> Size:
     """How many elements a shape has."""
-    result = math.prod(s.expr if isinstance(s, SymbolicInt) else s for s in sizes)
-    return result if isinstance(result, int) else int(result) if result.is_number else SymbolicInt(result)
+    return as_size(sympy.Mul(*map(expression, sizes)))
+
+
+def total(sizes: Sequence[Size]) -> Size:
+    """The sizes added up."""
+    return as_size(sympy.Add(*map(expression, sizes)))
+
+
+def negative(size: Size) -> Size:
+    """Minus a size."""
+    return as_size(-expression(size))
+
+
+def bounds_of(ctx: ConversionContext, expr: Any) -> tuple[float, float]:
+    """Bounds of an expression; infinite where a symbol has none."""
+    if expr.is_number:
+        return int(expr), int(expr)
+    if any(str(symbol) not in ctx.ranges for symbol in expr.free_symbols):
+        return -math.inf, math.inf
+    found = bounds(expr, ctx.ranges)
+    return found.min, found.max
 
 
 def concatenate(ctx: ConversionContext, name: str, tensors: Sequence[Value], dim: int, dtype: torch.dtype) -> ITensor:

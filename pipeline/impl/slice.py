@@ -10,8 +10,7 @@ import sympy
 from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
-from pipeline.impl.shape import sampled
-from pipeline.program import bounds
+from pipeline.impl.shape import as_size, bounds_of, expression, negative, product, sampled, total
 
 
 def narrow(ctx: ConversionContext, name: str, x: ITensor, dim: int, start: Size, size: Size, step: int = 1) -> ITensor:
@@ -21,31 +20,33 @@ def narrow(ctx: ConversionContext, name: str, x: ITensor, dim: int, start: Size,
     return sampled(ctx, name, x, [dim], [start], [size], stride=[step])
 
 
-def sum_of(sizes: Sequence[Size]) -> Size:
-    """The sizes added up."""
-    return _size(sum(map(_expression, sizes), sympy.Integer(0)))
-
-
 def first(ctx: ConversionContext, bound: Size | None, size: Size) -> Size:
     """Where a slice starts in a dim of this size: ``bound`` counted from the start, and inside."""
     if bound is None:
         return 0
-    low, high, value = sympy.Integer(0), _expression(size), _expression(bound)
+    low, high, value = sympy.Integer(0), expression(size), expression(bound)
     wrapped = _wrapped(ctx, value, high)
-    return _size(_clamped(ctx, wrapped, low, high))
+    return as_size(_clamped(ctx, wrapped, low, high))
 
 
-def _expression(size: Size) -> Any:
-    return size.expr if isinstance(size, SymbolicInt) else sympy.Integer(size)
+def is_data(ctx: ConversionContext, size: Size) -> bool:
+    """Whether a size is a value that the engine computes, which no shape has."""
+    return isinstance(size, SymbolicInt) and any(str(s) not in ctx.ranges for s in size.expr.free_symbols)
 
 
-def _size(expr: Any) -> Size:
-    return int(expr) if expr.is_number else SymbolicInt(expr)
+def select(ctx: ConversionContext, name: str, x: ITensor, dim: int, index: Size) -> ITensor:
+    """One element of a dim, which goes."""
+    sizes = base.known_sizes(ctx, x)
+    one = narrow(ctx, name, x, dim, first(ctx, index, sizes[dim]), 1)
+    rest = [s for i, s in enumerate(sizes) if i != dim]
+    if all(isinstance(s, int) for s in rest):
+        return base.reshape(ctx, name, one, rest)
+    return base.squeeze(ctx, name, one, [dim])
 
 
 def _wrapped(ctx: ConversionContext, value: Any, size: Any) -> Any:
     """A negative index counted from the start. ``Max(0, Min(1, -v))`` is ``v < 0``, where only the engine knows."""
-    low, high = _range(ctx, value)
+    low, high = bounds_of(ctx, value)
     if low >= 0:
         return value
     return value + (size if high < 0 else size * sympy.Max(0, sympy.Min(1, -value)))
@@ -53,15 +54,57 @@ def _wrapped(ctx: ConversionContext, value: Any, size: Any) -> Any:
 
 def _clamped(ctx: ConversionContext, value: Any, low: Any, high: Any) -> Any:
     """``value`` in ``low..high``; what its range already says is not asked of the engine."""
-    inside = sympy.Max(value, low) if _range(ctx, value - low)[0] < 0 else value
-    return sympy.Min(inside, high) if _range(ctx, value - high)[1] > 0 else inside
+    inside = sympy.Max(value, low) if bounds_of(ctx, value - low)[0] < 0 else value
+    return sympy.Min(inside, high) if bounds_of(ctx, value - high)[1] > 0 else inside
 
 
-def _range(ctx: ConversionContext, expr: Any) -> tuple[float, float]:
-    """Bounds of an expression; infinite where a symbol has none."""
-    if expr.is_number:
-        return int(expr), int(expr)
-    if any(str(symbol) not in ctx.ranges for symbol in expr.free_symbols):
-        return -sympy.oo, sympy.oo
-    found = bounds(expr, ctx.ranges)
-    return found.min, found.max
+def flip(ctx: ConversionContext, name: str, x: ITensor, dims: Sequence[int]) -> ITensor:
+    """``x`` backwards along some dims."""
+    sizes = base.known_sizes(ctx, x)
+    axes = sorted(a for a in {base.axis(d, len(sizes)) for d in dims} if sizes[a] not in (0, 1))
+    if not axes:
+        return x
+    given = [sizes[a] for a in axes]
+    return sampled(ctx, name, x, axes, [total([s, -1]) for s in given], given, stride=[-1] * len(axes))
+
+
+def roll(ctx: ConversionContext, name: str, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> ITensor:
+    """``x`` shifted along some dims; what leaves at one end enters at the other."""
+    sizes = base.known_sizes(ctx, x)
+    moves: dict[int, Size] = {}
+    for shift, dim in zip(shifts, dims, strict=True):
+        a = base.axis(dim, len(sizes))
+        moves[a] = total([moves.get(a, 0), negative(shift)])
+    moves = {a: _start(shift, sizes[a]) for a, shift in sorted(moves.items())}
+    axes = [a for a, start in moves.items() if start != 0]
+    if not axes or 0 in sizes:
+        return x
+    return sampled(ctx, name, x, axes, [moves[a] for a in axes], [sizes[a] for a in axes], mode="WRAP")
+
+
+def _start(shift: Size, size: Size) -> Size:
+    return shift % size if isinstance(shift, int) and isinstance(size, int) and size else shift
+
+
+def flattened(
+    ctx: ConversionContext, name: str, x: ITensor, dim1: int, dim2: int
+) -> tuple[ITensor, list[int], list[Size]]:
+    """``x`` with two dims last and as one; the order in which its dims stand then, and their sizes."""
+    rank = base.rank(x)
+    last = [base.axis(dim1, rank), base.axis(dim2, rank)]
+    order = [*(i for i in range(rank) if i not in last), *last]
+    moved = base.permute(ctx, name, x, order)
+    sizes = base.known_sizes(ctx, moved)
+    return base.reshape(ctx, name, moved, [*sizes[:-2], product(sizes[-2:])]), order, sizes
+
+
+def diagonal_start(offset: int, columns: Size) -> Size:
+    """Where a diagonal starts in a matrix that is flattened; its elements are ``columns + 1`` apart."""
+    return offset if offset >= 0 else product([-offset, columns])
+
+
+def diagonal(ctx: ConversionContext, name: str, x: ITensor, offset: int, dim1: int, dim2: int, count: Size) -> ITensor:
+    """A diagonal of the matrices along two dims, as the last dim."""
+    flat, _, sizes = flattened(ctx, name, x, dim1, dim2)
+    start = 0 if count == 0 else diagonal_start(offset, sizes[-1])
+    return sampled(ctx, name, flat, [len(sizes) - 2], [start], [count], stride=[total([sizes[-1], 1])])
