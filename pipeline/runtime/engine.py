@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class Session:
         self.inputs = [self._bound(tensor.name) for tensor in network.inputs]
         self.outputs = [self._bound(tensor.name) for tensor in network.outputs]
         self.empty = {b.name: torch.empty(256, dtype=torch.uint8, device=self._home(b)) for b in self.known.values()}
+        self.written = {b.alias for b in self.outputs if b.alias}
         self.buffers: dict[str, OutputBuffer] = {}
         with listening() as said:
             self.context = self._context(said)
@@ -62,11 +63,10 @@ class Session:
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, was given {len(inputs)}")
         with listening() as said:
-            given = [self._give(b, value, said) for b, value in zip(self.inputs, inputs, strict=True)]
+            given = {b.name: self._give(b, value, said) for b, value in zip(self.inputs, inputs, strict=True)}
             self._infer(said)
-            results = [self._receive(b, said) for b in self.outputs]
-            host = [tensor for b, tensor in zip(self.inputs, given, strict=True) if b.on_host]
-            self._enqueue(host, said)
+            results = [self._receive(b, given, said) for b in self.outputs]
+            self._enqueue([given[b.name] for b in self.inputs if b.on_host], said)
             return [self._finished(b, result) for b, result in zip(self.outputs, results, strict=True)]
 
     def _bound(self, name: str) -> Binding:
@@ -90,8 +90,9 @@ class Session:
             raise ExecutionError(f"{self.network.name}: TensorRT refused {what} ({said()})")
 
     def _give(self, binding: Binding, value: torch.Tensor | int, said: Said) -> torch.Tensor:
-        """Bind an input; its memory is alive as long as the result."""
+        """Bind an input; its memory is alive as long as the result. What the engine writes into is a copy."""
         tensor = placed(value, binding, self.lane.device)
+        tensor = tensor.clone() if binding.name in self.written else tensor
         shape = tuple(tensor.shape)
         if tensor.dtype != binding.dtype or (binding.on_host and shape != binding.shape):
             what = described(tensor.dtype, shape)
@@ -120,12 +121,15 @@ class Session:
             raise ExecutionError(f"{self.network.name}: shapes cannot be inferred: {error} ({said()})") from error
         self._require(not missing, f"to infer shapes without more about {', '.join(missing)}", said)
 
-    def _receive(self, binding: Binding, said: Said) -> torch.Tensor | OutputBuffer:
+    def _receive(self, binding: Binding, given: Mapping[str, torch.Tensor], said: Said) -> torch.Tensor | OutputBuffer:
         """Bind an output: new memory where the shape is known by now, else a buffer that TensorRT asks for memory."""
         shape = tuple(self.context.get_tensor_shape(binding.name))
         if -1 in shape or binding.name in self.buffers:
             return self._buffer(binding, said)
-        tensor = torch.empty(shape, dtype=binding.dtype, device=self._home(binding))
+        if binding.alias:
+            tensor = given[binding.alias]
+        else:
+            tensor = torch.empty(shape, dtype=binding.dtype, device=self._home(binding))
         self._address(binding, tensor, said)
         return tensor
 

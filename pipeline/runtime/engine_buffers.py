@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from pipeline.trt import enum_name, to_torch, trt
+from pipeline.trt import CAPABILITIES, enum_name, to_torch, trt
 
 ALIGNMENT = 256
 """TensorRT wants device addresses to be multiples of this."""
@@ -16,12 +16,17 @@ ALIGNMENT = 256
 
 @frozen
 class Binding:
-    """An input or output of an engine: shape has -1 where dynamic; TensorRT wants the values of some in host memory."""
+    """An input or output of an engine.
+
+    ``shape`` has -1 where dynamic. TensorRT wants the values of some in host memory (``on_host``). A cache update
+    writes its output into an input, ``alias``.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     on_host: bool
+    alias: str | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {described(self.dtype, self.shape)}"
@@ -40,7 +45,8 @@ def bindings(cuda_engine: Any) -> dict[str, Binding]:
 
 def _binding(cuda_engine: Any, name: str) -> Binding:
     dtype, shape = to_torch(cuda_engine.get_tensor_dtype(name)), tuple(cuda_engine.get_tensor_shape(name))
-    return Binding(name, dtype, shape, enum_name(cuda_engine.get_tensor_location(name)) == "HOST")
+    alias = cuda_engine.get_aliased_input_tensor(name) if CAPABILITIES.kv_cache_update else None
+    return Binding(name, dtype, shape, enum_name(cuda_engine.get_tensor_location(name)) == "HOST", alias or None)
 
 
 def placed(value: Any, binding: Binding, device: torch.device) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,7 +68,8 @@ class FakeContext:
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         assert address, f"{name} has a null address"
-        assert address not in [a for n, a in self.addresses.items() if n != name], "two tensors have one address"
+        others = {a for n, a in self.addresses.items() if n not in (name, self.engine.alias.get(name))}
+        assert address not in others, "two tensors have one address"
         self.addresses[name] = address
         return self.answer("set_tensor_address", name)
 
@@ -126,10 +126,12 @@ class FakeEngine:
         *,
         host: Sequence[str] = (),
         open: Sequence[str] = (),
+        alias: dict[str, str] | None = None,
         profile: Profile | None = None,
     ) -> None:
         self.network = Network("net", _tensors(inputs), _tensors(outputs), (), profile=profile)
         self.function, self.host, self.open = function, host, open
+        self.alias = alias or {}
         self.calls: list[Any] = []
         self.refuse: set[str] = set()
         self.tensors = [*self.network.inputs, *self.network.outputs]
@@ -149,7 +151,10 @@ class FakeEngine:
         return self.tensor(name).shape
 
     def get_tensor_location(self, name: str) -> Any:
-        return SimpleNamespace(name="HOST" if name in self.host else "DEVICE")
+        return trt.TensorLocation.HOST if name in self.host else trt.TensorLocation.DEVICE
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self.alias.get(name)
 
     def create_runtime_config(self) -> str:
         return "defaults"

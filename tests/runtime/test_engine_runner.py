@@ -18,6 +18,7 @@ from pipeline.runtime import engine_load
 from pipeline.runtime.engine import EngineRunner, Session
 from pipeline.runtime.engine_buffers import ALIGNMENT, Binding, OutputBuffer, placed
 from pipeline.runtime.engine_load import LIBRARY, LOG, listening
+from pipeline.trt import CAPABILITIES
 from tests.runtime.fake_engine import CPU, HANDLE, FakeEngine, FakeLane, say
 
 RANGE = Profile((("x", (1, 3), (2, 3), (4, 3)),))
@@ -223,6 +224,18 @@ def test_an_exception_stays_in_the_callback() -> None:
     buffer = OutputBuffer(Binding("y", torch.float32, (-1,), False), torch.device("cuda", 10**3))
     assert buffer.reallocate_output("y", 0, 12, 256) == 0
     assert buffer.error is not None
+
+
+@pytest.mark.skipif(not CAPABILITIES.kv_cache_update, reason="this TensorRT has no cache update")
+def test_an_output_written_into_an_input_is_written_into_a_copy() -> None:
+    """As a cache update does it; the caller's cache stays as it is."""
+    engine = FakeEngine(
+        {"cache": ("float32", (3,))}, {"new": ("float32", (3,))}, lambda cache: [cache + 1], alias={"new": "cache"}
+    )
+    run, cache = session(engine), torch.zeros(3)
+    (new,) = run([cache])
+    assert (cache.tolist(), new.tolist()) == ([0.0] * 3, [1.0] * 3)
+    assert run.context.addresses["new"] == run.context.addresses["cache"] == new.data_ptr()
 
 
 def test_inputs_are_aligned_and_contiguous() -> None:
