@@ -1,0 +1,88 @@
+"""Scaled dot product attention, and the forms of it that the devices' own kernels have."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.impl import base
+from pipeline.impl.attention import fused, plain
+from pipeline.impl.attention_limits import Case, unmet
+from pipeline.program import shape_of
+from pipeline.settings import CompilationSettings
+
+aten = torch.ops.aten
+
+MASKS = {
+    aten.scaled_dot_product_attention.default: "attn_mask",
+    aten._scaled_dot_product_flash_attention.default: None,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: "attn_mask",
+    aten._scaled_dot_product_efficient_attention.default: "attn_bias",
+    aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
+}
+"""What each form calls its mask."""
+
+
+def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Attention without dropout, of a known head dim, whose output is all that is read."""
+    if argument(node, "dropout_p"):
+        return Rejection("its dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
+    query = argument(node, "query").meta["val"]
+    if isinstance(query.shape[-1], torch.SymInt):
+        return Rejection(f"the last dim of its query, the head dim, is {query.shape[-1]}")
+    if isinstance(node.meta["val"], torch.Tensor):
+        return True
+    read = [u for u in node.users if u.target is not operator.getitem or u.args[1] != 0]
+    return not read or Rejection(f"{read[0].name} reads its log-sum-exp, or what only a backward pass needs")
+
+
+def _case(node: torch.fx.Node, mask: torch.fx.Node | None) -> Case:
+    """The attention of a node, as the table of conditions sees it."""
+    query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
+    bias = None if mask is None else mask.meta["val"]
+    return Case(
+        dtype=query.dtype,
+        query=shape_of(query),
+        key=shape_of(key),
+        value=shape_of(value),
+        mask=None if bias is None else shape_of(bias),
+        mask_dtype=None if bias is None else bias.dtype,
+        causal=bool(argument(node, "is_causal")),
+        gqa=_gqa(node),
+    )
+
+
+def _gqa(node: torch.fx.Node) -> bool:
+    return node.target is aten.scaled_dot_product_attention.default and bool(argument(node, "enable_gqa"))
+
+
+def _attention(target: Any, mask_name: str | None) -> Callable[..., Any]:
+    @dynamo_tensorrt_converter(target, capability_validator=attends_only, supports_dynamic_shapes=True)
+    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,
+        float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
+        assert ctx.node is not None
+        given = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | dict(kwargs)
+        mask = given.get(mask_name) if mask_name is not None else None
+        query, key, value = (base.tensor(ctx, name, given[n]) for n in ("query", "key", "value"))
+        case = _case(ctx.node, argument(ctx.node, mask_name) if mask is not None and mask_name is not None else None)
+        scale = given.get("scale")
+        scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
+        if ctx.compilation_settings.decompose_attention or unmet(case) is not None:
+            result = plain(ctx, name, query, key, value, mask, causal=case.causal, scale=scale, gqa=case.gqa)
+        else:
+            result = fused(ctx, name, query, key, value, mask, causal=case.causal, scale=scale)
+        others = len(target._schema.returns) - 1
+        return (result, *(None,) * others) if others else result
+
+    return convert
+
+
+CONVERTERS = [_attention(target, mask_name) for target, mask_name in MASKS.items()]

@@ -1,0 +1,151 @@
+"""Scaled dot product attention: TensorRT's own layer, and the plain form for where it has no kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pipeline.converters.context import ConversionContext, NetworkError
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.elementwise import is_exact, where
+from pipeline.impl.matmul import matmul
+from pipeline.impl.softmax import softmax
+from pipeline.trt import CAPABILITIES, trt
+
+
+def fused(
+    ctx: ConversionContext,
+    name: str,
+    query: ITensor,
+    key: ITensor,
+    value: ITensor,
+    mask: Value | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> ITensor:
+    """The attention layer, under the conditions of ``attention_limits``; a query that may attend to nothing gives 0."""
+    if not CAPABILITIES.attention_gqa_half:
+        key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
+    norm = trt.AttentionNormalizationOp.SOFTMAX
+    mark = ctx.log.mark()
+    layer = ctx.net.add_attention(_scaled(ctx, name, query, scale), key, value, norm, causal)
+    if layer is None:
+        raise NetworkError("; ".join(ctx.log.errors_since(mark)) or "TensorRT refused the attention layer")
+    layer.name = ctx.unique(f"{name}:attention")
+    result = layer.get_output(0)
+    if mask is None:
+        return result
+    mask = base.tensor(ctx, name, mask, rank=4)
+    layer.mask = mask
+    return _alive(ctx, name, result, mask)
+
+
+def plain(
+    ctx: ConversionContext,
+    name: str,
+    query: ITensor,
+    key: ITensor,
+    value: ITensor,
+    mask: Value | None,
+    *,
+    causal: bool,
+    scale: float,
+    gqa: bool,
+) -> ITensor:
+    """Products and a softmax, all in float32, as eager computes halves; a query that may attend to nothing gives 0."""
+    dtype = base.dtype_of(query)
+    query, key, value = (base.cast(ctx, name, x, torch.float32) for x in (query, key, value))
+    if gqa:
+        key, value = (_repeated(ctx, name, x, base.size(ctx, name, query, -3)) for x in (key, value))
+    scores = matmul(ctx, name, _scaled(ctx, name, query, scale), key, transpose_b=True)
+    if causal:
+        scores = _where(ctx, name, _lower_triangle(ctx, name, scores), scores)
+    if mask is not None:
+        mask = base.tensor(ctx, name, mask, rank=base.rank(scores))
+        scores = _masked(ctx, name, scores, mask)
+    result = matmul(ctx, name, softmax(ctx, name, scores, -1), value)
+    result = result if mask is None else _alive(ctx, name, result, mask)
+    return base.cast(ctx, name, result, dtype)
+
+
+def _scaled(ctx: ConversionContext, name: str, query: ITensor, scale: float) -> ITensor:
+    """The query times the scale: in float32 for halves, unless it is a power of two, which rounds nothing."""
+    dtype = base.dtype_of(query)
+    exact = is_exact(scale, dtype) and np.frexp(scale)[0] == 0.5
+    if scale == 1:
+        return query
+    wide = query if exact else base.cast(ctx, name, query, torch.float32)
+    factor = base.constant(ctx, name, scale, base.dtype_of(wide), rank=base.rank(query))
+    return base.cast(ctx, name, base.elementwise(ctx, name, "PROD", wide, factor), dtype)
+
+
+def _repeated(ctx: ConversionContext, name: str, x: ITensor, heads: Size) -> ITensor:
+    """Keys or values with as many heads as the query: each serves a group of them, which lie side by side."""
+    rank, own = base.rank(x), base.dims(x)[-3]
+    if own == heads:
+        return x
+    sizes = base.sizes(ctx, name, x)
+    grouped = [*sizes[:-2], heads // own, *sizes[-2:]]
+    spread = base.expand(ctx, name, base.unsqueeze(ctx, name, x, [rank - 2]), grouped)
+    return base.reshape(ctx, name, spread, [*sizes[:-3], heads, *sizes[-2:]])
+
+
+def _masked(ctx: ConversionContext, name: str, scores: ITensor, mask: ITensor) -> ITensor:
+    """A mask of bools tells where to attend, one of numbers is added."""
+    if base.dtype_of(mask) == torch.bool:
+        return _where(ctx, name, mask, scores)
+    return base.elementwise(ctx, name, "SUM", scores, base.cast(ctx, name, mask, torch.float32))
+
+
+def _where(ctx: ConversionContext, name: str, allowed: ITensor, scores: ITensor) -> ITensor:
+    return where(ctx, name, allowed, scores, float("-inf"), torch.float32)
+
+
+def _lower_triangle(ctx: ConversionContext, name: str, scores: ITensor) -> ITensor:
+    """Whether a key is not after the query, counted from the upper left."""
+    rank = base.rank(scores)
+    rows = _counted(ctx, name, base.size(ctx, name, scores, rank - 2), rank, rank - 2)
+    columns = _counted(ctx, name, base.size(ctx, name, scores, rank - 1), rank, rank - 1)
+    return base.unary(ctx, name, "NOT", base.elementwise(ctx, name, "GREATER", columns, rows))
+
+
+def _counted(ctx: ConversionContext, name: str, size: Size, rank: int, dim: int) -> ITensor:
+    """0, 1, 2 … along a dim."""
+    key = ("counted", size if isinstance(size, int) else id(size), rank, dim)
+    if key not in ctx.memo:
+        ctx.memo[key] = (_count(ctx, name, size, rank, dim), size)
+    result: ITensor = ctx.memo[key][0]
+    return result
+
+
+def _count(ctx: ConversionContext, name: str, size: Size, rank: int, dim: int) -> ITensor:
+    others = [i for i in range(rank) if i != dim]
+    if isinstance(size, int):
+        return base.constant(ctx, name, np.expand_dims(np.arange(size, dtype=np.int64), others))
+    layer = ctx.add(name, "fill", (0,), trt.FillOperation.LINSPACE, trt.int64)
+    layer.set_input(0, base.size_tensor(ctx, name, size))
+    layer.set_input(1, base.constant(ctx, name, 0, torch.int64))
+    layer.set_input(2, base.constant(ctx, name, np.array([1], dtype=np.int64)))
+    return base.unsqueeze(ctx, name, layer.get_output(0), others)
+
+
+def _alive(ctx: ConversionContext, name: str, result: ITensor, mask: ITensor) -> ITensor:
+    """0 where the mask leaves nothing to attend to, which would be NaN."""
+    key = ("alive", id(mask))
+    if key not in ctx.memo:
+        ctx.memo[key] = (_has_any(ctx, name, mask), mask)
+    return where(ctx, name, ctx.memo[key][0], result, 0.0, base.dtype_of(result))
+
+
+def _has_any(ctx: ConversionContext, name: str, mask: ITensor) -> ITensor:
+    """Whether a row of the mask lets anything through."""
+    bools = base.dtype_of(mask) == torch.bool
+    wide = base.cast(ctx, name, mask, torch.int32 if bools else torch.float32)
+    rank = base.rank(mask)
+    highest = ctx.add(name, "reduce", wide, trt.ReduceOperation.MAX, 1 << (rank - 1), True).get_output(0)
+    if bools:
+        return base.cast(ctx, name, highest, torch.bool)
+    lowest = base.constant(ctx, name, float("-inf"), torch.float32, rank=rank)
+    return base.elementwise(ctx, name, "GREATER", highest, lowest)

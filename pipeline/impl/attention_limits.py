@@ -1,0 +1,71 @@
+"""When TensorRT's attention layer can be used: one table of conditions, read by the converter and by the tests, which try
+each row both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.trt import CAPABILITIES
+
+HALVES = (torch.float16, torch.bfloat16)
+HEAD_DIMS = range(9, 257)
+"""For which there are fused kernels (TensorRT-RTX 1.4)."""
+
+
+@frozen
+class Case:
+    """An attention: shapes of ints, and of expressions where only the engine knows a size."""
+
+    dtype: torch.dtype
+    query: tuple[Any, ...]
+    key: tuple[Any, ...]
+    value: tuple[Any, ...]
+    mask: tuple[Any, ...] | None = None
+    mask_dtype: torch.dtype | None = None
+    causal: bool = False
+    gqa: bool = False
+
+
+@frozen
+class Condition:
+    """What the layer needs, and whether a case has it."""
+
+    needs: str
+    holds: Callable[[Case], bool]
+
+
+def _heads(case: Case) -> bool:
+    queries, keys = case.query[1], case.key[1]
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        return False
+    return queries == keys or (case.gqa and keys > 0 and queries % keys == 0)
+
+
+CONDITIONS = (
+    Condition("a TensorRT that has the layer", lambda case: CAPABILITIES.attention != "none"),
+    Condition("float16 or bfloat16", lambda case: case.dtype in HALVES),
+    Condition("four dims", lambda case: len(case.query) == len(case.key) == len(case.value) == 4),
+    Condition("key and value of one shape", lambda case: case.key == case.value),
+    Condition("query and key of one batch", lambda case: case.query[0] == case.key[0]),
+    Condition("a known number of heads, equal, or grouped with enable_gqa", _heads),
+    Condition(
+        f"a head dim of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
+        lambda case: isinstance(case.query[3], int) and case.query[3] in HEAD_DIMS,
+    ),
+    Condition("something to attend to", lambda case: case.key[2] != 0),
+    Condition("a mask of at most four dims", lambda case: case.mask is None or len(case.mask) <= 4),
+    Condition(
+        "a mask of bools, or of the query's dtype",
+        lambda case: case.mask is None or case.mask_dtype in (torch.bool, case.dtype),
+    ),
+    Condition("a mask or causal, not both", lambda case: case.mask is None or not case.causal),
+)
+
+
+def unmet(case: Case) -> Condition | None:
+    """The first condition that does not hold; None where the layer can do it."""
+    return next((condition for condition in CONDITIONS if not condition.holds(case)), None)
