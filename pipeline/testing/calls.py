@@ -224,6 +224,10 @@ class Call:
         """The arguments with ``f`` of each leaf in its place; sequences are lists."""
         return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How Hypothesis prints it."""
+        printer.text(repr(self))
+
     def __repr__(self) -> str:
         """Python that makes the call again (with ``import torch`` and ``from pipeline.testing import *``)."""
         given = [f"torch.ops.{qualified_name(self.target)}", _printed(self.args)]

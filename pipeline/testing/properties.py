@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import hypothesis
@@ -26,6 +25,9 @@ Strategy = st.SearchStrategy[Call]
 BUILD_EVERY = 12
 """One call in so many also has its engine built; which ones depends on what they print, so that failures come again."""
 
+DRAWN = 3
+"""Calls drawn for each that is tried, at most."""
+
 
 @define
 class Tally:
@@ -34,6 +36,21 @@ class Tally:
     passed: int = 0
     used: int = 0
     reasons: dict[str, int] = field(factory=dict)
+    seen: set[Call] = field(factory=set, repr=False)
+    failed: bool = False
+
+    def wants(self, call: Call, limit: int) -> bool:
+        """Whether a call is new, and needed. Hypothesis draws many a call twice, so it may draw more than are tried."""
+        return call not in self.seen and (self.failed or len(self.seen) < limit)
+
+    def run(self, call: Call, checked: Callable[[Call], Checked | Rejected]) -> None:
+        """Try a call and count it."""
+        try:
+            self.add(checked(call))
+        except BaseException:
+            self.failed = True
+            raise
+        self.seen.add(call)
 
     def add(self, result: Checked | Rejected) -> None:
         """Count one call."""
@@ -58,8 +75,9 @@ def check_target(
     strategy: Strategy | None = None,
     dynamic: bool | None = None,
     build_every: int = BUILD_EVERY,
+    profile: hypothesis.settings | None = None,
 ) -> Tally:
-    """``check`` over an operator's calls, as many as Hypothesis's profile says.
+    """``check`` over an operator's calls: as many different ones as Hypothesis's profile has examples.
 
     Args:
         target: the operator.
@@ -67,6 +85,7 @@ def check_target(
         strategy: draws the calls; None: ``strategies.for_target``.
         dynamic: True draws calls with dynamic sizes only, False fixes the sizes, None takes what is drawn.
         build_every: an engine is built for one call in so many; 0 for none.
+        profile: Hypothesis's settings; None: the profile that is loaded. The first failure is raised, shrunk, alone.
 
     Raises:
         CheckError: a call does not keep a promise.
@@ -79,12 +98,18 @@ def check_target(
             f"no strategy for {qualified_name(target)}: its arguments are tied to one another; pass strategy=…"
         )
     tally = Tally()
-    checked = partial(check, registry=registry, decompositions=decompositions, settings=settings)
+    profile = profile or hypothesis.settings()
 
+    def checked(call: Call) -> Checked | Rejected:
+        build = _builds(call, build_every)
+        return check(call, registry=registry, decompositions=decompositions, settings=settings, build=build)
+
+    @hypothesis.settings(profile, max_examples=DRAWN * profile.max_examples, report_multiple_bugs=False)
     @hypothesis.given(drawn.filter(lambda call: call.dynamic) if dynamic else drawn)
     def calls(call: Call) -> None:
         call = call.static() if dynamic is False else call
-        tally.add(checked(call, build=_builds(call, build_every)))
+        if tally.wants(call, profile.max_examples):
+            tally.run(call, checked)
 
     calls()
     _something_was_tested(target, tally)

@@ -152,9 +152,9 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 @cache
 def accepted(target: Any) -> tuple[torch.dtype, ...]:
-    """The dtypes that eager takes for all tensors of the operator, tried with numbers of each kind."""
-    found = tuple(d for d in DTYPES if any(common.well_formed(_probe(target, d, number)) for number in (1, 0.5, True)))
-    return found or (torch.float32,)
+    """The dtypes that eager takes for all tensors of an operator, tried with numbers of all kinds; floats are twice there."""
+    found = [d for d in DTYPES if any(common.well_formed(_probe(target, d, number)) for number in (1, 0.5, True))]
+    return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 
 
 def _probe(target: Any, dtype: torch.dtype, number: Any) -> Call:

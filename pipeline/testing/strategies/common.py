@@ -28,20 +28,25 @@ NAMES: Final = ("n", "m", "k")
 
 floats = st.sampled_from(FLOATS)
 ints = st.sampled_from(INTS)
-dtypes = st.sampled_from(DTYPES)
+dtypes = st.sampled_from((*FLOATS, *INTS, *FLOATS, torch.bool, *SMALL_INTS))
 
-FLOAT_VALUES: Final = ("normal", "small", "positive", "unit", "special", "large")
+FLOAT_VALUES: Final = ("normal", "special", "small", "positive", "special", "unit", "large")
+INT_VALUES: Final = ("small", "normal", "special", "large")
 seeds = st.integers(0, 99)
 
 
+@st.composite
 def shapes(
-    min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
-) -> st.SearchStrategy[Shape]:
-    """Shapes by rank first; sizes of 1 and (``zero``) of 0 among them; at most so many elements."""
-    sizes = st.integers(1, max_size)
-    some = st.sampled_from([2, 3, 1, *range(4, max_size + 1), *([0] if zero else [])]) if max_size >= 3 else sizes
-    drawn = st.integers(min_rank, max_rank).flatmap(lambda rank: st.tuples(*[some] * rank))
-    return drawn.map(lambda shape: _shrunk(shape, elements))
+    draw: Draw, min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
+) -> Shape:
+    """Shapes with sizes of 1 among the others, and (``zero``) now and then a 0; at most so many elements."""
+    ranks = [r for r in (2, 3, 1, 4, 0, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
+    rank = draw(st.sampled_from(ranks))
+    sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
+    shape = draw(st.tuples(*[st.sampled_from(sizes)] * rank))
+    empty = draw(st.integers(0, 11)) == 11 and zero and rank > 0
+    place = draw(st.integers(0, rank - 1)) if empty else -1
+    return _shrunk(tuple(0 if i == place else s for i, s in enumerate(shape)), elements)
 
 
 def _shrunk(shape: Shape, elements: int) -> Shape:
@@ -82,9 +87,9 @@ def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
 
 
 def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
-    """Python numbers that go with a dtype: small ones, ints and bools for floats as well."""
+    """Python numbers for a tensor of this dtype: ints, floats that are no ints, bools."""
     whole = st.sampled_from([1, 2, 0, 3, 7, *([] if dtype == torch.uint8 else [-1, -2])])
-    return whole | st.sampled_from([0.5, 2.0, -1.5, 0.1, 0.0, 1e3]) | st.booleans()
+    return whole | st.sampled_from([0.5, -0.5, 2.0, -1.5, 2.5, 0.1, 0.0]) | st.booleans()
 
 
 def tensors(
@@ -96,8 +101,12 @@ def tensors(
 
 
 def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:
-    """What a tensor of this dtype may hold."""
-    return st.sampled_from(names if dtype != torch.bool else ("normal",))
+    """What a tensor of this dtype may hold: one of the names if it is a float, else what suits its integers."""
+    if dtype.is_floating_point:
+        return st.sampled_from(names)
+    return st.sampled_from(
+        ("normal",) if dtype == torch.bool else [v for v in INT_VALUES if v in names] or INT_VALUES[:2]
+    )
 
 
 @st.composite

@@ -1,0 +1,1 @@
+"""Faults are planted here, to see that the tests would find them."""
