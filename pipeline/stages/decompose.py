@@ -10,11 +10,13 @@ other nodes are copied, so the cost follows the number of different operators, n
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -22,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
-from pipeline.program import Output, Program, expression, is_operator, shape_of
+from pipeline.program import Program, expression, is_operator, shape_of
 from pipeline.stages.fold import fold
 
 _META = ("nn_module_stack", "stack_trace", "source_fn_stack")
@@ -40,8 +42,7 @@ class Decompose:
         """The program in the registry's opset, constants folded."""
         graph = _Rewriter(program, self.registry, self.decompositions).rewrite()
         graph_module = torch.fx.GraphModule(program.graph_module, graph)
-        folded = fold(evolve(program, graph_module=graph_module))
-        return evolve(folded, outputs=tuple(map(_renamed, folded.outputs, _results(folded.graph))))
+        return fold(evolve(program, graph_module=graph_module))
 
 
 class _Rewriter:
@@ -52,6 +53,7 @@ class _Rewriter:
         self.lookup = registry.bind(program.settings)
         self.graph = torch.fx.Graph()
         self.templates: dict[str, torch.fx.GraphModule | None] = {}
+        self.mode = _fake_mode(program.graph)
         self.enabled = _torch_decompositions()
 
     def rewrite(self) -> torch.fx.Graph:
@@ -104,7 +106,7 @@ class _Rewriter:
         nodes = [v for v in flat if isinstance(v, torch.fx.Node)]
         key = f"{target} {[_signature(v) for v in flat]} {spec}"
         if key not in self.templates:
-            self.templates[key] = _trace(function, flat, spec, target)
+            self.templates[key] = _trace(function, flat, spec, target, self.mode)
         template = self.templates[key]
         if template is None:
             return None
@@ -121,19 +123,14 @@ class _Rewriter:
         raise AssertionError("a graph without an output")
 
 
-def _results(graph: torch.fx.Graph) -> Sequence[Any]:
-    (output,) = graph.find_nodes(op="output")
-    results: Sequence[Any] = output.args[0]
-    return results
-
-
-def _renamed(output: Output, value: Any) -> Output:
-    """The output under the name of the node that now gives it."""
-    return evolve(output, value=value.name) if isinstance(value, torch.fx.Node) else output
-
-
 def _torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
     return {op: torch._decomp.decomposition_table[op] for op in torch_enabled_decompositions}
+
+
+def _fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
+    """The mode that the graph's fake tensors belong to."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
 
 
 def _is_composite(target: torch._ops.OpOverload) -> bool:
@@ -156,7 +153,9 @@ def _strides(fake: torch.Tensor) -> str:
     return str(tuple(map(expression, fake.stride())))
 
 
-def _trace(function: Callable[..., Any], flat: list[Any], spec: Any, target: Any) -> torch.fx.GraphModule | None:
+def _trace(
+    function: Callable[..., Any], flat: list[Any], spec: Any, target: Any, mode: FakeTensorMode
+) -> torch.fx.GraphModule | None:
     """The decomposition's graph over the nodes among ``flat``; None where it gives the operator itself back."""
     fakes = _told_apart([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
 
@@ -168,10 +167,7 @@ def _trace(function: Callable[..., Any], flat: list[Any], spec: Any, target: Any
             raise _DoesNotApply
         return result
 
-    modes = {t.fake_mode for t in fakes if isinstance(t, torch._subclasses.FakeTensor)}
-    if not modes:
-        return None
-    with torch.no_grad(), _Quiet(modes):
+    with torch.no_grad(), _quietly(mode):
         try:
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
         except _DoesNotApply:
@@ -199,18 +195,9 @@ def _mutates(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-class _Quiet:
-    """Traces inside the program's own fake mode, and adds no guard to its symbols."""
-
-    def __init__(self, modes: set[Any]) -> None:
-        self.mode = next(iter(modes))
-        environment = self.mode.shape_env
-        self.managers = [self.mode, *([environment.suppress_guards()] if environment is not None else [])]
-
-    def __enter__(self) -> None:
-        for manager in self.managers:
-            manager.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for manager in reversed(self.managers):
-            manager.__exit__(*error)
+@contextmanager
+def _quietly(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside the program's own fake mode, and adding no guard to its symbols."""
+    environment = mode.shape_env
+    with mode, environment.suppress_guards() if environment is not None else nullcontext():
+        yield
