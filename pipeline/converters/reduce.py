@@ -1,4 +1,4 @@
-"""Reductions along dims."""
+"""Reductions along dims, and running sums."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
+from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.impl import base, reduce
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.results import as_result, result_of
+from pipeline.impl import base, reduce, reduce_moments, reduce_scan
+from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
-
-
-def _result_dtype(ctx: ConversionContext) -> torch.dtype:
-    """The dtype of the node's (first) result."""
-    assert ctx.node is not None
-    value = ctx.node.meta["val"]
-    dtype: torch.dtype = value.dtype if isinstance(value, torch.Tensor) else value[0].dtype
-    return dtype
-
-
-def named(target: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """The arguments by their names."""
-    return dict(zip((a.name for a in target._schema.arguments), bind(target, args, kwargs), strict=True))
-
 
 TOTALS = {
     aten.sum.default: "SUM",
@@ -53,14 +41,28 @@ TESTS = {
     aten.all.dim: reduce.all_of,
     aten.all.dims: reduce.all_of,
 }
+DEVIATIONS = {
+    aten.var.correction: ("variance",),
+    aten.var.dim: ("variance",),
+    aten.var_mean.correction: ("variance", "mean"),
+    aten.std.correction: ("deviation",),
+    aten.std.dim: ("deviation",),
+    aten.std_mean.correction: ("deviation", "mean"),
+}
+
+
+def named(target: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+    """The arguments by their names; a dim and keepdim that are not among them are what they are by default."""
+    names = [a.name for a in target._schema.arguments]
+    return {"dim": None, "keepdim": False} | dict(zip(names, bind(target, args, kwargs), strict=True))
 
 
 def _total(target: Any, operation: str) -> Callable[..., Any]:
     @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
     def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        a = named(target, args, kwargs)
-        dim, keepdim = a.get("dim"), a.get("keepdim", False)
-        return reduce.total(ctx, name, operation, a["self"], dim, keepdim, _result_dtype(ctx))
+        a, dtype = named(target, args, kwargs), result_of(ctx).dtype
+        result = reduce.total(ctx, name, operation, a["self"], a["dim"], a["keepdim"], dtype)
+        return as_result(ctx, name, result)
 
     convert.__doc__ = str(target._schema)
     return convert
@@ -70,7 +72,7 @@ def _extremum(target: Any, operation: str) -> Callable[..., Any]:
     @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
     def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
         a = named(target, args, kwargs)
-        return reduce.extremum(ctx, name, operation, a["self"], a.get("dim"), a.get("keepdim", False))
+        return reduce.extremum(ctx, name, operation, a["self"], a["dim"], a["keepdim"])
 
     convert.__doc__ = str(target._schema)
     return convert
@@ -80,8 +82,23 @@ def _test(target: Any, implementation: Callable[..., Any]) -> Callable[..., Any]
     @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
     def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
         a = named(target, args, kwargs)
-        result = implementation(ctx, name, a["self"], a.get("dim"), a.get("keepdim", False))
-        return base.cast(ctx, name, result, _result_dtype(ctx))
+        if a["dim"] == []:  # here ATen reduces nothing, and everything in sum and amax
+            return as_result(ctx, name, base.tensor(ctx, name, a["self"], torch.bool))
+        return as_result(ctx, name, implementation(ctx, name, a["self"], a["dim"], a["keepdim"]))
+
+    convert.__doc__ = str(target._schema)
+    return convert
+
+
+def _deviation(target: Any, results: tuple[str, ...]) -> Callable[..., Any]:
+    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
+    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+        a = named(target, args, kwargs)
+        correction = float(a["unbiased"]) if "unbiased" in a else 1.0 if a["correction"] is None else a["correction"]
+        variance, mean = reduce_moments.variance(ctx, name, a["self"], a["dim"], correction, a["keepdim"])
+        deviation = base.unary(ctx, name, "SQRT", variance) if "deviation" in results else variance
+        made = [as_result(ctx, name, r) for r in (deviation, mean)[: len(results)]]
+        return made[0] if len(made) == 1 else tuple(made)
 
     convert.__doc__ = str(target._schema)
     return convert
@@ -91,10 +108,55 @@ CONVERTERS = [
     *(_total(target, operation) for target, operation in TOTALS.items()),
     *(_extremum(target, operation) for target, operation in EXTREMA.items()),
     *(_test(target, implementation) for target, implementation in TESTS.items()),
+    *(_deviation(target, results) for target, results in DEVIATIONS.items()),
 ]
+
+
+@dynamo_tensorrt_converter(aten.linalg_vector_norm.default, supports_dynamic_shapes=True)
+def linalg_vector_norm(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, …) -> Tensor"""
+    self, order, dim, keepdim, _ = bind(target, args, kwargs)
+    return as_result(ctx, name, reduce_moments.vector_norm(ctx, name, self, order, dim, keepdim))
+
+
+@dynamo_tensorrt_converter(aten.logsumexp.default, supports_dynamic_shapes=True)
+def logsumexp(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
+    return as_result(ctx, name, reduce_moments.log_sum_exp(ctx, name, *bind(target, args, kwargs)))
 
 
 @dynamo_tensorrt_converter(aten.cumsum.default, supports_dynamic_shapes=True)
 def cumsum(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    return reduce.cumulative_sum(ctx, name, args[0], args[1], _result_dtype(ctx))
+    dtype = result_of(ctx).dtype
+    return as_result(ctx, name, reduce_scan.cumulative_sum(ctx, name, args[0], args[1], dtype))
+
+
+def length_up_to_65536(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Each doubling of the length costs a round of layers."""
+    self, dim = argument(node, "self").meta["val"], argument(node, "dim")
+    length = self.shape[dim] if self.dim() else 1
+    if isinstance(length, torch.SymInt):
+        return True
+    return length <= reduce_scan.LONGEST or Rejection(
+        f"dim {dim} has {length} elements, more than 65536 are not scanned"
+    )
+
+
+@dynamo_tensorrt_converter(aten.cumprod.default, capability_validator=length_up_to_65536, supports_dynamic_shapes=True)
+def cumprod(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
+    dtype = result_of(ctx).dtype
+    return as_result(ctx, name, reduce_scan.cumulative_product(ctx, name, args[0], args[1], dtype))
+
+
+@dynamo_tensorrt_converter(aten.cummax.default, capability_validator=length_up_to_65536, supports_dynamic_shapes=True)
+def cummax(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
+    return reduce_scan.cumulative_extremum(ctx, name, True, *bind(target, args, kwargs))
+
+
+@dynamo_tensorrt_converter(aten.cummin.default, capability_validator=length_up_to_65536, supports_dynamic_shapes=True)
+def cummin(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
+    return reduce_scan.cumulative_extremum(ctx, name, False, *bind(target, args, kwargs))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from pipeline.converters.context import ConversionContext
@@ -58,13 +57,3 @@ def all_of(ctx: ConversionContext, name: str, x: Value, dim: Dims, keepdim: bool
     """Whether nothing is zero; of nothing, True."""
     zero = logical_not(ctx, name, base.tensor(ctx, name, x))
     return logical_not(ctx, name, any_of(ctx, name, zero, dim, keepdim))
-
-
-def cumulative_sum(ctx: ConversionContext, name: str, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """The sum of what lies before and at each place along a dim, in a dtype."""
-    value = base.cast(ctx, name, base.tensor(ctx, name, x, dtype), wide(dtype))
-    if base.rank(value) == 0:
-        return base.cast(ctx, name, value, dtype)
-    axis = base.constant(ctx, name, np.array(base.axis(dim, base.rank(value)), dtype=np.int64))
-    layer = ctx.add(name, "cumulative", value, axis, trt.CumulativeOperation.SUM, False, False)
-    return base.cast(ctx, name, layer.get_output(0), dtype)

@@ -45,11 +45,13 @@ class Units:
 DEFAULT: Final = Units(2, "one rounding of our own and one where eager and we fall to different sides")
 
 _SUM = Units(4, "the order of a sum is free", "absolute", signed_zeros=False)
+_MOMENTS = Units(4, "a mean is a sum, which may cancel; its variance takes it away", "tensor", signed_zeros=False)
 _PRODUCT = Units(4, "the order of a sum of products is free", "absolute", tf32=2e-3, signed_zeros=False)
 
 ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"), _SUM),
+    **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
 }
 """By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""

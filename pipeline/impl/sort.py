@@ -1,0 +1,102 @@
+"""Order: the largest and smallest elements along a dim and where they are, all by TensorRT's TopK layer."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.elementwise import arithmetic, layer
+from pipeline.impl.shape import sampled
+from pipeline.trt import trt
+
+MAX_K = 3840
+"""The largest k that TopK takes."""
+
+LAST_DIMS = 4
+"""TopK works along the last four dims only."""
+
+Pair = tuple[ITensor, ITensor]
+
+
+def topk(ctx: ConversionContext, name: str, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
+    """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices."""
+    dtype, rank = base.dtype_of(x), base.rank(x)
+    value = base.tensor(ctx, name, x, arithmetic(dtype), rank=2)  # TopK takes no vector
+    axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
+    found = _nothing(ctx, name, value, axis) if k == 0 else _ordered(ctx, name, value, k, axis, largest)
+    values, indices = (base.squeeze(ctx, name, f, range(2 - rank)) for f in found)
+    return base.cast(ctx, name, values, dtype), base.cast(ctx, name, indices, torch.int64)
+
+
+def _nothing(ctx: ConversionContext, name: str, x: ITensor, axis: int) -> Pair:
+    empty = sampled(ctx, name, x, [axis], [0], [0])
+    return empty, base.cast(ctx, name, empty, torch.int32)
+
+
+def _ordered(ctx: ConversionContext, name: str, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
+    """TopK, with the dim brought to the end where it is not among the last four."""
+    rank = base.rank(x)
+    if rank - axis <= LAST_DIMS:
+        return _top(ctx, name, x, k, axis, largest)
+    to_end = [d for d in range(rank) if d != axis] + [axis]
+    back = sorted(range(rank), key=to_end.__getitem__)
+    found = _top(ctx, name, base.permute(ctx, name, x, to_end), k, rank - 1, largest)
+    values, indices = (base.permute(ctx, name, f, back) for f in found)
+    return values, indices
+
+
+def _top(ctx: ConversionContext, name: str, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
+    operation = trt.TopKOperation.MAX if largest else trt.TopKOperation.MIN
+    made = ctx.add(name, "topk", x, operation, k if isinstance(k, int) else 1, 1 << axis)
+    if not isinstance(k, int):
+        made.set_input(1, base.cast(ctx, name, base.scalar_of(ctx, name, k), torch.int32))
+    return made.get_output(0), made.get_output(1)
+
+
+def extremum(ctx: ConversionContext, name: str, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
+    """The largest (or smallest) element along a dim and its index; of equal ones the first."""
+    values, indices = topk(ctx, name, x, 1, dim, largest)
+    if keepdim or base.rank(x) == 0:
+        return values, indices
+    values, indices = (base.squeeze(ctx, name, f, [base.axis(dim, base.rank(x))]) for f in (values, indices))
+    return values, indices
+
+
+def index_of_extremum(
+    ctx: ConversionContext, name: str, largest: bool, x: Value, dim: int | None, keepdim: bool
+) -> ITensor:
+    """The index of the largest (or smallest) element along a dim, or among all elements."""
+    if dim is not None:
+        return extremum(ctx, name, largest, x, dim, keepdim)[1]
+    rank = base.rank(x)
+    flat = base.reshape(ctx, name, base.tensor(ctx, name, x), [-1]) if rank != 1 else x
+    index = extremum(ctx, name, largest, flat, 0, keepdim=False)[1]
+    return base.raise_rank(ctx, name, index, rank if keepdim else 0)
+
+
+def sort(ctx: ConversionContext, name: str, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
+    """All elements along a dim in order, and where they were; ``stable``: equal ones keep theirs."""
+    if base.rank(x) == 0:
+        return topk(ctx, name, x, 1, 0, descending)
+    length = base.known_sizes(ctx, x)[dim]
+    length = base.size(ctx, name, x, dim) if length is None else length
+    values, indices = topk(ctx, name, x, length, dim, descending)
+    return (values, _stable(ctx, name, values, indices, length, dim)) if stable and length != 0 else (values, indices)
+
+
+def _stable(ctx: ConversionContext, name: str, values: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
+    """The indices, ordered inside each run of equal values: by their run first, which is a number like them."""
+    rank = base.rank(values)
+    axis = base.axis(dim, rank)
+    before = sampled(ctx, name, values, [axis], [-1], [length], mode="CLAMP")
+    same = base.elementwise(ctx, name, "EQUAL", values, before)
+    starts = base.cast(ctx, name, base.unary(ctx, name, "NOT", same), torch.int64)
+    place = base.constant(ctx, name, torch.tensor(axis))
+    run = ctx.add(name, "cumulative", starts, place, trt.CumulativeOperation.SUM, False, False).get_output(0)
+    scale = base.tensor(ctx, name, MAX_K, torch.int64, rank=rank)
+    key = base.elementwise(ctx, name, "SUM", base.elementwise(ctx, name, "PROD", run, scale), indices)
+    ordered, _ = topk(ctx, name, key, length, dim, largest=False)
+    whole = layer(ctx, name, "FLOOR_DIV", ordered, scale, torch.int64)
+    return base.elementwise(ctx, name, "SUB", ordered, base.elementwise(ctx, name, "PROD", whole, scale))
