@@ -181,7 +181,7 @@ def size(ctx: ConversionContext, name: str, x: ITensor, dim: int) -> Size:
     return ctx.memo[key][0]
 
 
-def known_sizes(ctx: ConversionContext, x: Value) -> list[int | SymbolicInt | None]:
+def known_sizes(ctx: ConversionContext, x: Value) -> list[Size]:
     """The sizes of a tensor without a layer: expressions where the program knows them, None where it does not."""
     _, shape = ctx.shapes.get(id(x), (x, None))
     if shape is None:

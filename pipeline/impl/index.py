@@ -41,6 +41,12 @@ def take_one(ctx: ConversionContext, name: str, x: ITensor, index: ITensor, dim:
     return take(ctx, name, x, wrapped(ctx, name, index, size), dim)
 
 
+def nonzero(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+    """The coordinates of what is not zero, a row for each dim, as int64."""
+    layer = ctx.add(name, "non_zero", base.tensor(ctx, name, x, torch.bool))
+    return base.cast(ctx, name, layer.get_output(0), torch.int64)
+
+
 SMALL = 4096
 """A constant of up to this many elements is cheaper than layers that compute it."""
 

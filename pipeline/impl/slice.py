@@ -30,8 +30,11 @@ def first(ctx: ConversionContext, bound: Size | None, size: Size) -> Size:
 
 
 def is_data(ctx: ConversionContext, size: Size) -> bool:
-    """Whether a size is a value that the engine computes, which no shape has."""
-    return isinstance(size, SymbolicInt) and any(str(s) not in ctx.ranges for s in size.expr.free_symbols)
+    """Whether a size is a value that a tensor holds, not the size of a dim: TensorRT would want it on the host."""
+    sources = (
+        [ctx.symbols.get(str(s), (None, 0)) for s in size.expr.free_symbols] if isinstance(size, SymbolicInt) else []
+    )
+    return any(dim is None for _, dim in sources)
 
 
 def select(ctx: ConversionContext, name: str, x: ITensor, dim: int, index: Size) -> ITensor:

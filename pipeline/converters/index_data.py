@@ -1,0 +1,126 @@
+"""Results whose shape or value depends on data."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument, bind
+from pipeline.converters.context import ConversionContext, SymbolicInt
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.impl import base
+from pipeline.impl.index import index
+from pipeline.impl.index import nonzero as _nonzero
+from pipeline.program import expression
+from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES
+
+aten = torch.ops.aten
+
+MASKS = (torch.bool, torch.uint8)
+NO_NONZERO = Rejection(
+    f"{CAPABILITIES.flavour} {CAPABILITIES.version} runs no NonZero layer, and how many elements there are is data",
+    "use the tensorrt package, or torch.where, which keeps the shape",
+)
+
+
+def _has_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The tensorrt package runs NonZero, tensorrt_rtx does not; the tensor has a dim."""
+    if not CAPABILITIES.nonzero:
+        return NO_NONZERO
+    return argument(node, "self").meta["val"].dim() > 0 or Rejection("nonzero of a tensor of rank 0")
+
+
+@dynamo_tensorrt_converter(
+    aten.nonzero.default,
+    capability_validator=_has_nonzero,
+    supports_dynamic_shapes=True,
+    requires_output_allocator=True,
+)
+def nonzero(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """nonzero(Tensor self) -> Tensor"""
+    return base.permute(ctx, name, _nonzero(ctx, name, args[0]), [1, 0])
+
+
+def _masks(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """A mask among the indices, where TensorRT runs NonZero (the tensorrt package)."""
+    values = [each.meta["val"] for each in argument(node, "indices") if each is not None]
+    if not any(value.dtype in MASKS for value in values):
+        return Rejection("no index is a mask")
+    return True if CAPABILITIES.nonzero else NO_NONZERO
+
+
+@dynamo_tensorrt_converter(
+    aten.index.Tensor, capability_validator=_masks, supports_dynamic_shapes=True, requires_output_allocator=True
+)
+def index_by_mask(
+    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> Any:
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the places where they hold are the indices."""
+    x, indices = bind(target, args, kwargs)
+    assert ctx.node is not None
+    given: list[Any] = []
+    for each, node in zip(indices, argument(ctx.node, "indices"), strict=True):
+        if each is None or node.meta["val"].dtype not in MASKS:
+            given.append(each)
+        else:
+            given += _places(ctx, name, each)
+    return index(ctx, name, base.tensor(ctx, name, x), given)
+
+
+def _places(ctx: ConversionContext, name: str, mask: Any) -> list[Any]:
+    """For each dim of a mask, the coordinates where it holds."""
+    found = _nonzero(ctx, name, mask)
+    return [base.squeeze(ctx, name, found_at(ctx, name, found, i), [0]) for i in range(base.rank(mask))]
+
+
+def found_at(ctx: ConversionContext, name: str, found: Any, dim: int) -> Any:
+    """The row of coordinates of one dim."""
+    layer = ctx.add(name, "gather", found, base.constant(ctx, name, torch.tensor([dim])), 0)
+    return layer.get_output(0)
+
+
+READERS = (aten.select.int,)
+CHECKS = (
+    aten._assert_scalar.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+    operator.ge,
+    operator.le,
+    operator.lt,
+    operator.gt,
+)
+
+
+def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """An int that is read as an index only (``x[i]``): a shape that depends on data is not computed on the GPU."""
+    if not isinstance(node.meta["val"], (int, torch.SymInt)):
+        return Rejection(f"{node.name} is a {type(node.meta['val']).__name__} that Python reads from a tensor")
+    for user in node.users:
+        if user.target in CHECKS:
+            continue
+        if user.target not in READERS or user.args[2] is not node:
+            return Rejection(
+                f"{node.name} is read from a tensor by Python, and {user.name} needs its value to be known",
+                "keep it a tensor: do not call item()",
+            )
+    return True
+
+
+def _item(target: Any) -> Callable[..., Any]:
+    @dynamo_tensorrt_converter(target, capability_validator=_names_an_element, supports_dynamic_shapes=True)
+    def item(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        """_local_scalar_dense(Tensor self) -> Scalar"""
+        assert ctx.node is not None
+        expr = expression(ctx.node.meta["val"])
+        value = base.reshape(ctx, name, base.tensor(ctx, name, args[0], torch.int64), [])
+        ctx.symbols[str(expr)] = (value, None)
+        return expr if isinstance(expr, int) else SymbolicInt(expr)
+
+    return item
+
+
+CONVERTERS = [_item(target) for target in (aten._local_scalar_dense.default, aten.item.default)]

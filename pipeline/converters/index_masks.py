@@ -1,0 +1,67 @@
+"""Masks: triangles, one-hot, and elements that take the place of what a mask picks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument, bind
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.impl import base, index_masks
+from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES
+
+aten = torch.ops.aten
+
+
+@dynamo_tensorrt_converter(aten.tril.default, supports_dynamic_shapes=True)
+def tril(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
+    x, diagonal = bind(target, args, kwargs)
+    return index_masks.triangle(ctx, name, base.tensor(ctx, name, x), diagonal, lower=True)
+
+
+@dynamo_tensorrt_converter(aten.triu.default, supports_dynamic_shapes=True)
+def triu(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
+    x, diagonal = bind(target, args, kwargs)
+    return index_masks.triangle(ctx, name, base.tensor(ctx, name, x), diagonal, lower=False)
+
+
+def _has_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The number of classes is given."""
+    classes = argument(node, "num_classes")
+    if isinstance(classes, int) and classes > 0:
+        return True
+    return Rejection("the number of classes is the largest index, which is data", "give one_hot its num_classes")
+
+
+@dynamo_tensorrt_converter(aten.one_hot.default, capability_validator=_has_classes, supports_dynamic_shapes=True)
+def one_hot(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
+    return index_masks.one_hot(ctx, name, *bind(target, args, kwargs))
+
+
+def _cumulative(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT has cumulative sums (10.8), by which the n-th element that is picked finds the n-th of the source."""
+    x, source = argument(node, "self").meta["val"], argument(node, "source").meta["val"]
+    if not CAPABILITIES.cumulative:
+        return Rejection(f"{CAPABILITIES.flavour} {CAPABILITIES.version} has no cumulative sum")
+    if tuple(x.shape) != tuple(node.meta["val"].shape):
+        return Rejection("the mask is larger than the tensor", "expand the tensor first")
+    if 0 in source.shape and math.prod(x.shape) != 0:
+        return Rejection("there is nothing to take elements from")
+    return True
+
+
+@dynamo_tensorrt_converter(aten.masked_scatter.default, capability_validator=_cumulative, supports_dynamic_shapes=True)
+def masked_scatter(
+    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> Any:
+    """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
+    x, mask, source = bind(target, args, kwargs)
+    return index_masks.masked_scatter(ctx, name, base.tensor(ctx, name, x), mask, source)

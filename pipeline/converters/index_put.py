@@ -1,0 +1,68 @@
+"""Writing elements by index tensors and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument, bind
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.decompositions import register_torch_trt_decomposition
+from pipeline.converters.scatter import compared
+from pipeline.impl import base
+from pipeline.impl import index_put as _index_put
+from pipeline.settings import CompilationSettings
+
+aten = torch.ops.aten
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def _tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
+    """The index tensors, each with its place."""
+    given = argument(node, "indices")
+    return [(i, each.meta["val"]) for i, each in enumerate(given) if each is not None]
+
+
+def _writable(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Integer indices, or one mask and values that are the same for all that it picks; to accumulate, every index is
+    compared with every place, in 2**31 - 1 elements at most."""
+    tensors, x = _tensors(node), argument(node, "self").meta["val"]
+    values = argument(node, "values").meta["val"]
+    if all(t.dtype in INTEGERS for _, t in tensors):
+        return _countable(node, x, tensors) if argument(node, "accumulate") else True
+    if len(tensors) > 1:
+        return Rejection("a mask beside other indices: how many elements it picks is data", "use torch.where")
+    place, mask = tensors[0]
+    trailing = x.dim() - place - mask.dim()
+    if values.dim() <= trailing or values.shape[values.dim() - trailing - 1] == 1:
+        return True
+    return Rejection("a value for each element that a mask picks: how many there are is data", "use masked_scatter")
+
+
+def _countable(node: torch.fx.Node, x: torch.Tensor, tensors: list[tuple[int, torch.Tensor]]) -> bool | Rejection:
+    if x.dim() - len(tensors) > 6:
+        return Rejection("accumulates into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
+    return compared(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
+
+
+@register_torch_trt_decomposition(aten.put.default)
+def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+    """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"""
+    row: torch.Tensor = aten.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
+    return row.reshape(x.shape)
+
+
+@dynamo_tensorrt_converter(aten.index_put.default, capability_validator=_writable, supports_dynamic_shapes=True)
+def index_put(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
+    x, indices, values, accumulate = bind(target, args, kwargs)
+    x = base.tensor(ctx, name, x)
+    assert ctx.node is not None
+    place, given = _tensors(ctx.node)[0]
+    if given.dtype not in INTEGERS:
+        return _index_put.mask_put(ctx, name, x, indices[place], place, values, accumulate)
+    return _index_put.index_put(ctx, name, x, indices, values, accumulate)
