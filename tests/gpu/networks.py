@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ def engine_of(net: Net, ranges: Ranges | None = None, **flags: bool) -> tuple[En
     mark = LOG.mark()
     plan = BUILDER.build_serialized_network(net.net, config)
     assert plan is not None, f"no engine for\n{network}\nTensorRT says {LOG.errors_since(mark)}"
-    return Engine("engine", plan, LIBRARY, "REFIT" in flags), attrs.evolve(network, profile=profile)
+    digest = hashlib.sha256(memoryview(plan)).hexdigest()
+    return Engine("engine", plan, LIBRARY, flags.get("REFIT", False), digest), attrs.evolve(network, profile=profile)
 
 
 def _profile(net: Net, ranges: Ranges, config: Any) -> Profile:
