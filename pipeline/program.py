@@ -191,11 +191,18 @@ def _type(value: Any) -> str:
     return str(value)
 
 
+READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+"""Operators that give Python a number which a tensor holds."""
+
+
 def is_operator(node: torch.fx.Node) -> bool:
-    """Whether a node computes tensors; arithmetic on sizes, taking an item of a tuple and assertions do not."""
+    """Whether a node computes tensors, or reads a number from one; arithmetic on sizes, taking an item of a tuple and
+    assertions do not."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     value = node.meta.get("val")
+    if node.target in READS_DATA:
+        return True
     return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
 
 

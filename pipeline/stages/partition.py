@@ -18,6 +18,7 @@ import torch
 from pipeline.compose import stage
 from pipeline.errors import Fallback, UnsupportedOperatorException, source_line
 from pipeline.program import (
+    READS_DATA,
     Partitioned,
     Port,
     Program,
@@ -130,12 +131,26 @@ def _missing_symbols(
 ) -> Iterator[Port]:
     """A symbolic int input for each symbol that the engine needs and cannot read off the shape of an input."""
     known = {str(d) for p in inputs for d in p.shape if not isinstance(d, int) and d.is_Symbol}
+    known |= {str(s) for n in nodes for s in _made(n)}
     needed = dict.fromkeys(s for n in (*nodes, *sizes) for s in sorted(_symbols(n), key=str))
     by_name = {str(s): s for s in needed}
     for name in by_name:
         if name not in known:
             value = program.symbols[name]
             yield Port(name, torch.int64, (), (value,), "symint", by_name[name])
+
+
+def _made(node: torch.fx.Node) -> set[object]:
+    """The symbols that a node brings into being: sizes and numbers that depend on its data."""
+    return (
+        set(_symbols(node)) - {s for n in node.all_input_nodes for s in _symbols(n)}
+        if _depends_on_data(node)
+        else set()
+    )
+
+
+def _depends_on_data(node: torch.fx.Node) -> bool:
+    return node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
 
 
 def _symbols(node: torch.fx.Node) -> Iterable[object]:
