@@ -18,6 +18,7 @@ from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
 from pipeline.testing.calls import Call
 from pipeline.testing.check import Checked, Rejected, check
+from pipeline.testing.programs import CallError
 from pipeline.testing.strategies import for_target
 
 Strategy = st.SearchStrategy[Call]
@@ -28,15 +29,26 @@ BUILD_EVERY = 12
 DRAWN = 3
 """Calls drawn for each that is tried, at most."""
 
+_ALWAYS: dict[str, Any] = {
+    "deadline": None,
+    "report_multiple_bugs": False,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
+
 
 @define
 class Tally:
-    """What a property has seen: how many calls passed, how many by the converter itself, and every rejection."""
+    """What a property has seen.
+
+    passed: calls that keep every promise. used: those of them that the target's own converter made.
+    reasons: rejections, counted. refused: why PyTorch itself does not take what was drawn. seen: all calls.
+    """
 
     passed: int = 0
     used: int = 0
     reasons: dict[str, int] = field(factory=dict)
     seen: set[Call] = field(factory=set, repr=False)
+    refused: list[CallError] = field(factory=list, repr=False)
     failed: bool = False
 
     def wants(self, call: Call, limit: int) -> bool:
@@ -47,6 +59,8 @@ class Tally:
         """Try a call and count it."""
         try:
             self.add(checked(call))
+        except CallError as error:
+            self.refused.append(error)
         except BaseException:
             self.failed = True
             raise
@@ -63,6 +77,7 @@ class Tally:
 
     def __str__(self) -> str:
         rows = [f"  {count} x {reason}" for reason, count in sorted(self.reasons.items(), key=lambda row: -row[1])]
+        rows += [f"  PyTorch does not take {len(self.refused)}: {self.refused[0]}"] if self.refused else []
         return "\n".join([f"{self.passed} calls passed, {self.used} of them by the converter itself", *rows])
 
 
@@ -104,7 +119,7 @@ def check_target(
         build = _builds(call, build_every)
         return check(call, registry=registry, decompositions=decompositions, settings=settings, build=build)
 
-    @hypothesis.settings(profile, max_examples=DRAWN * profile.max_examples, report_multiple_bugs=False)
+    @hypothesis.settings(profile, max_examples=DRAWN * profile.max_examples, **_ALWAYS)
     @hypothesis.given(drawn.filter(lambda call: call.dynamic) if dynamic else drawn)
     def calls(call: Call) -> None:
         call = call.static() if dynamic is False else call
@@ -121,6 +136,10 @@ def _builds(call: Call, every: int) -> bool:
 
 
 def _something_was_tested(target: Any, tally: Tally) -> None:
+    if len(tally.refused) > len(tally.seen) / 2:
+        raise AssertionError(
+            f"{qualified_name(target)}: most calls that are drawn are none\n{tally}"
+        ) from tally.refused[0]
     if not tally.passed:
         raise AssertionError(f"{qualified_name(target)}: nothing was tested, every call was rejected\n{tally}")
     if not tally.used:

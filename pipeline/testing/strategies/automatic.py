@@ -49,6 +49,11 @@ class Argument:
         return self.type in ("Tensor", "Optional[Tensor]")
 
     @property
+    def given_dtype(self) -> torch.dtype | None:
+        """The one dtype that the tensor may have."""
+        return torch.bool if self.name in ("condition", "mask") else None
+
+    @property
     def dim(self) -> bool:
         """Whether it names dims of the tensor."""
         return self.name in ("dim", "dims", "axis") and self.type.removeprefix("Optional[").rstrip("]") in (
@@ -101,7 +106,9 @@ def _elementwise(draw: Draw, target: Any) -> Call:
     dtype = draw(st.sampled_from(accepted(target)))
     mixed = draw(st.integers(0, 3)) == 0
     specs = {
-        a.name: _spec(draw, target, i, shape, draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
+        a.name: _spec(
+            draw, target, i, shape, a.given_dtype or (draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
+        )
         for i, (a, shape) in enumerate(zip(tensors, shapes, strict=True))
     }
     given = {a.name: specs.get(a.name) for a in arguments(target) if a.tensor}
@@ -152,7 +159,7 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 @cache
 def accepted(target: Any) -> tuple[torch.dtype, ...]:
-    """The dtypes that eager takes for all tensors of an operator, tried with numbers of all kinds; floats are twice there."""
+    """The dtypes that eager takes for all tensors of an operator, with numbers of some kind; floats stand twice."""
     found = [d for d in DTYPES if any(common.well_formed(_probe(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 
@@ -162,7 +169,7 @@ def _probe(target: Any, dtype: torch.dtype, number: Any) -> Call:
     values: dict[str, Any] = {}
     for argument in arguments(target):
         if argument.tensor:
-            values[argument.name] = TensorSpec((2,), dtype, "nonzero")
+            values[argument.name] = TensorSpec((2,), argument.given_dtype or dtype, "nonzero")
         elif argument.required:
             dim = [0] if "List" in argument.type else 0
             values[argument.name] = dim if argument.dim else CHOICES.get(argument.name, (number,))[0]
