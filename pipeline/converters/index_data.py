@@ -83,7 +83,9 @@ def found_at(ctx: ConversionContext, name: str, found: Any, dim: int) -> Any:
     return layer.get_output(0)
 
 
-READERS = (aten.select.int,)
+READERS = {aten.select.int: (2,), aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.mul.Tensor: (0, 1)}
+"""Operators that compute with a tensor as well as with a number, and the arguments for which they do."""
+
 CHECKS = (
     aten._assert_scalar.default,
     aten.sym_constrain_range.default,
@@ -96,18 +98,24 @@ CHECKS = (
 
 
 def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """An int that is read as an index only (``x[i]``): a shape that depends on data is not computed on the GPU."""
+    """An int that is an index (``x[i]``), a factor or a term, but in no shape: those are computed on the host."""
     if not isinstance(node.meta["val"], (int, torch.SymInt)):
         return Rejection(f"{node.name} is a {type(node.meta['val']).__name__} that Python reads from a tensor")
     for user in node.users:
         if user.target in CHECKS:
             continue
-        if user.target not in READERS or user.args[2] is not node:
+        if not _reads(user, node):
             return Rejection(
                 f"{node.name} is read from a tensor by Python, and {user.name} needs its value to be known",
                 "keep it a tensor: do not call item()",
             )
     return True
+
+
+def _reads(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Whether a node's use of an int is one that a tensor serves as well."""
+    places = [i for i, given in enumerate(user.args) if given is node]
+    return bool(places) and not user.kwargs and set(places) <= set(READERS.get(user.target, ()))
 
 
 def _item(target: Any) -> Callable[..., Any]:
