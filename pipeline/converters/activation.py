@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.impl import activation
+from pipeline.converters.results import declared
+from pipeline.impl import activation, elementwise
 
 aten = torch.ops.aten
 
-Args = Sequence[Any]
-Kwargs = Mapping[str, Any]
+TABLE: Mapping[Any, tuple[Any, ...]] = {
+    aten.sigmoid.default: (activation.smooth, "SIGMOID"),
+    aten.tanh.default: (activation.smooth, "TANH"),
+    aten.relu.default: (activation.relu,),
+    aten.relu6.default: (lambda ctx, name, x: elementwise.clamp(ctx, name, x, 0, 6),),
+    aten.hardtanh.default: (elementwise.clamp,),
+    aten.gelu.default: (activation.gelu,),
+    aten.silu.default: (activation.silu,),
+    aten.leaky_relu.default: (activation.leaky_relu,),
+    aten._prelu_kernel.default: (activation.prelu,),
+    aten.elu.default: (activation.elu,),
+    aten.hardsigmoid.default: (activation.hard_sigmoid,),
+    aten.hardswish.default: (activation.hard_swish,),
+    aten.softplus.default: (activation.softplus,),
+    aten.mish.default: (activation.mish,),
+}
 
-SMOOTH = {aten.sigmoid.default: "SIGMOID", aten.tanh.default: "TANH"}
-
-
-def _smooth(target: Any, kind: str) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        return activation.smooth(ctx, name, kind, *bind(target, args, kwargs))
-
-    convert.__doc__ = str(target._schema)
-    return convert
-
-
-CONVERTERS = [_smooth(target, kind) for target, kind in SMOOTH.items()]
-
-
-@dynamo_tensorrt_converter(aten.relu.default, supports_dynamic_shapes=True)
-def relu(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """relu(Tensor self) -> Tensor"""
-    return activation.relu(ctx, name, *bind(target, args, kwargs))
-
-
-@dynamo_tensorrt_converter(aten.gelu.default, supports_dynamic_shapes=True)
-def gelu(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """gelu(Tensor self, *, str approximate='none') -> Tensor"""
-    return activation.gelu(ctx, name, *bind(target, args, kwargs))
-
-
-@dynamo_tensorrt_converter(aten.silu.default, supports_dynamic_shapes=True)
-def silu(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """silu(Tensor self) -> Tensor"""
-    return activation.silu(ctx, name, *bind(target, args, kwargs))
+CONVERTERS = [declared(target, *row) for target, row in TABLE.items()]

@@ -10,26 +10,43 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.results import as_result, result_of, result_sizes
 from pipeline.impl import base
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 
+def _converted(ctx: ConversionContext, name: str, x: Any) -> Any:
+    """``x`` in the dtype of the node's result; bytes stay as they are."""
+    value = base.tensor(ctx, name, x)
+    if result_of(ctx).dtype == torch.uint8 and _is_byte(ctx):
+        return value
+    return as_result(ctx, name, value)
+
+
+def _is_byte(ctx: ConversionContext) -> bool:
+    """Whether the node's first tensor is of bytes already."""
+    assert ctx.node is not None
+    given: torch.Tensor = ctx.node.all_input_nodes[-1].meta["val"]
+    return given.dtype == torch.uint8
+
+
 @dynamo_tensorrt_converter(aten._to_copy.default, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(prims.convert_element_type.default, supports_dynamic_shapes=True)
 def _to_copy(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor"""
-    self, dtype, *_ = bind(target, args, kwargs)
-    return base.tensor(ctx, name, self, dtype)
+    return _converted(ctx, name, args[0])
 
 
 @dynamo_tensorrt_converter(aten.alias.default, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(aten.alias_copy.default, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.clone.default, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.detach.default, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.detach_copy.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.alias_copy.default, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.lift.default, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.lift_fresh.default, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.lift_fresh_copy.default, supports_dynamic_shapes=True)
@@ -41,5 +58,5 @@ def identity(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, na
 @dynamo_tensorrt_converter(aten.copy.default, supports_dynamic_shapes=True)
 def copy(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
-    self, src, *_ = bind(target, args, kwargs)
-    return base.expand(ctx, name, base.tensor(ctx, name, src, base.dtype_of(self)), base.known_sizes(ctx, self))
+    _, src, _ = bind(target, args, kwargs)
+    return base.expand(ctx, name, _converted(ctx, name, src), result_sizes(ctx))

@@ -46,7 +46,7 @@ def length_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> boo
 
 @dynamo_tensorrt_converter(aten.topk.default, capability_validator=k_up_to_3840, supports_dynamic_shapes=True)
 def topk(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"""
+    """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor, Tensor)"""
     self, k, dim, largest, _ = bind(target, args, kwargs)
     return _sort.topk(ctx, name, self, k, dim, largest)
 

@@ -1,12 +1,14 @@
-"""Activation layers."""
+"""Activation functions: one layer where TensorRT's is right for NaN and near zero, else in float32 and rounded once."""
 
 from __future__ import annotations
+
+import torch
 
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic
-from pipeline.impl.unary import floating
+from pipeline.impl.elementwise import arithmetic, binary, clamp, layer, where
+from pipeline.impl.unary import expm1, floating, log1p, widened
 from pipeline.trt import trt
 
 
@@ -14,12 +16,12 @@ def activation(
     ctx: ConversionContext, name: str, kind: str, x: ITensor, alpha: float | None = None, beta: float | None = None
 ) -> ITensor:
     """One activation layer, by the name of its ``trt.ActivationType``."""
-    layer = ctx.add(name, "activation", x, trt.ActivationType.__members__[kind])
+    made = ctx.add(name, "activation", x, trt.ActivationType.__members__[kind])
     if alpha is not None:
-        layer.alpha = alpha
+        made.alpha = alpha
     if beta is not None:
-        layer.beta = beta
-    return layer.get_output(0)
+        made.beta = beta
+    return made.get_output(0)
 
 
 def smooth(ctx: ConversionContext, name: str, kind: str, x: Value) -> ITensor:
@@ -42,3 +44,58 @@ def silu(ctx: ConversionContext, name: str, x: Value) -> ITensor:
     """``x * sigmoid(x)``."""
     x = base.tensor(ctx, name, x)
     return base.elementwise(ctx, name, "PROD", x, activation(ctx, name, "SIGMOID", x))
+
+
+def leaky_relu(ctx: ConversionContext, name: str, x: Value, negative_slope: float) -> ITensor:
+    """``x``, times a slope below zero."""
+    return activation(ctx, name, "LEAKY_RELU", base.tensor(ctx, name, x), negative_slope)
+
+
+def prelu(ctx: ConversionContext, name: str, x: Value, weight: Value) -> ITensor:
+    """``x``, times a slope of its channel below zero; the slopes broadcast."""
+    x = base.tensor(ctx, name, x)
+    above = layer(ctx, name, "GREATER", x, 0.0, base.dtype_of(x))
+    return where(ctx, name, above, x, binary(ctx, name, "PROD", x, weight))
+
+
+def elu(ctx: ConversionContext, name: str, x: Value, alpha: float, scale: float, input_scale: float) -> ITensor:
+    """``scale * x``, and ``scale * alpha * (exp(input_scale * x) - 1)`` below zero."""
+    x = widened(ctx, name, x)
+    inner = _times(ctx, name, x, input_scale)
+    below = _times(ctx, name, expm1(ctx, name, inner), alpha * scale)
+    above = layer(ctx, name, "GREATER", x, 0.0, torch.float32)
+    return where(ctx, name, above, _times(ctx, name, x, scale), below)
+
+
+def _times(ctx: ConversionContext, name: str, x: ITensor, factor: float) -> ITensor:
+    return x if factor == 1 else layer(ctx, name, "PROD", x, factor, torch.float32)
+
+
+def hard_sigmoid(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+    """``x + 3`` between 0 and 6, over 6: TensorRT's layer multiplies first, which loses digits near -3."""
+    shifted = layer(ctx, name, "SUM", widened(ctx, name, x), 3.0, torch.float32)
+    return layer(ctx, name, "DIV", clamp(ctx, name, shifted, 0.0, 6.0), 6.0, torch.float32)
+
+
+def hard_swish(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+    """``x * hard_sigmoid(x)``."""
+    x = widened(ctx, name, x)
+    shifted = layer(ctx, name, "SUM", x, 3.0, torch.float32)
+    product = base.elementwise(ctx, name, "PROD", x, clamp(ctx, name, shifted, 0.0, 6.0))
+    return layer(ctx, name, "DIV", product, 6.0, torch.float32)
+
+
+def softplus(ctx: ConversionContext, name: str, x: Value, beta: float = 1.0, threshold: float = 20.0) -> ITensor:
+    """``log(1 + exp(beta * x)) / beta``, and ``x`` where ``beta * x`` is above the threshold."""
+    x = widened(ctx, name, x)
+    scaled = _times(ctx, name, x, beta)
+    grown = log1p(ctx, name, base.unary(ctx, name, "EXP", scaled))
+    grown = grown if beta == 1 else layer(ctx, name, "DIV", grown, beta, torch.float32)
+    return where(ctx, name, layer(ctx, name, "GREATER", scaled, threshold, torch.float32), x, grown)
+
+
+def mish(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+    """``x * tanh(softplus(x))``."""
+    x = widened(ctx, name, x)
+    bend = activation(ctx, name, "TANH", softplus(ctx, name, x, threshold=float("inf")))
+    return base.elementwise(ctx, name, "PROD", x, bend)

@@ -1,0 +1,43 @@
+"""Primitives that torch's decompositions leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import bind
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.results import as_result, result_of, result_sizes
+from pipeline.impl import base, elementwise_division, reduce
+
+prims = torch.ops.prims
+
+Args = Sequence[Any]
+Kwargs = Mapping[str, Any]
+
+
+@dynamo_tensorrt_converter(prims.div.default, supports_dynamic_shapes=True)
+def div(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """prims::div(Tensor self, Tensor other) -> Tensor. Of integers, toward zero."""
+    rounding = None if result_of(ctx).dtype.is_floating_point else "trunc"
+    return as_result(ctx, name, elementwise_division.divide(ctx, name, args[0], args[1], rounding))
+
+
+@dynamo_tensorrt_converter(prims.sum.default, supports_dynamic_shapes=True)
+def sum(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor"""
+    inp, dims, *_ = bind(target, args, kwargs)
+    if dims == []:  # here nothing is reduced, and everything in aten.sum
+        return as_result(ctx, name, base.tensor(ctx, name, inp))
+    return as_result(ctx, name, reduce.total(ctx, name, "SUM", inp, dims, False, result_of(ctx).dtype))
+
+
+@dynamo_tensorrt_converter(prims.broadcast_in_dim.default, supports_dynamic_shapes=True)
+def broadcast_in_dim(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """prims::broadcast_in_dim(Tensor(a) a, SymInt[] shape, int[] broadcast_dimensions) -> Tensor(a)"""
+    a, shape, dims = bind(target, args, kwargs)
+    placed = base.unsqueeze(ctx, name, base.tensor(ctx, name, a), [d for d in range(len(shape)) if d not in dims])
+    return base.expand(ctx, name, placed, result_sizes(ctx))
