@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.compose import report, stage
 from pipeline.errors import BuildError
+from pipeline.heap import large_blocks_returned
 from pipeline.network import Network
 from pipeline.program import Built, Converted, Engine, Segment
 from pipeline.settings import CompilationSettings
@@ -40,7 +41,9 @@ def _build(segment: Segment, network: Network, handle: NetworkHandle, settings: 
     mark, plan = handle.log.mark(), PlanFile()
     config = _config(handle.builder, settings, refittable)
     _add_profile(segment, network, handle.builder, config)
-    if not handle.builder.build_serialized_network_to_stream(handle.net, config, plan):
+    with large_blocks_returned():
+        built = handle.builder.build_serialized_network_to_stream(handle.net, config, plan)
+    if not built:
         said = handle.log.errors_since(mark)
         raise BuildError(f"{segment.name}: {'; '.join(said) or 'TensorRT gave no reason'}")
     library = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
