@@ -1,0 +1,170 @@
+"""Resizing (upsample) and sampling on a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument, bind
+from pipeline.converters.context import ConversionContext, SymbolicInt
+from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.impl import base
+from pipeline.impl.resize import Resize, grid_sample, resize
+from pipeline.impl.resize_taps import resize_by_taps
+from pipeline.program import expression
+from pipeline.settings import CompilationSettings
+
+aten = torch.ops.aten
+
+MODES = {
+    aten.upsample_nearest1d: "nearest",
+    aten.upsample_nearest2d: "nearest",
+    aten.upsample_nearest3d: "nearest",
+    aten._upsample_nearest_exact1d: "nearest-exact",
+    aten._upsample_nearest_exact2d: "nearest-exact",
+    aten._upsample_nearest_exact3d: "nearest-exact",
+    aten.upsample_linear1d: "linear",
+    aten.upsample_bilinear2d: "linear",
+    aten.upsample_trilinear3d: "linear",
+    aten.upsample_bicubic2d: "cubic",
+    aten._upsample_bilinear2d_aa: "linear",
+    aten._upsample_bicubic2d_aa: "cubic",
+}
+
+
+def _how(node: torch.fx.Node, mode: str) -> Resize:
+    """The way a node resizes."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    aligned = "align_corners" in names and bool(argument(node, "align_corners"))
+    return Resize(mode, aligned, "_aa" in str(node.target))
+
+
+def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
+    """The scale of each resized dim as the call gives it; None where the sizes alone count."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "scale_factors" in names:
+        return list(argument(node, "scale_factors") or [None] * rank)
+    given = [argument(node, n) for n in names if n.startswith("scales")]
+    return [s if s is not None and s > 0 else None for s in given]
+
+
+def _sizes(node: torch.fx.Node) -> tuple[list[Any], list[Any]]:
+    """The sizes of the resized dims before and after: ints or expressions."""
+    result, x = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    return [expression(s) for s in x.shape[2:]], [expression(s) for s in result.shape[2:]]
+
+
+Row = tuple[Any, Any, float | None]
+"""A dim: its size before and after, and its scale."""
+
+
+def _rows(node: torch.fx.Node) -> list[Row]:
+    before, after = _sizes(node)
+    return list(zip(before, after, _scales(node, len(before)), strict=True))
+
+
+def _static(row: Row) -> bool:
+    return isinstance(row[0], int) and isinstance(row[1], int)
+
+
+def _short(scale: float | None) -> bool:
+    """Whether sizes times the scale are exact in the layer's float32."""
+    return scale is not None and (scale * 1024).is_integer()
+
+
+def _needs_taps(how: Resize, row: Row, by_scales: bool) -> bool:
+    """Whether TensorRT's layer would not place the elements of a static dim as eager does."""
+    before, after, scale = row
+    if not _static(row) or (before == after and scale in (None, 1.0)):
+        return False
+    even = after % before == 0 or before % after == 0  # otherwise rounding may decide which element is the nearest
+    by_sizes = scale is None or how.align_corners or before * scale == after
+    alike = by_sizes and (even or not how.nearest)
+    return how.antialias or not alike or (by_scales and not _short(after / before))
+
+
+def _by_scales(rows: list[Row]) -> bool:
+    """Whether the layer is told scales: where the engine alone knows sizes, and all of those have one."""
+    dynamic = [row for row in rows if not _static(row)]
+    return bool(dynamic) and all(_short(scale) for _, _, scale in dynamic)
+
+
+def _limits(mode: str) -> Callable[[torch.fx.Node, CompilationSettings], bool | Rejection]:
+    def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+        """TensorRT resizes floats; dynamic dims to sizes, or by scales whose products are exact in its float32."""
+        x, how = node.all_input_nodes[0].meta["val"], _how(node, mode)
+        if not x.is_floating_point() and not how.nearest:
+            return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")
+        rows = _rows(node)
+        by_scales = _by_scales(rows)
+        for dim, (before, after, scale) in enumerate(rows, 2):
+            if isinstance(before, int) and isinstance(after, int):
+                continue
+            if how.antialias:
+                return Rejection(f"dim {dim} of its input is {before}; antialiasing needs static sizes")
+            if scale is not None and not by_scales and not scale.is_integer():
+                return Rejection(
+                    f"dim {dim} of its input is {before}, and TensorRT rounds its product with the scale {scale}",
+                    "give a size, or a scale such as 0.5, 1.5 or 2",
+                )
+        return True
+
+    return places_elements_as_eager
+
+
+def _converter(target: Any, mode: str) -> Callable[..., Any]:
+    @dynamo_tensorrt_converter(target, capability_validator=_limits(mode), supports_dynamic_shapes=True)
+    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors)
+        -> Tensor"""
+        assert ctx.node is not None
+        x, how = base.tensor(ctx, name, args[0]), _how(ctx.node, mode)
+        dtype = base.dtype_of(x)
+        wide = x if dtype.is_floating_point else base.cast(ctx, name, x, torch.float32)
+        return base.cast(ctx, name, _resized(ctx, name, wide, how, _rows(ctx.node)), dtype)
+
+    return convert
+
+
+def _resized(ctx: ConversionContext, name: str, x: Any, how: Resize, rows: list[Row]) -> Any:
+    """Some dims by taps, and the others by the layer."""
+    by_scales = _by_scales(rows)
+    taps = [_needs_taps(how, row, by_scales) for row in rows]
+    if any(taps):
+        before = [row[0] if tap else None for row, tap in zip(rows, taps, strict=True)]
+        x = resize_by_taps(ctx, name, x, how, before, [after for _, after, _ in rows], [scale for _, _, scale in rows])
+    if all(tap or before == after for tap, (before, after, _) in zip(taps, rows, strict=True)):
+        return x
+    if by_scales:
+        return resize(ctx, name, x, how, [], [_factor(row, tap) for row, tap in zip(rows, taps, strict=True)])
+    return resize(ctx, name, x, how, [a if isinstance(a, int) else SymbolicInt(a) for _, a, _ in rows], None)
+
+
+def _factor(row: Row, tapped: bool) -> float:
+    before, after, scale = row
+    return 1.0 if tapped else after / before if scale is None or _static(row) else scale
+
+
+CONVERTERS = [
+    _converter(getattr(packet, overload), mode)
+    for packet, mode in MODES.items()
+    for overload in ("default", "vec")
+    if overload in packet.overloads()
+]
+
+
+def of_four_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT samples planes, [N, C, H, W], not volumes."""
+    dims = argument(node, "input").meta["val"].dim()
+    return dims == 4 or Rejection(f"its input has {dims} dims; TensorRT samples on grids of planes, in 4 dims")
+
+
+@dynamo_tensorrt_converter(aten.grid_sampler.default, capability_validator=of_four_dims, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(aten.grid_sampler_2d.default, supports_dynamic_shapes=True)
+def grid_sampler(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners)
+    -> Tensor"""
+    x, grid, *how = bind(target, args, kwargs)
+    return grid_sample(ctx, name, base.tensor(ctx, name, x), base.tensor(ctx, name, grid), *how)

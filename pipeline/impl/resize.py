@@ -1,0 +1,77 @@
+"""Resizing the last dims, and sampling at given places: by TensorRT's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size
+from pipeline.trt import trt
+
+INTERPOLATION = ("LINEAR", "NEAREST", "CUBIC")
+SAMPLING = ("FILL", "CLAMP", "REFLECT")
+
+
+@frozen
+class Resize:
+    """A way to resize: ``mode`` is ``nearest``, ``nearest-exact``, ``linear`` or ``cubic``."""
+
+    mode: str
+    align_corners: bool = False
+    antialias: bool = False
+
+    @property
+    def nearest(self) -> bool:
+        """Whether each result is one element."""
+        return self.mode.startswith("nearest")
+
+
+def resize(
+    ctx: ConversionContext, name: str, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Sequence[float] | None
+) -> ITensor:
+    """``x`` with its last dims resized to ``sizes``; or, where ``scales`` are given, by them, which place the elements
+    as well."""
+    layer = ctx.add(name, "resize", x)
+    _set_mode(layer, how)
+    if scales is not None:
+        layer.scales = [1.0] * (base.rank(x) - len(scales)) + list(scales)
+        return layer.get_output(0)
+    shape = [*base.sizes(ctx, name, x)[: base.rank(x) - len(sizes)], *sizes]
+    if all(isinstance(s, int) for s in shape):
+        layer.shape = tuple(shape)
+    else:
+        layer.set_input(1, base.shape_tensor(ctx, name, shape))
+    return layer.get_output(0)
+
+
+def _set_mode(layer: Any, how: Resize) -> None:
+    transformation = trt.ResizeCoordinateTransformation
+    layer.resize_mode = trt.InterpolationMode.__members__["NEAREST" if how.nearest else how.mode.upper()]
+    if how.mode == "nearest":
+        layer.coordinate_transformation = transformation.ASYMMETRIC
+        layer.nearest_rounding = trt.ResizeRoundMode.FLOOR
+        return
+    layer.coordinate_transformation = transformation.ALIGN_CORNERS if how.align_corners else transformation.HALF_PIXEL
+    if how.nearest:
+        layer.nearest_rounding = trt.ResizeRoundMode.HALF_UP
+    if how.align_corners:
+        layer.selector_for_single_pixel = trt.ResizeSelector.UPPER
+    if how.mode == "cubic":
+        layer.cubic_coeff = -0.75
+
+
+def grid_sample(
+    ctx: ConversionContext, name: str, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool
+) -> ITensor:
+    """``x`` [N, C, H, W] at the places of ``grid`` [N, h, w, 2] in -1 … 1, in float32: halves would miss the place."""
+    wide = [base.cast(ctx, name, value, torch.float32) for value in (x, grid)]
+    layer = ctx.add(name, "grid_sample", *wide)
+    layer.interpolation_mode = trt.InterpolationMode.__members__[INTERPOLATION[interpolation]]
+    layer.sample_mode = trt.SampleMode.__members__[SAMPLING[padding]]
+    layer.align_corners = align_corners
+    return base.cast(ctx, name, layer.get_output(0), base.dtype_of(x))
