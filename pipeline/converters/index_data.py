@@ -83,7 +83,12 @@ def found_at(ctx: ConversionContext, name: str, found: Any, dim: int) -> Any:
     return layer.get_output(0)
 
 
-READERS = {aten.select.int: (2,), aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.mul.Tensor: (0, 1)}
+READERS: Mapping[Any, tuple[int, ...]] = {
+    aten.select.int: (2,),
+    aten.add.Tensor: (0, 1),
+    aten.sub.Tensor: (0, 1),
+    aten.mul.Tensor: (0, 1),
+}
 """Operators that compute with a tensor as well as with a number, and the arguments for which they do."""
 
 CHECKS = (

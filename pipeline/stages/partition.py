@@ -142,11 +142,9 @@ def _missing_symbols(
 
 def _made(node: torch.fx.Node) -> set[object]:
     """The symbols that a node brings into being: sizes and numbers that depend on its data."""
-    return (
-        set(_symbols(node)) - {s for n in node.all_input_nodes for s in _symbols(n)}
-        if _depends_on_data(node)
-        else set()
-    )
+    if not _depends_on_data(node):
+        return set()
+    return set(_symbols(node)) - {s for n in node.all_input_nodes for s in _symbols(n)}
 
 
 def _depends_on_data(node: torch.fx.Node) -> bool:
