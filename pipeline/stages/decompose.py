@@ -172,8 +172,8 @@ def _trace(
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
         except _DoesNotApply:
             return None
-        if any(_mutates(n) for n in traced.graph.nodes):
-            traced = make_fx(torch.func.functionalize(call, remove="mutations"), tracing_mode="real")(*fakes)
+        if any(_mutates(n) for n in traced.graph.nodes):  # the trace, since composites run below functionalization
+            traced = make_fx(torch.func.functionalize(traced, remove="mutations"), tracing_mode="real")(*fakes)
     if any(n.op == "get_attr" or n.target is target for n in traced.graph.nodes):
         return None
     return traced
