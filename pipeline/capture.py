@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
@@ -89,25 +90,32 @@ def _export(
     from_inputs = shapes is not dynamic_shapes
     try:
         return _exported(model, given, named, shapes)
-    except UserError as error:
+    except UserError as first:
+        error: Exception = first
+        tied = _tied(first, shapes) if from_inputs else None
+    except Exception as other:
+        raise _refusal(model, other) from other
+    for again, deferred in ((tied, False), (shapes if tied is None else tied, True)):
         try:
-            if from_inputs and (tied := _tied(error, shapes)) is not None:
-                return _exported(model, given, named, tied)
-        except UserError as second:
-            error = second
-        raise _refusal(model, error) from error
-    except Exception as error:
-        raise _refusal(model, error) from error
+            if again is not None:
+                return _exported(model, given, named, again, deferred=deferred)
+        except Exception as other:
+            error = other if not deferred else error
+    raise _refusal(model, error) from error
 
 
 def _refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
     return CaptureError(f"torch.export cannot capture {type(model).__name__}: {error}")
 
 
-def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
+def _exported(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, *, deferred: bool = False
+) -> ExportedProgram:
+    """The export. ``deferred``: what torch.export cannot prove of the dims becomes a relation, checked at each call."""
+    options: dict[str, Any] = {"prefer_deferred_runtime_asserts_over_guards": True} if deferred else {}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.export.export(model, args, kwargs=kwargs, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(model, args, kwargs=kwargs, dynamic_shapes=shapes, strict=False, **options)
 
 
 def _tied(error: UserError, shapes: Any) -> Any:
@@ -185,7 +193,17 @@ def _program(
         settings=settings,
         versions=FrozenDict({name: tensor._version for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
+        relations=tuple(_relations(graph)),
     )
+
+
+def _relations(graph: torch.fx.Graph) -> Iterator[tuple[Any, str]]:
+    """What the graph asserts of its symbols, beyond their ranges: (expression, how to say it)."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
+            value = node.args[0].meta.get("val")
+            if isinstance(value, torch.SymBool) and (relation := value.node.expr) not in (True, sympy.true):
+                yield relation, str(relation)
 
 
 def _port(argument: Any, values: Mapping[str, Any], symbols: Mapping[str, Range]) -> Port:
@@ -219,7 +237,7 @@ def _symbols(
             if not isinstance(expr, int) and expr.is_Symbol:
                 opt = wish.ranges[dim][1] if wish is not None else size.node.hint
                 hints.setdefault(str(expr), int(opt))
-    return {str(s): _range(str(s), r, hints.get(str(s))) for s, r in exported.range_constraints.items()}
+    return {str(s): _range(str(s), r, hints.get(str(s))) for s, r in exported.range_constraints.items() if s.is_Symbol}
 
 
 def _range(name: str, given: Any, hint: int | None) -> Range:

@@ -140,6 +140,7 @@ class Program:
     ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates
     to the buffer's name. ``symbols`` gives the range of each dynamic dim.
     ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict.
+    ``relations`` are conditions on the symbols, each as an expression and in words, that every call must meet.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -154,6 +155,7 @@ class Program:
     settings: CompilationSettings
     versions: FrozenDict[str, int] = field(eq=False, repr=False, factory=FrozenDict)
     aliases: frozenset[str] = field(eq=False, repr=False, default=frozenset())
+    relations: tuple[tuple[Any, str], ...] = ()
 
     @property
     def graph(self) -> torch.fx.Graph:

@@ -61,10 +61,30 @@ def bind_symbols(program: Program, given: Sequence[Any]) -> dict[str, int]:
             for i, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
                 _bind(port, i, expr, size, symbols, program, later)
     for port, dim, expr, size in later:
+        _solve(port, dim, expr, size, symbols)
         wanted = int(expr.xreplace({s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols}))
         if wanted != size:
             raise ShapeError(port.name, dim, size, (wanted, wanted))
+    for relation, words in program.relations:
+        known = {s: sympy.Integer(symbols[str(s)]) for s in relation.free_symbols if str(s) in symbols}
+        if relation.xreplace(known) in (False, sympy.false):
+            sizes = ", ".join(f"{s} = {value}" for s, value in known.items())
+            raise ValueError(f"the program was captured under the condition {words}, which does not hold for {sizes}")
     return symbols
+
+
+def _solve(port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str, int]) -> None:
+    """Give a symbol that is seen only inside an expression (``4*s``) its value."""
+    unknown = [s for s in expr.free_symbols if str(s) not in symbols]
+    if len(unknown) != 1:
+        return
+    known = {s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols if str(s) in symbols}
+    rest = expr.xreplace(known)
+    slope, start = rest.coeff(unknown[0], 1), rest.subs(unknown[0], 0)
+    if not slope.is_Integer or (size - start) % slope != 0:
+        where = f"in dimension {dim}" if dim is not None else "as its value"
+        raise ValueError(f"input {port.name} has {size} {where}; the program was captured for sizes {expr}")
+    symbols[str(unknown[0])] = int((size - start) / slope)
 
 
 def _bind(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -38,7 +38,7 @@ class CompiledModule(torch.nn.Module):
             raise ExecutionError("TensorRT engines run on a GPU, and torch sees none here")
         self.device = torch.device("cuda" if self.executor == "tensorrt" else "cpu")
         self.program: Program = compiled.program
-        parameters = snapshot(self.program, self.device, compiled)
+        parameters = Snapshot(self.program)
         for placeholder, target in self.program.buffers.items():
             self.register_buffer(placeholder, parameters[target].to(self.device, copy=True))
         self._steps = [_step(compiled, s, self, parameters) for s in compiled.partitioned.segments]
@@ -123,15 +123,32 @@ def evaluate(expr: Any, symbols: Mapping[str, int]) -> int:
     return int(expr.xreplace({s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols}))
 
 
-def snapshot(program: Program, device: torch.device, compiled: Compiled) -> Mapping[str, torch.Tensor]:
-    """The model's parameters as they were when it was compiled, or an error if they have been changed since."""
-    changed = [n for n, t in program.parameters.items() if t._version != program.versions.get(n, t._version)]
-    if changed:
-        raise ExecutionError(
-            f"{', '.join(changed[:3])}{' and more' if len(changed) > 3 else ''} changed in place after compiling",
-            "call compiled.module() before changing the model, or use pipeline.refit_module_weights",
-        )
-    return {name: tensor.detach().clone() for name, tensor in program.parameters.items()}
+class Snapshot(Mapping[str, torch.Tensor]):
+    """Copies of the model's parameters as they were when it was compiled, made as they are asked for.
+
+    A parameter that has been changed in place since is an ``ExecutionError``: its value is gone.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.copies: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.copies:
+            tensor = self.program.parameters[name]
+            if tensor._version != self.program.versions.get(name, tensor._version):
+                raise ExecutionError(
+                    f"{name} changed in place after compiling",
+                    "call compiled.module() before changing the model, or use pipeline.refit_module_weights",
+                )
+            self.copies[name] = tensor.detach().clone()
+        return self.copies[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.program.parameters)
+
+    def __len__(self) -> int:
+        return len(self.program.parameters)
 
 
 def _default_executor(compiled: Compiled) -> Executor:

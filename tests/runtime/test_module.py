@@ -183,3 +183,16 @@ def test_tied_weights_are_one_weight() -> None:
     changed = pipeline.refit_module_weights(result, other)
     torch.testing.assert_close(changed.module(executor="reference")(x), other(x))
     torch.testing.assert_close(pipeline.refit_module_weights(result, other.state_dict())(x), other(x))
+
+
+def test_what_export_cannot_prove_is_checked_at_each_call() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[N] -> [N / 4, 4]; N is a multiple of 4"""
+            return x.view(-1, 4) * 2
+
+    given = pipeline.Input(min_shape=(4,), opt_shape=(8,), max_shape=(16,), name="x")
+    module = compiled(Rows(), (given,))
+    torch.testing.assert_close(module(torch.arange(12.0)), torch.arange(12.0).view(-1, 4) * 2)
+    with pytest.raises(ValueError, match="10"):
+        module(torch.arange(10.0))
