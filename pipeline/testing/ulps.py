@@ -47,11 +47,18 @@ DEFAULT: Final = Units(2, "one rounding of our own and one where eager and we fa
 _SUM = Units(4, "the order of a sum is free", "absolute", signed_zeros=False)
 _MOMENTS = Units(4, "a mean is a sum, which may cancel; its variance takes it away", "tensor", signed_zeros=False)
 _PRODUCT = Units(4, "the order of a sum of products is free", "absolute", tf32=2e-3, signed_zeros=False)
+_TIES = Units(
+    0, "chosen, not computed; which of two zeros is chosen differs with the place in eager", signed_zeros=False
+)
+_CHOSEN = "maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip"
 
 ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"), _SUM),
+    **dict.fromkeys(("addcmul", "addcdiv", "lerp"), Units(4, "a product is added, and may cancel", "tensor")),
+    "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
     **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),
+    **dict.fromkeys(_CHOSEN.split(), _TIES),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
 }
 """By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
