@@ -81,7 +81,15 @@ class Odd(nn.Module):
     def forward(self, x: torch.Tensor, flag: bool, *, extra: dict[str, torch.Tensor]) -> dict[str, Any]:
         """[N, 3], {"a": [N, 3]} -> a dict of everything"""
         y = x * 2 + extra["a"]
-        return {"y": y, "again": (y, [x, None]), "n": x.shape[0] * 2, "w": self.weight, "k": 3, "f": flag, "v": self.weight * 2}
+        return {
+            "y": y,
+            "again": (y, [x, None]),
+            "n": x.shape[0] * 2,
+            "w": self.weight,
+            "k": 3,
+            "f": flag,
+            "v": self.weight * 2,
+        }
 
 
 def test_every_kind_of_output_comes_back_as_eager_gives_it() -> None:

@@ -10,11 +10,15 @@ from pipeline.trt import torch_dtype
 
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A cast as a GPU does it: floats go to integers toward zero, NaN to 0, out of range to the nearest bound."""
+    """A cast as a GPU does it: floats go to integers toward zero, out of range to the nearest bound. NaN goes to 0, or to
+    the least int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
         return x.to(dtype)
+    if dtype.itemsize == 1:
+        return converted(x, torch.int32).to(dtype)
     bounds = torch.iinfo(dtype)
-    exact = x.double().nan_to_num(nan=0.0, posinf=float(bounds.max), neginf=float(bounds.min)).trunc()
+    nan = float(bounds.min) if dtype == torch.int64 else 0.0
+    exact = x.double().nan_to_num(nan=nan, posinf=float(bounds.max), neginf=float(bounds.min)).trunc()
     inside = exact.clamp(float(bounds.min), float(bounds.max))
     high, low = exact >= float(bounds.max), exact <= float(bounds.min)  # 2**63 - 1 is not a float64
     return inside.masked_fill(high | low, 0).to(dtype).masked_fill(high, bounds.max).masked_fill(low, bounds.min)

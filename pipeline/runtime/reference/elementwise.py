@@ -35,12 +35,13 @@ def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(b < 0, reciprocal.to(a.dtype), torch.pow(a, b.clamp(min=0)))
 
 
-# MAX and MIN give the operand that is not NaN (NVIDIA/TensorRT issue 4758), as CUDA's fmax and fmin do.
+# MAX and MIN keep the first operand unless the second compares greater or less: NaN stays in the first, is passed over
+# in the second (measured on RTX 1.4; NVIDIA/TensorRT issue 4758). A converter that wants NaN says so itself.
 ELEMENTWISE: Mapping[str, Binary] = {
     "SUM": torch.add,
     "PROD": torch.mul,
-    "MAX": torch.fmax,
-    "MIN": torch.fmin,
+    "MAX": lambda a, b: torch.where(b > a, b, a),
+    "MIN": lambda a, b: torch.where(b < a, b, a),
     "SUB": torch.sub,
     "DIV": _div,
     "POW": _pow,
@@ -74,7 +75,7 @@ UNARY: Mapping[str, Unary] = {
     "FLOOR": torch.floor,
     "ERF": torch.erf,
     "NOT": torch.logical_not,
-    "SIGN": torch.sign,
+    "SIGN": lambda x: torch.where(x != x, x, torch.sign(x)),
     "ROUND": torch.round,
     "ISINF": torch.isinf,
     "ISNAN": torch.isnan,
