@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pipeline.converters.results import declared
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.results import as_result, declared
 from pipeline.impl import activation, elementwise
 
 aten = torch.ops.aten
@@ -27,6 +29,15 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.hardswish.default: (activation.hard_swish,),
     aten.softplus.default: (activation.softplus,),
     aten.mish.default: (activation.mish,),
+    aten.softshrink.default: (activation.soft_shrink,),
 }
 
 CONVERTERS = [declared(target, *row) for target, row in TABLE.items()]
+
+
+@dynamo_tensorrt_converter(aten.log_sigmoid_forward.default, supports_dynamic_shapes=True)
+def log_sigmoid_forward(
+    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> Any:
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). The buffer is for the gradient."""
+    return as_result(ctx, name, activation.log_sigmoid(ctx, name, args[0])), None

@@ -33,6 +33,8 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.remainder.Scalar: (elementwise_division.remainder,),
     aten.remainder.Scalar_Tensor: (elementwise_division.remainder,),
     aten.atan2.default: (unary.atan2,),
+    aten.fmax.default: (elementwise.binary, "MAX"),
+    aten.fmin.default: (elementwise.binary, "MIN"),
     aten.maximum.default: (elementwise.extremum, "MAX"),
     aten.minimum.default: (elementwise.extremum, "MIN"),
     aten.eq.Tensor: (elementwise.compare, "EQUAL"),
@@ -84,6 +86,12 @@ def div(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: s
 def floor_divide(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """floor_divide(Tensor self, Tensor other) -> Tensor"""
     return as_result(ctx, name, elementwise_division.divide(ctx, name, args[0], args[1], "floor"))
+
+
+@dynamo_tensorrt_converter(aten.round.decimals, supports_dynamic_shapes=True)
+def round_decimals(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """round.decimals(Tensor self, *, int decimals) -> Tensor"""
+    return as_result(ctx, name, unary.round_to(ctx, name, *bind(target, args, kwargs)))
 
 
 @dynamo_tensorrt_converter(aten.masked_fill.Scalar, supports_dynamic_shapes=True)

@@ -30,6 +30,28 @@ BITWISE = {
 }
 
 
+LEFT_SHIFTS = (
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+)
+RIGHT_SHIFTS = (
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
+
+
+def of_integers(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Shifts of floats are products in eager, and old."""
+    dtype = node.meta["val"].dtype
+    return not dtype.is_floating_point or Rejection(f"a shift of {dtype} has no meaning; multiply by a power of two")
+
+
 def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Integers are taken apart into digits along one more dim, and 8 is TensorRT's limit."""
     value = node.meta["val"]
@@ -40,6 +62,8 @@ def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 
 CONVERTERS = [
     *(declared(target, elementwise_bits.bitwise, op, validator=rank_below_8) for target, op in BITWISE.items()),
+    *(declared(target, elementwise_bits.shift, True, validator=of_integers) for target in LEFT_SHIFTS),
+    *(declared(target, elementwise_bits.shift, False, validator=of_integers) for target in RIGHT_SHIFTS),
     declared(aten.bitwise_not.default, elementwise_bits.bitwise_not),
     declared(aten.pow.Tensor_Scalar, elementwise_power.power),
     declared(aten.pow.Tensor_Tensor, elementwise_power.power),

@@ -49,6 +49,26 @@ SIZES = (
 )
 
 
+CONDITIONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, torch.sym_not)
+
+
+def _is_known(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """A condition on sizes is known, or a guard of the program; engines have no Python bools."""
+    return isinstance(node.meta.get("val"), bool) or Rejection(f"{node.name} depends on sizes, and stays in Python")
+
+
+def _condition(target: Any) -> Callable[..., Any]:
+    @dynamo_tensorrt_converter(target, capability_validator=_is_known, supports_dynamic_shapes=True)
+    def condition(
+        ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    ) -> Any:
+        """The node's value: a bool."""
+        assert ctx.node is not None
+        return ctx.node.meta["val"]
+
+    return condition
+
+
 def _size(target: Any) -> Callable[..., Any]:
     @dynamo_tensorrt_converter(target, capability_validator=_is_int, supports_dynamic_shapes=True)
     def size(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
@@ -60,7 +80,7 @@ def _size(target: Any) -> Callable[..., Any]:
     return size
 
 
-CONVERTERS = [_size(target) for target in SIZES]
+CONVERTERS = [*map(_size, SIZES), *map(_condition, CONDITIONS)]
 
 
 @dynamo_tensorrt_converter(aten._assert_tensor_metadata.default, supports_dynamic_shapes=True)

@@ -20,6 +20,7 @@ from pipeline.converters.declare import (
     Target,
     function_name,
 )
+from pipeline.converters.unsupported import REASONS
 from pipeline.frozen import FrozenDict
 from pipeline.naming import module_path
 from pipeline.recipes import qualified_name
@@ -108,7 +109,7 @@ class Lookup(Mapping[Any, Entry]):
             if rejection is None:
                 return _choice(candidate)
             reasons[rejection] = None
-        return Refusal(tuple(reasons) or (Rejection(f"no converter for {qualified_name(node.target)}"),))
+        return Refusal(tuple(reasons) or (_undeclared(node.target),))
 
     def explain(self, node: Node) -> Choice | tuple[Rejection, ...]:
         """`choose`, with the reasons of a refusal as they are."""
@@ -158,6 +159,11 @@ class BoundRegistry(Lookup):
 
     def __repr__(self) -> str:
         return f"{self.registry!r}.bind({self.settings!r})"
+
+
+def _undeclared(target: Any) -> Rejection:
+    name, why = qualified_name(target), REASONS.get(target)
+    return Rejection(f"{name} runs in PyTorch: {why}" if why else f"no converter for {name}")
 
 
 def _choice(candidate: Declaration) -> Choice:

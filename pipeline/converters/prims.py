@@ -10,7 +10,7 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, result_of, result_sizes
+from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, elementwise_division, reduce
 
 prims = torch.ops.prims
@@ -33,11 +33,3 @@ def sum(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: s
     if dims == []:  # here nothing is reduced, and everything in aten.sum
         return as_result(ctx, name, base.tensor(ctx, name, inp))
     return as_result(ctx, name, reduce.total(ctx, name, "SUM", inp, dims, False, result_of(ctx).dtype))
-
-
-@dynamo_tensorrt_converter(prims.broadcast_in_dim.default, supports_dynamic_shapes=True)
-def broadcast_in_dim(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """prims::broadcast_in_dim(Tensor(a) a, SymInt[] shape, int[] broadcast_dimensions) -> Tensor(a)"""
-    a, shape, dims = bind(target, args, kwargs)
-    placed = base.unsqueeze(ctx, name, base.tensor(ctx, name, a), [d for d in range(len(shape)) if d not in dims])
-    return base.expand(ctx, name, placed, result_sizes(ctx))

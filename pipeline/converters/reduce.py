@@ -11,7 +11,7 @@ from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.results import as_result, result_of
-from pipeline.impl import base, reduce, reduce_moments, reduce_scan
+from pipeline.impl import base, reduce, reduce_histogram, reduce_moments, reduce_scan
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -160,3 +160,15 @@ def cummax(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name
 def cummin(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return reduce_scan.cumulative_extremum(ctx, name, False, *bind(target, args, kwargs))
+
+
+def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Bins over the range of the data itself would differ from call to call."""
+    low, high = argument(node, "min"), argument(node, "max")
+    return low < high or Rejection("min and max are equal: the bins span the range of the data", "give min and max")
+
+
+@dynamo_tensorrt_converter(aten.histc.default, capability_validator=known_range, supports_dynamic_shapes=True)
+def histc(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
+    return as_result(ctx, name, reduce_histogram.histogram(ctx, name, *bind(target, args, kwargs)))

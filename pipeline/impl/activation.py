@@ -7,8 +7,8 @@ import torch
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic, binary, clamp, layer, where
-from pipeline.impl.unary import expm1, floating, log1p, widened
+from pipeline.impl.elementwise import add, arithmetic, binary, clamp, is_nan, layer, where
+from pipeline.impl.unary import absolute, expm1, floating, log1p, widened
 from pipeline.trt import trt
 
 
@@ -48,6 +48,8 @@ def silu(ctx: ConversionContext, name: str, x: Value) -> ITensor:
 
 def leaky_relu(ctx: ConversionContext, name: str, x: Value, negative_slope: float) -> ITensor:
     """``x``, times a slope below zero."""
+    if negative_slope <= 0:  # the layer gives -0 its own sign
+        return prelu(ctx, name, x, negative_slope)
     return activation(ctx, name, "LEAKY_RELU", base.tensor(ctx, name, x), negative_slope)
 
 
@@ -63,8 +65,8 @@ def elu(ctx: ConversionContext, name: str, x: Value, alpha: float, scale: float,
     x = widened(ctx, name, x)
     inner = _times(ctx, name, x, input_scale)
     below = _times(ctx, name, expm1(ctx, name, inner), alpha * scale)
-    above = layer(ctx, name, "GREATER", x, 0.0, torch.float32)
-    return where(ctx, name, above, _times(ctx, name, x, scale), below)
+    negative = layer(ctx, name, "LESS", x, 0.0, torch.float32)
+    return where(ctx, name, negative, below, _times(ctx, name, x, scale))
 
 
 def _times(ctx: ConversionContext, name: str, x: ITensor, factor: float) -> ITensor:
@@ -99,3 +101,21 @@ def mish(ctx: ConversionContext, name: str, x: Value) -> ITensor:
     x = widened(ctx, name, x)
     bend = activation(ctx, name, "TANH", softplus(ctx, name, x, threshold=float("inf")))
     return base.elementwise(ctx, name, "PROD", x, bend)
+
+
+def log_sigmoid(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+    """``log(1 / (1 + exp(-x)))``, as ``min(x, 0) - log(1 + exp(-|x|))``, which overflows on neither side."""
+    x = widened(ctx, name, x)
+    decay = base.unary(ctx, name, "EXP", base.unary(ctx, name, "NEG", absolute(ctx, name, x)))
+    return base.elementwise(ctx, name, "SUB", clamp(ctx, name, x, None, 0.0), log1p(ctx, name, decay))
+
+
+def soft_shrink(ctx: ConversionContext, name: str, x: Value, bound: float) -> ITensor:
+    """``x`` moved toward zero by a bound, and zero inside it."""
+    x = base.tensor(ctx, name, x)
+    dtype = base.dtype_of(x)
+    result = where(ctx, name, is_nan(ctx, name, x), x, 0.0, dtype)
+    for side, operation, move in (("GREATER", "SUB", bound), ("LESS", "SUM", -bound)):
+        beyond = layer(ctx, name, side, x, move, dtype)
+        result = where(ctx, name, beyond, add(ctx, name, operation, x, bound), result, dtype)
+    return result

@@ -8,7 +8,7 @@ import torch
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic, layer, promoted
+from pipeline.impl.elementwise import arithmetic, layer, promoted, where
 from pipeline.trt import trt
 
 BITS = 4
@@ -72,3 +72,33 @@ def _digits(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
 
 def _weights(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([BASE**k for k in range(torch.iinfo(dtype).bits // BITS)], dtype=dtype)
+
+
+def shift(ctx: ConversionContext, name: str, left: bool, a: Value, b: Value) -> ITensor:
+    """``a`` times two to the power ``b``, or divided by it and rounded down. Beyond its bits: 0, or its sign."""
+    dtype = base.result_type(a, b)
+    x, y = promoted(ctx, name, a, b, dtype=dtype)
+    bits = torch.iinfo(dtype).bits
+    beyond = _outside(ctx, name, y, bits)
+    count = where(ctx, name, beyond, bits - 1, y, dtype)
+    if left:
+        shifted = base.elementwise(ctx, name, "PROD", x, _power_of_two(ctx, name, count))
+        return where(ctx, name, beyond, 0, shifted, dtype)
+    first = layer(ctx, name, "FLOOR_DIV", count, 2, dtype)  # two steps: 2**63 is no int64
+    for part in (first, base.elementwise(ctx, name, "SUB", count, first)):
+        x = base.elementwise(ctx, name, "FLOOR_DIV", x, _power_of_two(ctx, name, part))
+    return x
+
+
+def _outside(ctx: ConversionContext, name: str, count: ITensor, bits: int) -> ITensor:
+    low = layer(ctx, name, "LESS", count, 0, base.dtype_of(count))
+    high = layer(ctx, name, "GREATER", count, bits - 1, base.dtype_of(count))
+    return base.elementwise(ctx, name, "OR", low, high)
+
+
+def _power_of_two(ctx: ConversionContext, name: str, exponent: ITensor) -> ITensor:
+    dtype = base.dtype_of(exponent)
+    bits = torch.iinfo(dtype).bits
+    powers = [*(1 << k for k in range(bits - 1)), torch.iinfo(dtype).min]
+    table = base.constant(ctx, name, torch.tensor(powers, dtype=dtype))
+    return ctx.add(name, "gather", table, exponent, 0).get_output(0)

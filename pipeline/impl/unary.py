@@ -124,3 +124,11 @@ def atan2(ctx: ConversionContext, name: str, y: Value, x: Value) -> ITensor:
     left = layer(ctx, name, "SUB", math.pi, angle, torch.float32)
     angle = where(ctx, name, is_negative(ctx, name, a), left, angle)
     return where(ctx, name, is_negative(ctx, name, b), base.unary(ctx, name, "NEG", angle), angle)
+
+
+def round_to(ctx: ConversionContext, name: str, x: Value, decimals: int) -> ITensor:
+    """Rounded to so many decimals, halves to even; before the point where they are negative."""
+    scale = 10.0 ** abs(decimals)
+    before, after = ("PROD", "DIV") if decimals > 0 else ("DIV", "PROD")
+    moved = layer(ctx, name, before, widened(ctx, name, x), scale, torch.float32)
+    return layer(ctx, name, after, base.unary(ctx, name, "ROUND", moved), scale, torch.float32)

@@ -1,0 +1,58 @@
+"""Why some operators run in PyTorch whatever the call: the lookup says so where no converter is declared."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+aten = torch.ops.aten
+
+_CHANCE = "it draws random numbers: an engine would draw others than eager does"
+
+REASONS: Final[dict[Any, str]] = {
+    **dict.fromkeys(
+        (
+            aten.rand.default,
+            aten.rand_like.default,
+            aten.randn.default,
+            aten.randn_like.default,
+            aten.randint.default,
+            aten.randint.low,
+            aten.randint_like.default,
+            aten.randperm.default,
+            aten.bernoulli.default,
+            aten.bernoulli.p,
+            aten.multinomial.default,
+            aten.normal.Tensor_Tensor,
+            aten.normal.Tensor_float,
+            aten.normal.float_Tensor,
+            aten.normal_functional.default,
+            aten.uniform.default,
+            aten.exponential.default,
+            aten.geometric.default,
+            aten.poisson.default,
+            aten.rrelu_with_noise_functional.default,
+        ),
+        _CHANCE,
+    ),
+    **dict.fromkeys(
+        (
+            aten.digamma.default,
+            aten.lgamma.default,
+            aten.polygamma.default,
+            aten.erfc.default,
+            aten.erfinv.default,
+            aten.special_erfcx.default,
+            aten.i0.default,
+            aten.special_i1.default,
+            aten.igamma.default,
+        ),
+        "TensorRT has no layer for it, and none that could make it to the last digits",
+    ),
+    **dict.fromkeys(
+        (aten.copysign.Tensor, aten.copysign.Scalar, aten.signbit.default),
+        "TensorRT has no layer that sees the sign of NaN",
+    ),
+}
+"""By operator."""

@@ -1,0 +1,28 @@
+"""Histograms: how many elements lie above each edge, and the differences of these numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
+from pipeline.impl.elementwise import compare, compare_or_equal, layer
+from pipeline.impl.reduce import reduce
+from pipeline.impl.shape import concatenate, sampled
+
+
+def histogram(ctx: ConversionContext, name: str, x: Value, bins: int, low: float, high: float) -> ITensor:
+    """How many elements each of the bins of one width from ``low`` to ``high`` has; the last includes ``high``."""
+    dtype = base.dtype_of(x)
+    edges = torch.linspace(low, high, bins + 1, dtype=dtype)
+    column = base.reshape(ctx, name, base.tensor(ctx, name, x), [-1, 1])
+    from_edge = compare_or_equal(ctx, name, "GREATER", column, edges[None, :-1].contiguous())
+    beyond = compare(ctx, name, "GREATER", column, edges[None, -1:].contiguous())
+    counts = [_count(ctx, name, flags) for flags in (from_edge, beyond)]
+    later = concatenate(ctx, name, [sampled(ctx, name, counts[0], [0], [1], [bins - 1]), counts[1]], 0, torch.int32)
+    return layer(ctx, name, "SUB", counts[0], later, torch.int32)
+
+
+def _count(ctx: ConversionContext, name: str, flags: ITensor) -> ITensor:
+    return reduce(ctx, name, "SUM", base.cast(ctx, name, flags, torch.int32), [0], keepdim=False)
