@@ -50,8 +50,8 @@ def scalar_tensor(draw: Draw, target: Any) -> Call:
 
 @calls(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def arange(draw: Draw, target: Any) -> Call:
-    """Of whole steps, or of quarters in floats: other steps add up to what each device rounds in its own way. PyTorch fixes
-    the length of an arange of floats in other steps."""
+    """Of whole steps, or of quarters in floats: other steps add up to what each device rounds in its own way. Of floats
+    and a size, PyTorch knows the length for steps of 1 only."""
     dtype = draw(st.sampled_from((torch.int64, torch.int32, torch.float32, torch.float16)))
     large = draw(st.booleans())
     end: Any = 70000 if large else Size("n", draw(st.sampled_from((1, 2, 3))))
