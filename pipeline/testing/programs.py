@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from attrs import field, frozen
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -129,7 +130,7 @@ class _Builder:
         """The call's result on fake tensors. A guard that leaves a size one value only is an error of the call."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
-            with self.mode, torch.no_grad():
+            with self.mode, torch.no_grad(), enable_python_dispatcher():
                 result = self.call.target(*args, **kwargs)
         except Exception as error:
             raise CallError(f"PyTorch does not take the call: {type(error).__name__}: {error}") from error
