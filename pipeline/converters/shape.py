@@ -45,7 +45,6 @@ SPLITS = (
     aten.split.Tensor,
     aten.split.sizes,
     aten.split_with_sizes.default,
-    aten.split_with_sizes_copy.default,
     aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default,
     aten.chunk.default,

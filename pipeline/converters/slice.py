@@ -21,7 +21,6 @@ from pipeline.settings import CompilationSettings
 aten = torch.ops.aten
 
 
-@dynamo_tensorrt_converter(aten.slice_copy.Tensor, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.slice.Tensor, supports_dynamic_shapes=True)
 def slice_(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """slice.Tensor(Tensor self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""
@@ -30,7 +29,6 @@ def slice_(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Map
     return narrow(ctx, name, x, dim, first(ctx, start, base.known_sizes(ctx, x)[dim]), result_sizes(ctx)[dim], step)
 
 
-@dynamo_tensorrt_converter(aten.select_copy.int, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.select.int, supports_dynamic_shapes=True)
 def select(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """select.int(Tensor self, int dim, SymInt index) -> Tensor"""

@@ -10,6 +10,7 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl.shape import result_sizes
 
@@ -17,7 +18,6 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 RESHAPES = (
     aten.view.default,
-    aten.view_copy.default,
     aten.reshape.default,
     aten._reshape_copy.default,
     aten._unsafe_view.default,
@@ -38,7 +38,6 @@ def _reshape(target: Any) -> Callable[..., Any]:
 CONVERTERS = [_reshape(target) for target in RESHAPES]
 
 
-@dynamo_tensorrt_converter(aten.permute_copy.default, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.permute.default, supports_dynamic_shapes=True)
 def permute(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """permute(Tensor self, int[] dims) -> Tensor"""
@@ -63,7 +62,6 @@ def t(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[
     return base.permute(ctx, name, x, range(base.rank(x))[::-1])
 
 
-@dynamo_tensorrt_converter(aten.expand_copy.default, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.expand.default, supports_dynamic_shapes=True)
 def expand(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """expand(Tensor self, SymInt[] size, *, bool implicit=False) -> Tensor"""
@@ -108,3 +106,34 @@ def _squeeze(target: Any) -> Callable[..., Any]:
 
 
 SQUEEZE_CONVERTERS = [_squeeze(target) for target in SQUEEZES]
+
+
+COPIES = {
+    aten.diagonal_copy.default: aten.diagonal.default,
+    aten.expand_copy.default: aten.expand.default,
+    aten.permute_copy.default: aten.permute.default,
+    aten.select_copy.int: aten.select.int,
+    aten.slice_copy.Tensor: aten.slice.Tensor,
+    aten.split_with_sizes_copy.default: aten.split_with_sizes.default,
+    aten.squeeze_copy.default: aten.squeeze.default,
+    aten.squeeze_copy.dim: aten.squeeze.dim,
+    aten.squeeze_copy.dims: aten.squeeze.dims,
+    aten.t_copy.default: aten.t.default,
+    aten.transpose_copy.int: aten.transpose.int,
+    aten.unbind_copy.int: aten.unbind.int,
+    aten.unfold_copy.default: aten.unfold.default,
+    aten.unsqueeze_copy.default: aten.unsqueeze.default,
+    aten.view_copy.default: aten.view.default,
+}
+"""A copy of a view is the view: nothing is written in place."""
+
+
+def _view(copy: Any, view: Any) -> Callable[..., Any]:
+    @register_torch_trt_decomposition(copy)
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        return view(*args, **kwargs)
+
+    return decompose
+
+
+DECOMPOSITIONS = [_view(copy, view) for copy, view in COPIES.items()]

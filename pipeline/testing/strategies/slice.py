@@ -1,0 +1,112 @@
+"""Calls of slices: part of a tensor, in steps, backwards, along a diagonal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from pipeline.testing.calls import Call, Size
+from pipeline.testing.strategies.common import Draw, calls, dim_lists, dims, dtypes, named, shapes, tensors
+
+aten = torch.ops.aten
+
+BOUNDS = st.none() | st.integers(-7, 7)
+
+DYNAMIC: tuple[tuple[Any, ...], ...] = (
+    (None, -1, 1),
+    (-3, None, 1),
+    (2, None, 1),
+    (None, None, 2),
+    (1, 9223372036854775807, 3),
+    (Size("n", offset=-3), None, 1),
+    (None, Size("n", offset=-3), 1),
+    (1, Size("n", offset=-1), 1),
+)
+"""Bounds and steps of slices of a dim of size n, which is at least 4."""
+
+
+@calls(aten.slice.Tensor)
+def slice_(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 4)), draw(dtypes)
+    dim = draw(dims(len(shape)))
+    if draw(st.booleans()):
+        given = ["n" if d == dim % len(shape) else s for d, s in enumerate(shape)]
+        return Call(target, (draw(tensors(given, dtype)), dim, *draw(st.sampled_from(DYNAMIC))), sizes={"n": (6, 7, 9)})
+    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
+    bounds = (draw(BOUNDS), draw(BOUNDS), draw(st.integers(1, 3)))
+    return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, *bounds)), {0: rest}))
+
+
+@calls(aten.select.int)
+def select(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes(1, 4, zero=False))
+    dim = draw(dims(len(shape)))
+    index = draw(st.integers(-shape[dim], shape[dim] - 1))
+    call = Call(target, (draw(tensors(shape, draw(dtypes))), dim, index))
+    return draw(named(call, least=min(shape[dim], abs(index) + 1)))
+
+
+@calls(aten.unbind.int)
+def unbind(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes(1, 4))
+    dim = draw(dims(len(shape)))
+    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
+    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), dim)), {0: rest}))
+
+
+@calls(aten.flip.default)
+def flip(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes())
+    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), draw(dim_lists(len(shape)))))))
+
+
+@calls(aten.roll.default)
+def roll(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes())
+    axes = draw(dim_lists(len(shape)))
+    shifts = [draw(st.integers(-7, 7)) for _ in axes] or [draw(st.integers(-7, 7))]
+    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), shifts, axes))))
+
+
+@calls(aten.diagonal.default)
+def diagonal(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes(2, 4))
+    dim1, dim2 = draw(st.permutations(range(len(shape))))[:2]
+    dim2 = dim2 - len(shape) if draw(st.booleans()) else dim2
+    rest = [d for d in range(len(shape)) if d not in (dim1, dim2 % len(shape))]
+    x = draw(tensors(shape, draw(dtypes)))
+    return draw(named(Call(target, (x, draw(st.integers(-4, 4)), dim1, dim2)), {0: rest}))
+
+
+@calls(aten.unfold.default)
+def unfold(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 3, zero=False)), draw(dtypes)
+    dim = draw(dims(len(shape)))
+    size, step = draw(st.integers(1, shape[dim])), draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        given = ["n" if d == dim % len(shape) else s for d, s in enumerate(shape)]
+        return Call(target, (draw(tensors(given, dtype)), dim, size, step), sizes={"n": (8, 9, 12)})
+    return Call(target, (draw(tensors(shape, dtype)), dim, size, step))
+
+
+@calls(aten.as_strided.default)
+def as_strided(draw: Draw, target: Any) -> Call:
+    size = draw(shapes(0, 3, zero=False, max_size=3))
+    stride = [draw(st.integers(0, 3)) for _ in size]
+    offset = draw(st.integers(0, 2))
+    count = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
+    x = draw(tensors((count + draw(st.integers(0, 2)),), draw(dtypes)))
+    return Call(target, (x, size, stride, offset or None))
+
+
+@calls(aten.resize.default)
+def resize(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes(0, 3, zero=False))
+    count = torch.Size(shape).numel()
+    size = draw(st.sampled_from([(count,), (1, max(count // 2, 1)), (), (2, count // 2), (0, 3)]))
+    return Call(target, (draw(tensors(shape, draw(dtypes))), size))
+
+
+STRATEGIES = {**slice_, **select, **unbind, **flip, **roll, **diagonal, **unfold, **as_strided, **resize}

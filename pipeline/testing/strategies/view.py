@@ -1,0 +1,177 @@
+"""Calls of views: the same elements under another shape, order or broadcast."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from pipeline.testing.calls import Call, Size, TensorSpec
+from pipeline.testing.strategies.common import Draw, Shape, calls, dim_lists, dims, dtypes, named, shapes, tensors
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+@st.composite
+def _factors(draw: Draw, count: int) -> list[int]:
+    """Sizes whose product is a number."""
+    found: list[int] = []
+    while count > 1 and len(found) < 4 and draw(st.booleans()):
+        divisor = draw(st.sampled_from([d for d in range(1, count + 1) if count % d == 0]))
+        found.append(divisor)
+        count //= divisor
+    return [*found, count]
+
+
+TIES: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
+    (("n", 6), (Size("n"), 2, 3)),
+    (("n", 6), (Size("n", 2), 3)),
+    (("n", 2, 3), (Size("n"), -1)),
+    (("n", "m", 6), (Size("n"), Size("m"), 3, 2)),
+    (("n", "m", 6), (Size("n*m"), 6)),
+    (("n", "m", 6), (3, Size("n"), Size("m", 2))),
+    (("n", 4, "m"), (Size("n", 4), 1, Size("m"))),
+    (("n", "m"), (-1,)),
+    (("n", "m", "k"), (Size("n"), Size("m*k"))),
+    (("n", 1, "m"), (1, Size("n"), Size("m"))),
+)
+"""Shapes with dynamic sizes, and shapes that they can be viewed as."""
+
+
+@calls(
+    aten.view.default,
+    aten.reshape.default,
+    aten._reshape_copy.default,
+    aten._unsafe_view.default,
+)
+def view(draw: Draw, target: Any) -> Call:
+    dtype = draw(dtypes)
+    if draw(st.booleans()):
+        given, size = draw(st.sampled_from(TIES))
+        names = {n: (1, 3, 6) for d in given if isinstance(d, str) for n in [d]}
+        return Call(target, (draw(tensors(given, dtype)), size), sizes=names)
+    shape = draw(shapes())
+    size = draw(_factors(math.prod(shape)))
+    if draw(st.booleans()) and 0 not in size:
+        size[draw(st.integers(0, len(size) - 1))] = -1
+    return Call(target, (draw(tensors(shape, dtype)), size))
+
+
+@calls(aten.flatten.using_ints)
+def flatten(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes())
+    start = draw(st.integers(0, max(len(shape) - 1, 0)))
+    end = draw(st.integers(start, max(len(shape) - 1, 0)))
+    end = end - len(shape) if draw(st.booleans()) and shape else end
+    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), start, end))))
+
+
+@calls(aten.unflatten.int)
+def unflatten(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 3, zero=False)), draw(dtypes)
+    dim = draw(dims(len(shape)))
+    sizes = draw(_factors(shape[dim]))
+    sizes = [*sizes[:-1], -1] if draw(st.booleans()) else sizes
+    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
+    return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, sizes)), {0: rest}))
+
+
+@calls(aten.permute.default)
+def permute(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes(0, 8, elements=300))
+    order = draw(st.permutations(range(len(shape))))
+    signed = [d - len(shape) if draw(st.booleans()) else d for d in order]
+    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), signed))))
+
+
+@calls(aten.transpose.int)
+def transpose(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes())
+    return draw(
+        named(Call(target, (draw(tensors(shape, draw(dtypes))), draw(dims(len(shape))), draw(dims(len(shape))))))
+    )
+
+
+@calls(aten.t.default)
+def t(draw: Draw, target: Any) -> Call:
+    return draw(named(Call(target, (draw(tensors(draw(shapes(0, 2)), draw(dtypes))),))))
+
+
+@st.composite
+def _expanded(draw: Draw, shape: Shape) -> list[int]:
+    """What a shape can be expanded to: sizes of 1 grow, -1 keeps one, dims are put in front."""
+    front = draw(st.lists(st.integers(0, 3), max_size=2))
+    kept = [draw(st.sampled_from([1, 4, 0, -1])) if s == 1 else draw(st.sampled_from([s, -1])) for s in shape]
+    return [*front, *kept]
+
+
+@calls(aten.expand.default)
+def expand(draw: Draw, target: Any) -> Call:
+    dtype = draw(dtypes)
+    if draw(st.booleans()):
+        shape, size = draw(st.sampled_from(EXPANDED))
+        names = {
+            n: (1, 3, 6) for v in (*shape, *size) for n in ([v] if isinstance(v, str) else getattr(v, "names", ()))
+        }
+        return Call(target, (draw(tensors(shape, dtype)), size), sizes=names)
+    shape = draw(shapes(0, 4))
+    return Call(target, (draw(tensors(shape, dtype)), draw(_expanded(shape))))
+
+
+EXPANDED: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
+    (("n", 1), (Size("n"), 4)),
+    (("n", 1), (2, -1, 3)),
+    ((1, 3), (Size("n"), 3)),
+    ((1, "m"), (Size("n"), -1)),
+    (("n", 1, "m"), (-1, Size("m"), -1)),
+    (("n", "m"), (Size("n"), Size("m"))),
+)
+
+
+@calls(prims.broadcast_in_dim.default)
+def broadcast_in_dim(draw: Draw, target: Any) -> Call:
+    dtype = draw(dtypes)
+    if draw(st.booleans()):
+        return Call(target, (draw(tensors(("n", 1), dtype)), (Size("n"), 2, 3), (0, 2)), sizes={"n": (1, 3, 6)})
+    shape = draw(shapes(0, 4, zero=False))
+    places = sorted(draw(st.permutations(range(4)))[: len(shape)])
+    wide = {place: draw(st.sampled_from([s, 3])) if s == 1 else s for place, s in zip(places, shape, strict=True)}
+    return Call(target, (draw(tensors(shape, dtype)), [wide.get(i, 2) for i in range(4)], places))
+
+
+@calls(aten.unsqueeze.default)
+def unsqueeze(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes())
+    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), draw(dims(len(shape) + 1))))))
+
+
+@calls(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes())
+    more = {"squeeze.dim": dims(len(shape)), "squeeze.dims": dim_lists(len(shape))}.get(
+        str(target).removeprefix("aten.")
+    )
+    x = draw(tensors(shape, draw(dtypes)))
+    return _above_one(draw(named(Call(target, (x,) if more is None else (x, draw(more))), least=2)))
+
+
+def _above_one(call: Call) -> Call:
+    """A dynamic size is not 1, which would be squeezed."""
+    spec: TensorSpec = call.specs[0]
+    return call if all(call.sizes[n].min > 1 for n in spec.names) else call.static()
+
+
+STRATEGIES = {
+    **view,
+    **flatten,
+    **unflatten,
+    **permute,
+    **transpose,
+    **t,
+    **expand,
+    **broadcast_in_dim,
+    **unsqueeze,
+    **squeeze,
+}
