@@ -111,7 +111,7 @@ def _unet(size: int, **fields: Any) -> Callable[[], Any]:
     return lambda: (UNet(**fields), {"x": torch.randn(2, 3, size, size)}, {"x": {0: _batch()}})
 
 
-_SMALL_TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+_SMALL_TEXT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
 
 SMALL: dict[str, Callable[[], Any]] = {
@@ -127,7 +127,7 @@ SMALL: dict[str, Callable[[], Any]] = {
         32,
         image_size=32,
         patch_size=2,
-        embed_dim=16,
+        embed_dim=32,
         depths=[2, 2],
         num_heads=[2, 4],
         window_size=4,
@@ -142,7 +142,7 @@ SMALL: dict[str, Callable[[], Any]] = {
     ),
     "bert": _text(hf.BertModel, hf.BertConfig, 100, 12, 32, max_position_embeddings=64, **_SMALL_TEXT),
     "gpt2": _text(
-        hf.GPT2LMHeadModel, hf.GPT2Config, 100, 12, 32, n_positions=64, n_embd=32, n_layer=2, n_head=4, use_cache=False
+        hf.GPT2LMHeadModel, hf.GPT2Config, 100, 12, 32, n_positions=64, n_embd=64, n_layer=2, n_head=4, use_cache=False
     ),
     "llama": _text(
         hf.LlamaForCausalLM,
@@ -155,12 +155,12 @@ SMALL: dict[str, Callable[[], Any]] = {
         use_cache=False,
         **_SMALL_TEXT,
     ),
-    "t5": _t5(100, 12, 32, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
+    "t5": _t5(100, 12, 32, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4),
     "whisper": _whisper(
         100,
         40,
         8,
-        d_model=32,
+        d_model=64,
         encoder_layers=2,
         decoder_layers=2,
         encoder_attention_heads=4,

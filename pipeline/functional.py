@@ -78,6 +78,7 @@ def _rewritten(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     latest: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in module.graph.nodes:
         copy = env[node] = graph.node_copy(node, lambda n: latest.get(n, env[n]))
+        copy.name = node.name  # as the signature calls it: fx would not let one be called "input"
         if _mutates(node):
             copy.target = _functional_variant(node.target)
             _follow(node, copy, latest)

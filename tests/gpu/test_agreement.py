@@ -122,8 +122,8 @@ def test_every_family_of_the_reference_is_here() -> None:
 
 NOT_COMPARED = {
     "test_elementwise_integer_division_by_zero_is_zero_here": "TensorRT does not define it; RTX 1.4 gives 2**32 - 1",
-    "test_products_attention_without_softmax": "RTX 1.4 on compute capability 9.0 gives wrong values (22.7 where 0.02 is "
-    "allowed); no converter uses an attention layer without softmax",
+    "test_products_attention_without_softmax": "RTX 1.4 on compute capability 9.0 gives wrong values (22.7 where 0.02 "
+    "is allowed); no converter uses an attention layer without softmax",
 }
 """Tests of the reference whose networks the engine computes differently, each with what was measured."""
 

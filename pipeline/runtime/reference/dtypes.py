@@ -10,8 +10,8 @@ from pipeline.trt import torch_dtype
 
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A cast as a GPU does it: floats go to integers toward zero, out of range to the nearest bound. NaN goes to 0, or to
-    the least int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
+    """A cast as a GPU does it: floats go to integers toward zero, out of range to the nearest bound. NaN goes to 0, or
+    to the least int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
         return x.to(dtype)
     if dtype.itemsize == 1:
