@@ -1,0 +1,156 @@
+"""Calls that pick and write elements by index tensors and masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from pipeline.testing.calls import Call, TensorSpec
+from pipeline.testing.strategies.common import (
+    Draw,
+    Shape,
+    broadcastable,
+    calls,
+    dims,
+    dtypes,
+    floats,
+    ints,
+    named,
+    shapes,
+    tensors,
+)
+
+aten = torch.ops.aten
+
+
+@st.composite
+def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Any]:
+    """Index tensors for some dims, None for others; they broadcast together. ``once``: no element is named twice."""
+    count = draw(st.integers(1, min(len(shape), 3)))
+    axes = sorted(draw(st.permutations(range(len(shape))))[:count])
+    parts = draw(broadcastable(count, 2, zero=False))
+    dtype = draw(st.sampled_from([torch.int64, torch.int64, torch.int32]))
+    if once:
+        return _apart(shape, axes, dtype, draw(st.booleans()))
+    found = {
+        a: draw(tensors(p, dtype, ("index", shape[a]), draw(st.booleans()))) for a, p in zip(axes, parts, strict=True)
+    }
+    return [found.get(a) for a in range(axes[-1] + 1)]
+
+
+def _apart(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool) -> list[Any]:
+    """The same distinct indices, counted from either end, into each of these dims."""
+    length = min(shape[a] for a in axes)
+    given = {a: ("given", [i - shape[a] if i % 2 else i for i in reversed(range(length))]) for a in axes}
+    spec = {a: TensorSpec((length,), dtype, values, constant) for a, values in given.items()}
+    return [spec.get(a) for a in range(axes[-1] + 1)]
+
+
+@calls(aten.index.Tensor)
+def index(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes(1, 4, zero=False))
+    indices = draw(_indices(shape))
+    call = Call(target, (draw(tensors(shape, draw(dtypes))), indices))
+    free = [d for d in range(len(shape)) if d >= len(indices) or indices[d] is None]
+    return draw(named(call, {0: free}))
+
+
+@calls(aten.index_put.default)
+def index_put(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
+    x = draw(tensors(shape, dtype))
+    if draw(st.booleans()):
+        place = draw(st.integers(0, len(shape) - 1))
+        covered = shape[place : draw(st.integers(place + 1, len(shape)))]
+        rest = shape[place + len(covered) :]
+        given = draw(st.sampled_from([(), (1,), rest, (1, *rest)])) if rest else draw(st.sampled_from([(), (1,)]))
+        mask = draw(tensors(covered, torch.bool))
+        accumulate = draw(st.booleans()) and dtype.is_floating_point
+        return Call(target, (x, [*[None] * place, mask], draw(tensors(given, dtype)), accumulate))
+    accumulate = draw(st.booleans()) and dtype not in (torch.bool, torch.uint8, torch.int8)
+    indices = draw(_indices(shape, once=not accumulate))
+    free = [d for d in range(len(shape)) if d >= len(indices) or indices[d] is None]
+    whole = _shape_of(shape, indices)
+    values = draw(tensors(draw(st.sampled_from([whole, (), whole[1:]])), dtype, "small" if accumulate else "normal"))
+    call = Call(target, (x, indices, values, accumulate))
+    return draw(named(call, {0: free})) if values.shape == () else call
+
+
+def _shape_of(shape: Shape, indices: Sequence[Any]) -> Shape:
+    given = [None if i is None else torch.zeros(i.shape, dtype=torch.int64) for i in indices]
+    return tuple(aten.index.Tensor(torch.empty(shape), given).shape)
+
+
+@calls(aten.index_select.default)
+def index_select(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes(0, 4, zero=False))
+    dim = draw(dims(len(shape)))
+    count = (draw(st.integers(0, 4)),) if shape else (1,)
+    index = draw(tensors(count, draw(ints), ("below", shape[dim] if shape else 1), draw(st.booleans())))
+    call = Call(target, (draw(tensors(shape, draw(dtypes))), dim, index))
+    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
+    return draw(named(call, {0: rest}))
+
+
+@calls(aten.gather.default)
+def gather(draw: Draw, target: Any) -> Call:
+    shape = draw(shapes(0, 4, zero=False))
+    dim = draw(dims(len(shape)))
+    size = shape[dim] if shape else 1
+    own = [draw(st.integers(0, 4)) if d == dim % len(shape) else draw(st.integers(1, s)) for d, s in enumerate(shape)]
+    index = draw(tensors(own, torch.int64, ("below", size), draw(st.booleans())))
+    call = Call(target, (draw(tensors(shape, draw(dtypes))), dim, index))
+    rest = [d for d in range(len(shape)) if d != dim % len(shape) and own[d] == shape[d]]
+    return draw(named(call, {0: rest, 1: rest}))
+
+
+@calls(aten.tril.default, aten.triu.default)
+def triangle(draw: Draw, target: Any) -> Call:
+    return draw(named(Call(target, (draw(tensors(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4))))))
+
+
+@calls(aten.one_hot.default)
+def one_hot(draw: Draw, target: Any) -> Call:
+    classes = draw(st.integers(1, 5))
+    return draw(named(Call(target, (draw(tensors(draw(shapes(0, 3)), torch.int64, ("below", classes))), classes))))
+
+
+@calls(aten.masked_scatter.default)
+def masked_scatter(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
+    if draw(st.booleans()):
+        mask = draw(tensors(draw(st.sampled_from([("n", 3), ("n", 1), (3,)])), torch.bool))
+        given = (draw(tensors(("n", 3), dtype)), mask, draw(tensors((27,), dtype)))
+        return Call(target, given, sizes={"n": (1, 3, 9)})
+    part = tuple(1 if draw(st.booleans()) else s for s in shape)[draw(st.integers(0, len(shape))) :]
+    source = draw(tensors((math.prod(shape) + draw(st.integers(0, 2)),), dtype))
+    return Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, torch.bool)), source))
+
+
+@calls(aten.nonzero.default)
+def nonzero(draw: Draw, target: Any) -> Call:
+    return draw(named(Call(target, (draw(tensors(draw(shapes(1, 4)), draw(dtypes), "small")),))))
+
+
+@calls(aten.put.default)
+def put(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 3, zero=False)), draw(floats)
+    index = draw(tensors((2, 2), torch.int64, ("index", math.prod(shape))))
+    return Call(target, (draw(tensors(shape, dtype)), index, draw(tensors((2, 2), dtype, "small")), True))
+
+
+STRATEGIES = {
+    **index,
+    **index_put,
+    **index_select,
+    **gather,
+    **triangle,
+    **one_hot,
+    **masked_scatter,
+    **nonzero,
+    **put,
+}

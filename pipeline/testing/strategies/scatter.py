@@ -1,0 +1,158 @@
+"""Calls that write elements by index, and reduce what falls on one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from pipeline.testing.calls import Call, Size
+from pipeline.testing.strategies.common import FLOATS, INTS, Draw, Shape, calls, dims, dtypes, named, shapes, tensors
+
+aten = torch.ops.aten
+
+
+@st.composite
+def _places(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shape]:
+    """An index into a dim, and its shape. ``once``: of each line, no place is named twice."""
+    if not shape:
+        return draw(tensors((), torch.int64, "zeros")), ()
+    axis, size = dim % len(shape), shape[dim]
+    own = [size if d == axis else draw(st.integers(1, s)) for d, s in enumerate(shape)]
+    if not once:
+        own[axis] = draw(st.integers(1, 5))
+        return draw(tensors(own, torch.int64, ("below", size), draw(st.booleans()))), tuple(own)
+    own[axis] = draw(st.integers(1, size))
+    first = torch.arange(own[axis]).add(draw(st.integers(0, 3))).remainder(size)
+    lines = first.reshape([-1 if d == axis else 1 for d in range(len(shape))]).expand(own)
+    return draw(tensors(own, torch.int64, ("given", lines.tolist()), draw(st.booleans()))), tuple(own)
+
+
+@st.composite
+def _larger(draw: Draw, shape: Shape) -> Shape:
+    return tuple(s + draw(st.integers(0, 1)) for s in shape) if draw(st.booleans()) else shape
+
+
+@calls(aten.scatter.src)
+def scatter(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
+    dim = draw(dims(len(shape)))
+    if draw(st.booleans()):
+        lines = draw(st.sampled_from([("n", 4), ("n", "m"), (2, "n")]))
+        index = draw(tensors(lines, torch.int64, "permutation"))
+        given = (draw(tensors(lines, dtype)), 1, index, draw(tensors(lines, dtype)))
+        return Call(target, given, sizes={n: (1, 3, 6) for n in lines if isinstance(n, str)})
+    index, own = draw(_places(shape, dim, once=True))
+    source = draw(tensors(draw(_larger(own)), dtype))
+    return Call(target, (draw(tensors(shape, dtype)), dim, index, source))
+
+
+@calls(aten.scatter.value)
+def scatter_value(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
+    dim = draw(dims(len(shape)))
+    index, own = draw(_places(shape, dim, once=False))
+    value = draw(st.sampled_from([1, 0, 2.5] if dtype.is_floating_point else [1, 0]))
+    rest = [d for d in range(len(shape)) if d != dim % len(shape) and own[d] == shape[d]]
+    return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, index, value)), {0: rest, 1: rest}))
+
+
+REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
+REDUCIBLE = st.sampled_from((*FLOATS, *INTS))
+
+
+@calls(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce)
+def scatter_reduce(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(0, 4, zero=False)), draw(REDUCIBLE)
+    dim = draw(dims(len(shape)))
+    index, own = draw(_places(shape, dim, once=False))
+    source = draw(tensors(draw(_larger(own)), dtype, "small"))
+    args = [draw(tensors(shape, dtype)), dim, index, source]
+    if target is aten.scatter_reduce.two:
+        return _dynamic(
+            draw, Call(target, (*args, draw(st.sampled_from(REDUCTIONS))), {"include_self": draw(st.booleans())})
+        )
+    kwargs = {"reduce": draw(st.sampled_from(["add", "multiply"]))} if target is aten.scatter.reduce else {}
+    return _dynamic(draw, Call(target, args, kwargs))
+
+
+@calls(aten.scatter.value_reduce)
+def scatter_value_reduce(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(0, 3, zero=False)), draw(REDUCIBLE)
+    dim = draw(dims(len(shape)))
+    index, _ = draw(_places(shape, dim, once=False))
+    reduce = draw(st.sampled_from(["add", "multiply"]))
+    return _dynamic(draw, Call(target, (draw(tensors(shape, dtype)), dim, index, 2), {"reduce": reduce}))
+
+
+def _dynamic(draw: Draw, call: Call) -> Call:
+    """With names for the dims that are alike in all its tensors."""
+    x, index, *source = call.specs
+    rank, dim = len(x.shape), call.args[1]
+    alike = [d for d in range(rank) if d != dim % rank and all(s.shape[d] == x.shape[d] for s in (index, *source))]
+    return draw(named(call, dict.fromkeys(range(len(call.specs)), alike)))
+
+
+@calls(aten.index_copy.default)
+def index_copy(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
+    dim = draw(dims(len(shape)))
+    axis, size = dim % len(shape), shape[dim]
+    count = draw(st.integers(0, size))
+    index = draw(tensors((count,), torch.int64, ("given", list(range(size))[::-1][:count]), draw(st.booleans())))
+    source = draw(tensors([count if d == axis else s for d, s in enumerate(shape)], dtype))
+    rest = [d for d in range(len(shape)) if d != axis]
+    return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, index, source)), {0: rest, 2: rest}))
+
+
+@calls(aten.select_scatter.default)
+def select_scatter(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
+    dim = draw(dims(len(shape)))
+    axis = dim % len(shape)
+    index = draw(st.integers(-shape[dim], shape[dim] - 1))
+    source = draw(tensors([s for d, s in enumerate(shape) if d != axis], dtype))
+    call = Call(target, (draw(tensors(shape, dtype)), source, dim, index))
+    if draw(st.booleans()):
+        own = [d - (d > axis) for d in range(len(shape)) if d > axis]
+        return draw(named(call, {0: [d for d in range(len(shape)) if d > axis], 1: own}))
+    return draw(named(call, {0: [axis], 1: []}, least=min(shape[dim], abs(index) + 1)))
+
+
+@calls(aten.slice_scatter.default)
+def slice_scatter(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
+    dim, bound = draw(dims(len(shape))), st.none() | st.integers(-5, 5)
+    start, end, step = draw(bound), draw(bound), draw(st.integers(1, 3))
+    if draw(st.integers(0, 2)) == 0:
+        given = (draw(tensors(("n", 3), dtype)), draw(tensors((Size("n", offset=-1), 3), dtype)))
+        return Call(target, (*given, 0, 1, None), sizes={"n": (4, 5, 8)})
+    part = torch.empty(shape)[(slice(None),) * (dim % len(shape)) + (slice(start, end, step),)].shape
+    rest = [d for d in range(len(shape)) if d != dim % len(shape)]
+    call = Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, dtype)), dim, start, end, step))
+    return draw(named(call, {0: rest, 1: rest}))
+
+
+@calls(aten.diagonal_scatter.default)
+def diagonal_scatter(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(2, 4, zero=False)), draw(dtypes)
+    dim1, dim2 = draw(st.permutations(range(len(shape))))[:2]
+    offset = draw(st.integers(-4, 4))
+    if draw(st.integers(0, 2)) == 0:
+        given = draw(tensors(("n", 4, 3), dtype)), draw(tensors(("n", 2), dtype))
+        return Call(target, (*given, draw(st.sampled_from([1, -2])), 1, 2), sizes={"n": (1, 3, 6)})
+    part = torch.empty(shape).diagonal(offset, dim1, dim2).shape
+    return Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, dtype)), offset, dim1, dim2))
+
+
+STRATEGIES = {
+    **scatter,
+    **scatter_value,
+    **scatter_reduce,
+    **scatter_value_reduce,
+    **index_copy,
+    **select_scatter,
+    **slice_scatter,
+    **diagonal_scatter,
+}
