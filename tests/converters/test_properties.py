@@ -11,10 +11,16 @@ from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.recipes import qualified_name
 from pipeline.testing import check_target
 from pipeline.testing.strategies import by_hand, for_target
+from pipeline.trt import CAPABILITIES
+
+REFUSED = set() if CAPABILITIES.nonzero else {torch.ops.aten.nonzero.default}
+"""Operators whose every call this TensorRT refuses (test_index_data)."""
 
 
 def computes_tensors(target: Any) -> bool:
     """Evaluators of sizes and assertions have tests of their own (test_evaluators)."""
+    if target in REFUSED:
+        return False
     return isinstance(target, torch._ops.OpOverload) and any("Tensor" in str(r.type) for r in target._schema.returns)
 
 
