@@ -22,7 +22,10 @@ from pipeline.recipes import Recipe, Ref, Step, qualified_name
 FREE_ELEMENTS = 1 << 16
 """A folded constant of up to this many elements may be larger than what it is made from."""
 
-_UNDEFINED = ("empty", "new_empty", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal")
+_UNDEFINED = (
+    *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
+    *("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal"),
+)
 
 
 def fold(program: Program) -> Program:
