@@ -59,9 +59,9 @@ def _tokens(vocabulary: int, length: int, longest: int) -> tuple[dict[str, Any],
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, {"input_ids": dims, "attention_mask": dims}
 
 
-def _resnet(depths: list[int], layer: str, widths: list[int], stem: int, size: int) -> Callable[[], Any]:
+def _resnet(depths: list[int], layer: str, widths: list[int], stem: int, size: int, **fields: Any) -> Callable[[], Any]:
     def make() -> Any:
-        config = hf.ResNetConfig(depths=depths, layer_type=layer, hidden_sizes=widths, embedding_size=stem)
+        config = hf.ResNetConfig(depths=depths, layer_type=layer, hidden_sizes=widths, embedding_size=stem, **fields)
         return hf.ResNetForImageClassification(config), *_image(size)
 
     return make
@@ -175,12 +175,12 @@ SMALL: dict[str, Callable[[], Any]] = {
 }
 
 FULL: dict[str, Callable[[], Any]] = {
-    "resnet18": _resnet([2, 2, 2, 2], "basic", [64, 128, 256, 512], 64, 224),
-    "resnet50": _resnet([3, 4, 6, 3], "bottleneck", [256, 512, 1024, 2048], 64, 224),
-    "convnext": _vision(hf.ConvNextForImageClassification, hf.ConvNextConfig, 224),
-    "vit": _vision(hf.ViTForImageClassification, hf.ViTConfig, 224),
-    "swin": _vision(hf.SwinForImageClassification, hf.SwinConfig, 224),
-    "segformer": _vision(hf.SegformerForSemanticSegmentation, hf.SegformerConfig, 512),
+    "resnet18": _resnet([2, 2, 2, 2], "basic", [64, 128, 256, 512], 64, 224, num_labels=1000),
+    "resnet50": _resnet([3, 4, 6, 3], "bottleneck", [256, 512, 1024, 2048], 64, 224, num_labels=1000),
+    "convnext": _vision(hf.ConvNextForImageClassification, hf.ConvNextConfig, 224, num_labels=1000),
+    "vit": _vision(hf.ViTForImageClassification, hf.ViTConfig, 224, num_labels=1000),
+    "swin": _vision(hf.SwinForImageClassification, hf.SwinConfig, 224, num_labels=1000),
+    "segformer": _vision(hf.SegformerForSemanticSegmentation, hf.SegformerConfig, 512, num_labels=150),
     "bert": _text(hf.BertModel, hf.BertConfig, 30522, 128, 512),
     "gpt2": _text(hf.GPT2LMHeadModel, hf.GPT2Config, 50257, 128, 512, use_cache=False),
     "llama": _text(
