@@ -30,6 +30,9 @@ CHOICES: Final = {
 LEFT_OUT: Final = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking", "copy"})
 """Arguments that are no business of a converter: they keep their defaults."""
 
+UNTAGGED: Final = frozenset({torch.ops.aten.rsub.Tensor, torch.ops.aten.rsub.Scalar})
+"""Elementwise operators that torch does not tag so."""
+
 _DIVISORS: Final = frozenset({"div", "floor_divide", "remainder", "fmod", "true_divide", "divide"})
 
 
@@ -86,7 +89,7 @@ def automatic(target: Any) -> st.SearchStrategy[Call] | None:
     tensors, dims = (len([a for a in arguments(target) if getattr(a, kind)]) for kind in ("tensor", "dim"))
     if not tensors or any(a.required and not (a.tensor or a.dim or a.plain) for a in arguments(target)):
         return None
-    if torch.Tag.pointwise in target.tags and not dims:
+    if (torch.Tag.pointwise in target.tags or target in UNTAGGED) and not dims:
         return common.calls_of(target, _elementwise)
     return common.calls_of(target, _along) if tensors == 1 and dims <= 1 else None
 
