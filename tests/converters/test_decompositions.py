@@ -122,7 +122,7 @@ class TestDeclaring:
         with pytest.raises(TypeError, match="say which"):
             register_torch_trt_decomposition(aten.add)
 
-    @pytest.mark.parametrize("key", ["aten.relu.default", torch.relu, None], ids=str)
+    @pytest.mark.parametrize("key", ["aten.relu.default", torch.relu, None], ids=["name", "function", "None"])
     def test_what_is_no_operator_is_a_type_error(self, key: Any) -> None:
         with pytest.raises(TypeError):
             register_torch_trt_decomposition(key)

@@ -44,7 +44,7 @@ def test_static(target: Any) -> None:
     check_target(target, dynamic=False)
 
 
-@pytest.mark.parametrize("target", filter(takes_dynamic, TESTED), ids=qualified_name)
+@pytest.mark.parametrize("target", list(filter(takes_dynamic, TESTED)), ids=qualified_name)
 def test_dynamic(target: Any) -> None:
     check_target(target, dynamic=True)
 
