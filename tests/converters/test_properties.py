@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
 
@@ -47,13 +46,6 @@ def test_static(target: Any) -> None:
 @pytest.mark.parametrize("target", list(filter(takes_dynamic, TESTED)), ids=qualified_name)
 def test_dynamic(target: Any) -> None:
     check_target(target, dynamic=True)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("target", TESTED, ids=qualified_name)
-def test_engine(target: Any) -> None:
-    """Fewer calls, each with its engine, which runs on the GPU beside the reference."""
-    check_target(target, build_every=1, profile=hypothesis.settings(max_examples=8))
 
 
 def test_strategies_are_for_operators() -> None:
