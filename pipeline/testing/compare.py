@@ -93,7 +93,7 @@ def _tolerance(
     if row.scale == "tensor":
         size = torch.full_like(exact, max(_most(exact), want.largest_input))
     elif row.scale == "absolute" and want.absolute[index] is not None:
-        size = want.absolute[index].double().nan_to_num(0.0, info.max, info.max)
+        size = want.absolute[index].double().abs().nan_to_num(0.0, info.max, info.max)
     return row.allowed(executor, dtype) * info.eps * size.clamp(info.tiny, info.max)
 
 

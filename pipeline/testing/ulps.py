@@ -51,15 +51,25 @@ _TIES = Units(
     0, "chosen, not computed; which of two zeros is chosen differs with the place in eager", signed_zeros=False
 )
 _CHOSEN = "maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip"
+_ATTENTION = Units(4, "a mean weighted by what sums of products give, which may cancel", "tensor", tf32=2e-3)
+_NEIGHBOURS = Units(4, "a sum of neighbours by weights, which may cancel", "tensor", signed_zeros=False)
 
 ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"), _SUM),
-    **dict.fromkeys(("addcmul", "addcdiv", "lerp"), Units(4, "a product is added, and may cancel", "tensor")),
+    **dict.fromkeys(("addcmul", "addcdiv", "lerp", "linalg_cross"), Units(4, "a product is added, and may cancel", "tensor")),
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
     **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),
     **dict.fromkeys(_CHOSEN.split(), _TIES),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
+    **dict.fromkeys(("addmv", "addbmm"), _PRODUCT),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "instance_norm"), _MOMENTS),
+    **dict.fromkeys(("batch_norm", "native_batch_norm", "_native_batch_norm_legit"), _MOMENTS),
+    "_native_batch_norm_legit_no_training": _MOMENTS,
+    **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), _ATTENTION),
+    **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), _NEIGHBOURS),
+    **dict.fromkeys(("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _NEIGHBOURS),
+    **dict.fromkeys(("grid_sampler", "grid_sampler_2d"), _NEIGHBOURS),
 }
 """By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
 

@@ -1,0 +1,123 @@
+"""Calls of normalisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from pipeline.testing.calls import Call, Size
+from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
+
+aten = torch.ops.aten
+
+epsilons = st.sampled_from((1e-5, 1e-3, 1e-6))
+VALUES = st.sampled_from(("normal", "large", "positive"))
+
+
+def _affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Any]:
+    """A weight and a bias, or neither, or one of them; constants mostly."""
+    constant = draw(st.sampled_from((True, True, False)))
+    return [draw(st.none() | tensors(shape, dtype, "positive", constant)) for _ in range(2)]
+
+
+def _outputs(draw: Draw) -> tuple[int, ...] | None:
+    return draw(st.sampled_from((None, (0,))))
+
+
+@calls(aten.layer_norm.default, aten.native_layer_norm.default)
+def layer_norm(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
+    normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
+    x = draw(tensors(shape, dtype, VALUES))
+    outputs = _outputs(draw) if target is aten.native_layer_norm.default else None
+    call = Call(target, (x, list(normalized), *_affine(draw, normalized, dtype), draw(epsilons)), outputs=outputs)
+    return draw(named(call, {0: range(len(shape) - len(normalized))}))
+
+
+@calls(aten.rms_norm.default)
+def rms_norm(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
+    normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
+    x, weight = draw(tensors(shape, dtype, VALUES)), _affine(draw, normalized, dtype)[0]
+    call = Call(target, (x, list(normalized), weight, draw(st.none() | epsilons)))
+    return draw(named(call, {0: range(len(shape) - len(normalized))}))
+
+
+def _images(draw: Draw, groups: int, least_rank: int = 0) -> tuple[int, ...]:
+    """A batch of at least two elements a channel, of so many groups of channels."""
+    spatial = draw(st.lists(st.integers(2, 4), min_size=least_rank, max_size=3))
+    return (draw(st.integers(2, 3)), groups * draw(st.integers(1, 3)), *spatial)
+
+
+@calls(aten.group_norm.default)
+def group_norm(draw: Draw, target: Any) -> Call:
+    groups, dtype = draw(st.integers(1, 3)), draw(floats)
+    shape = _images(draw, groups)
+    call = Call(
+        target, (draw(tensors(shape, dtype, VALUES)), groups, *_affine(draw, shape[1:2], dtype), draw(epsilons))
+    )
+    return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
+
+
+@calls(aten.native_group_norm.default)
+def native_group_norm(draw: Draw, target: Any) -> Call:
+    groups, dtype = draw(st.integers(1, 3)), draw(floats)
+    n, c, *spatial = _images(draw, groups, 1)
+    x = draw(tensors(("n", c, "m", *spatial[1:]), dtype, VALUES))
+    area = 1
+    for size in spatial[1:]:
+        area *= size
+    arguments = (x, *_affine(draw, (c,), dtype), Size("n"), c, Size("m", area), groups, draw(epsilons))
+    return Call(target, arguments, sizes={"n": n, "m": (2, spatial[0], 8)}, outputs=_outputs(draw))
+
+
+@calls(aten._native_batch_norm_legit.no_stats)
+def batch_norm_of_the_batch(draw: Draw, target: Any) -> Call:
+    shape, dtype = _images(draw, 1), draw(floats)
+    call = Call(
+        target,
+        (draw(tensors(shape, dtype, VALUES)), *_affine(draw, shape[1:2], dtype), True, 0.1, draw(epsilons)),
+        outputs=_outputs(draw),
+    )
+    return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
+
+
+@calls(aten.instance_norm.default)
+def instance_norm(draw: Draw, target: Any) -> Call:
+    shape, dtype = _images(draw, 1, 1), draw(floats)
+    x, affine = draw(tensors(shape, dtype, VALUES)), _affine(draw, shape[1:2], dtype)
+    call = Call(target, (x, *affine, None, None, True, 0.1, draw(epsilons), False))
+    return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
+
+
+def _running(draw: Draw, channels: int, dtype: torch.dtype) -> list[Any]:
+    return [draw(tensors((channels,), dtype, what, constant=True)) for what in ("normal", "positive")]
+
+
+@calls(
+    aten.batch_norm.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_no_training.default,
+)
+def batch_norm(draw: Draw, target: Any) -> Call:
+    """With running statistics, as in inference."""
+    shape, dtype = _images(draw, 1), draw(floats)
+    x, affine, running = draw(tensors(shape, dtype)), _affine(draw, shape[1:2], dtype), _running(draw, shape[1], dtype)
+    training = [] if "no_training" in str(target) else [False]
+    cudnn = [False] if target is aten.batch_norm.default else []
+    outputs = None if target is aten.batch_norm.default else (0,)
+    call = Call(target, (x, *affine, *running, *training, 0.1, draw(epsilons), *cudnn), outputs=outputs)
+    return draw(named(call, {0: [0, *range(2, len(shape))]}))
+
+
+STRATEGIES = {
+    **layer_norm,
+    **rms_norm,
+    **group_norm,
+    **native_group_norm,
+    **batch_norm_of_the_batch,
+    **instance_norm,
+    **batch_norm,
+}
