@@ -85,10 +85,12 @@ def _needs_taps(how: Resize, row: Row, by_scales: bool) -> bool:
     return how.antialias or not alike or (by_scales and not _short(after / before))
 
 
-def _by_scales(rows: list[Row]) -> bool:
-    """Whether the layer is told scales: where the engine alone knows sizes, and all of those have one."""
+def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
+    """Whether the layer is told scales, which saves it sizes that the engine alone knows."""
     dynamic = [row for row in rows if not _static(row)]
-    return bool(dynamic) and all(_short(scale) for _, _, scale in dynamic)
+    if dynamic:
+        return all(_short(scale) for _, _, scale in dynamic)
+    return dynamic_batch and all(_short(after / before) for before, after, _ in rows)
 
 
 def _limits(mode: str) -> Callable[[torch.fx.Node, CompilationSettings], bool | Rejection]:
@@ -98,7 +100,7 @@ def _limits(mode: str) -> Callable[[torch.fx.Node, CompilationSettings], bool | 
         if not x.is_floating_point() and not how.nearest:
             return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")
         rows = _rows(node)
-        by_scales = _by_scales(rows)
+        by_scales = _by_scales(rows, False)
         for dim, (before, after, scale) in enumerate(rows, 2):
             if isinstance(before, int) and isinstance(after, int):
                 continue
@@ -130,7 +132,7 @@ def _converter(target: Any, mode: str) -> Callable[..., Any]:
 
 def _resized(ctx: ConversionContext, name: str, x: Any, how: Resize, rows: list[Row]) -> Any:
     """Some dims by taps, and the others by the layer."""
-    by_scales = _by_scales(rows)
+    by_scales = _by_scales(rows, -1 in base.dims(x)[:2])
     taps = [_needs_taps(how, row, by_scales) for row in rows]
     if any(taps):
         before = [row[0] if tap else None for row, tap in zip(rows, taps, strict=True)]

@@ -1,5 +1,5 @@
-"""When TensorRT's attention layer can be used: one table of conditions, read by the converter and by the tests, which try
-each row both ways."""
+"""When TensorRT's attention layer can be used: one table of conditions, read by the converter, and by the tests, which
+try each row both ways."""
 
 from __future__ import annotations
 
