@@ -57,7 +57,9 @@ _NEIGHBOURS = Units(4, "a sum of neighbours by weights, which may cancel", "tens
 ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"), _SUM),
-    **dict.fromkeys(("addcmul", "addcdiv", "lerp", "linalg_cross"), Units(4, "a product is added, and may cancel", "tensor")),
+    **dict.fromkeys(
+        ("addcmul", "addcdiv", "lerp", "linalg_cross"), Units(4, "a product is added, and may cancel", "tensor")
+    ),
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
     **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),
     **dict.fromkeys(_CHOSEN.split(), _TIES),
