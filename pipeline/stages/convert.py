@@ -240,7 +240,7 @@ class _Conversion:
                 tensor = layer.get_output(j)
                 if tensor is not None and not tensor.is_network_output:
                     name = layer.name if layer.name not in taken else f"{layer.name}:inner"
-                    tensor.name = name if j == 0 else f"{name}.{j}"
+                    tensor.name = name if j == 0 else f"{name}:{j}"
 
 
 def _nodes(program: Program) -> dict[str, torch.fx.Node]:
