@@ -31,7 +31,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.erf.default: (unary.real, "ERF"),
     aten.abs.default: (unary.signed, "ABS"),
     aten.neg.default: (unary.signed, "NEG"),
-    aten.sign.default: (unary.signed, "SIGN"),
+    aten.sign.default: (unary.sign,),
     aten.ceil.default: (unary.rounded, "CEIL"),
     aten.floor.default: (unary.rounded, "FLOOR"),
     aten.round.default: (unary.rounded, "ROUND"),

@@ -123,7 +123,7 @@ def is_nan(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
 
 
 def extremum(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
-    """``MAX`` or ``MIN``; NaN if either is, where TensorRT's layer gives the other operand (TensorRT issue 4758)."""
+    """``MAX`` or ``MIN``; NaN if either is, where TensorRT's layer may give the other operand (issue 4758)."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
         return binary(ctx, name, operation, a, b)
@@ -135,6 +135,18 @@ def extremum(ctx: ConversionContext, name: str, operation: str, a: Value, b: Val
     result = base.elementwise(ctx, name, operation, x, y)
     for value in (x, y):
         result = where(ctx, name, is_nan(ctx, name, value), value, result, dtype)
+    return result
+
+
+def ignoring_nan(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+    """``MAX`` or ``MIN``; where one is NaN, the other."""
+    dtype = base.result_type(a, b)
+    if not dtype.is_floating_point:
+        return binary(ctx, name, operation, a, b)
+    x, y = promoted(ctx, name, a, b, dtype=dtype)
+    result = base.elementwise(ctx, name, operation, x, y)
+    for value, other in ((x, y), (y, x)):
+        result = where(ctx, name, is_nan(ctx, name, value), other, result, dtype)
     return result
 
 

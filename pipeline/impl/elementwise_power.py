@@ -8,12 +8,14 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import arithmetic, is_number, layer, wide
 
 LARGEST_PRODUCT = 64
+ONE_LAYER = (1, 2, 0.5, -1)
+"""Exponents for which one layer will do, which rounds once by itself."""
 
 
 def power(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
     """``a ** b`` in eager's common dtype; in float32 for halves, rounded once."""
     dtype = base.result_type(a, b)
-    compute = wide(arithmetic(dtype))
+    compute = arithmetic(dtype) if is_number(b) and b in ONE_LAYER else wide(arithmetic(dtype))
     if is_number(b):
         result = _known_power(ctx, name, base.tensor(ctx, name, a, compute), b)
     else:

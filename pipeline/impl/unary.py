@@ -9,7 +9,7 @@ import torch
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
+from pipeline.impl.elementwise import arithmetic, is_nan, layer, logical_not, where, wide
 
 
 def floating(ctx: ConversionContext, name: str, x: Value) -> ITensor:
@@ -33,6 +33,14 @@ def signed(ctx: ConversionContext, name: str, operation: str, x: Value) -> ITens
     dtype = base.dtype_of(x)
     result = base.unary(ctx, name, operation, base.tensor(ctx, name, x, arithmetic(dtype)))
     return base.cast(ctx, name, result, dtype)
+
+
+def sign(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+    """-1, 0 or 1; 0 for NaN, which TensorRT's layer keeps."""
+    result = signed(ctx, name, "SIGN", x)
+    if not base.dtype_of(result).is_floating_point:
+        return result
+    return where(ctx, name, is_nan(ctx, name, base.tensor(ctx, name, x)), 0.0, result, base.dtype_of(result))
 
 
 def absolute(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
