@@ -10,6 +10,7 @@ import torch
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.index_signs import counted
 from pipeline.impl import base
 from pipeline.impl import index as _index
 from pipeline.impl.shape import result_sizes
@@ -34,7 +35,8 @@ def _no_mask(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejec
 def index(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end."""
     x, indices = bind(target, args, kwargs)
-    return _index.index(ctx, name, base.tensor(ctx, name, x), indices)
+    assert ctx.node is not None
+    return _index.index(ctx, name, base.tensor(ctx, name, x), indices, counted(argument(ctx.node, "indices")))
 
 
 @dynamo_tensorrt_converter(aten.index_select.default, supports_dynamic_shapes=True)

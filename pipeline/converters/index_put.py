@@ -11,6 +11,7 @@ from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.decompositions import register_torch_trt_decomposition
+from pipeline.converters.index_signs import counted
 from pipeline.converters.scatter import compared
 from pipeline.impl import base
 from pipeline.impl import index_put as _index_put
@@ -65,4 +66,5 @@ def index_put(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: 
     place, given = _tensors(ctx.node)[0]
     if given.dtype not in INTEGERS:
         return _index_put.mask_put(ctx, name, x, indices[place], place, values, accumulate)
-    return _index_put.index_put(ctx, name, x, indices, values, accumulate)
+    signs = counted(argument(ctx.node, "indices"))
+    return _index_put.index_put(ctx, name, x, indices, values, accumulate, signs)

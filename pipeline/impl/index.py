@@ -86,8 +86,11 @@ def wrapped(ctx: ConversionContext, name: str, indices: Value, size: Size) -> Va
 
 def _like(ctx: ConversionContext, name: str, size: Size, index: ITensor) -> ITensor:
     """A size as a tensor that broadcasts with an index."""
-    value = size if isinstance(size, int) else base.scalar_of(ctx, name, size)
-    return base.tensor(ctx, name, value, base.dtype_of(index), rank=base.rank(index))
+    rank, dtype = base.rank(index), base.dtype_of(index)
+    if isinstance(size, int):
+        return base.tensor(ctx, name, size, dtype, rank=rank)
+    value = base.size_tensor(ctx, name, size) if rank else base.scalar_of(ctx, name, size)
+    return base.tensor(ctx, name, value, dtype, rank=rank)
 
 
 def flat(ctx: ConversionContext, name: str, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
@@ -110,12 +113,19 @@ def _flat_literal(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torc
     return result
 
 
-def index(ctx: ConversionContext, name: str, x: ITensor, indices: Sequence[Value | None]) -> ITensor:
-    """``x[indices]`` for integer index tensors and None. Dims that are indexed together become one, which is taken."""
+def index(
+    ctx: ConversionContext,
+    name: str,
+    x: ITensor,
+    indices: Sequence[Value | None],
+    counted: frozenset[int] = frozenset(),
+) -> ITensor:
+    """``x[indices]`` for integer index tensors and None. Dims that are indexed together become one, which is taken.
+    ``counted`` are the places of indices that are known not to be negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(ctx, x)
     exact = [s if s is not None else base.size(ctx, name, x, i) for i, s in enumerate(sizes)]
-    given = [wrapped(ctx, name, indices[a], exact[a]) for a in axes]
+    given = [indices[a] if a in counted else wrapped(ctx, name, indices[a], exact[a]) for a in axes]
     if len(axes) == 1:
         return take(ctx, name, x, given[0], axes[0])
     merged, place = merge(ctx, name, x, axes, exact)

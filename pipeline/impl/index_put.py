@@ -16,16 +16,24 @@ from pipeline.impl.shape import product
 
 
 def index_put(
-    ctx: ConversionContext, name: str, x: ITensor, indices: Sequence[Value | None], values: Value, accumulate: bool
+    ctx: ConversionContext,
+    name: str,
+    x: ITensor,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool,
+    counted: frozenset[int] = frozenset(),
 ) -> ITensor:
-    """``x`` with ``x[indices] = values``, or ``+=``: the dims that are indexed go first and become one."""
+    """``x`` with ``x[indices] = values``, or ``+=``: the dims that are indexed go first and become one. ``counted`` are
+    the places of indices that are known not to be negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     rest = [i for i in range(base.rank(x)) if i not in axes]
     moved = base.permute(ctx, name, x, [*axes, *rest])
     sizes = base.known_sizes(ctx, moved)
     own, others = sizes[: len(axes)], sizes[len(axes) :]
     table = base.reshape(ctx, name, moved, [product(own), *others])
-    place = flat(ctx, name, [wrapped(ctx, name, indices[a], s) for a, s in zip(axes, own, strict=True)], own)
+    given = [indices[a] if a in counted else wrapped(ctx, name, indices[a], s) for a, s in zip(axes, own, strict=True)]
+    place = flat(ctx, name, given, own)
     source = _source(ctx, name, values, base.dtype_of(x), axes, broadcast(ctx, [indices[a] for a in axes]), others)
     if accumulate:
         written = _accumulated(ctx, name, table, place, source)

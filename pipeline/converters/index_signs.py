@@ -1,0 +1,96 @@
+"""Which indices are seen from the graph not to be negative, so that nothing needs to be added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from pipeline.converters.arguments import argument
+
+aten = torch.ops.aten
+
+DEEP = 12
+"""How many operators are looked through."""
+
+MOVES = (
+    aten.view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.expand.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.clone.default,
+    aten.alias.default,
+    aten.repeat.default,
+    aten.flip.default,
+)
+"""Operators whose result has no other elements than their first argument."""
+
+COUNTS = (aten.argmax.default, aten.argmin.default, aten.argsort.default, aten.argsort.stable, aten.nonzero.default)
+"""Operators that give places."""
+
+
+def counted(indices: Sequence[Any]) -> frozenset[int]:
+    """The places of the index tensors that are surely not negative."""
+    return frozenset(i for i, each in enumerate(indices) if each is not None and not_negative(each))
+
+
+def not_negative(value: Any, depth: int = DEEP) -> bool:
+    """Whether a node or a number is surely not negative."""
+    if isinstance(value, (bool, int, torch.SymInt)):
+        return statically_known_true(value >= 0)
+    if not isinstance(value, torch.fx.Node) or depth == 0:
+        return False
+    known = value.meta.get("val")
+    if isinstance(known, torch.SymInt):
+        return statically_known_true(known >= 0)
+    if isinstance(known, torch.Tensor) and known.dtype in (torch.bool, torch.uint8):
+        return True
+    if value.target in MOVES:
+        return not_negative(value.args[0], depth - 1)
+    rule = RULES.get(value.target)
+    return value.target in COUNTS or (rule is not None and rule(value, depth - 1))
+
+
+def _arange(node: torch.fx.Node, depth: int) -> bool:
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    start = argument(node, "start") if "start" in names else 0
+    step = argument(node, "step") if "step" in names else 1
+    return not_negative(start, depth) and not_negative(step, depth)
+
+
+def _all(node: torch.fx.Node, depth: int) -> bool:
+    """Both terms or factors, none of which is subtracted (``alpha``)."""
+    return not node.kwargs and all(not_negative(value, depth) for value in node.args[:2])
+
+
+def _copied(node: torch.fx.Node, depth: int) -> bool:
+    """A cast to an integer type that holds what was there."""
+    return node.meta["val"].dtype in (torch.int32, torch.int64) and not_negative(node.args[0], depth)
+
+
+def _bounded(node: torch.fx.Node, depth: int) -> bool:
+    low = argument(node, "min")
+    return low is not None and not_negative(low, depth)
+
+
+RULES: Mapping[Any, Callable[[torch.fx.Node, int], bool]] = {
+    aten.arange.default: _arange,
+    aten.arange.start: _arange,
+    aten.arange.start_step: _arange,
+    aten.add.Tensor: _all,
+    aten.mul.Tensor: _all,
+    aten.maximum.default: lambda node, depth: any(not_negative(a, depth) for a in node.args[:2]),
+    aten.minimum.default: _all,
+    aten.clamp.default: _bounded,
+    aten.clamp_min.default: _bounded,
+    aten._to_copy.default: _copied,
+    aten.full.default: lambda node, depth: not_negative(node.args[1], depth),
+}
