@@ -9,7 +9,8 @@ import torch
 
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import get_decompositions
-from pipeline.converters.support import SupportRow, support_table, to_markdown
+from pipeline.converters.support import SupportRow, support_table
+from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
 class UnknownTargetError(ValueError):
@@ -17,7 +18,7 @@ class UnknownTargetError(ValueError):
 
 
 def listing() -> str:
-    """A line for each converter's target, then the decomposed ones."""
+    """A line for each operator that has a converter."""
     rows = support_table(DYNAMO_CONVERTERS)
     width = max(len(row.target) for row in rows)
     lines = [
@@ -27,9 +28,42 @@ def listing() -> str:
     return "\n".join([f"{len(rows)} operators have a converter (`pipeline support TARGET` tells more)", "", *lines])
 
 
+HEAD = """# Operators
+
+Written by `pipeline support --markdown`. An operator of the first table runs in an engine, within the limits. One of the
+second is taken apart before conversion, and its parts are looked up again; so are composite operators, which PyTorch
+itself writes in terms of others and which are not listed. Every other operator runs in PyTorch, and
+`Compiled.coverage` says so with the reason.
+
+For all of them: a tensor has rank {rank} at most and one of the dtypes {dtypes}.
+int8 is taken by TensorRT 10 and 11 but not by TensorRT-RTX, which has it for quantized weights only. float64 is computed
+in float32 if `truncate_double=True`, and else in PyTorch. "dynamic" tells whether sizes may be unknown until run time.
+"""
+
+
 def markdown() -> str:
-    """The table of docs/operators.md."""
-    return to_markdown(support_table(DYNAMO_CONVERTERS))
+    """docs/operators.md"""
+    rows = support_table(DYNAMO_CONVERTERS)
+    dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES - {torch.int8}))
+    own = sorted(map(str, DECOMPOSITIONS))
+    torchs = sorted(set(map(str, get_decompositions(DECOMPOSITIONS))) - {*own, *(row.target for row in rows)})
+    converted = [[f"`{row.target}`", "yes" if row.dynamic else "no", " ".join(row.limits)] for row in rows]
+    return "\n".join(
+        [
+            HEAD.format(rank=MAX_RANK, dtypes=dtypes),
+            f"## Converted: {len(rows)}\n",
+            *_table(["operator", "dynamic", "limits"], converted),
+            f"\n## Taken apart: {len(own)} by decompositions of our own, {len(torchs)} by torch's\n",
+            *_table(
+                ["operator", "decomposition"], [[f"`{op}`", "ours" if op in own else "torch's"] for op in own + torchs]
+            ),
+        ]
+    )
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *escaped)]
 
 
 def details(target: str) -> tuple[str, bool]:

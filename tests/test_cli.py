@@ -290,8 +290,9 @@ def test_support_lists_every_target(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     assert all(f"\n{target} " in listed for target in ("aten.add.Tensor", "operator.getitem"))
     assert main(["support", "--markdown"]) == 0
-    rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == len(listed.splitlines())
+    table = capsys.readouterr().out
+    assert all(f"| `{line.split()[0]}` |" in table for line in listed.splitlines()[2:])
+    assert "`aten.addcmul.default` | torch's |" in table
 
 
 @pytest.mark.parametrize(
@@ -364,3 +365,9 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [*progress.seconds] == ["capture", *pipeline.default().names]
     drawn: Callable[[], str] = console.file.getvalue  # type: ignore[attr-defined]
     assert all(name in drawn() for name in progress.seconds)
+
+
+def test_the_table_of_operators_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["support", "--markdown"]) == 0
+    page = (ROOT / "docs" / "operators.md").read_text()
+    assert page == capsys.readouterr().out, "run: pipeline support --markdown > docs/operators.md"

@@ -1,0 +1,1 @@
+"""Measurements: ``python -m benchmarks.stages`` anywhere, ``benchmarks.gpu`` on a GPU, then ``benchmarks.tables``."""

@@ -1,0 +1,162 @@
+"""``python -m benchmarks.gpu``: everything that runs a model on this GPU, compared in one run.
+
+Each model and batch has a process of its own, which measures one method after the other and prints a line of JSON for
+each. A method that raises is a line with its error; a process that dies loses one method, and another does the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.environment import save
+from benchmarks.methods import METHODS, Call
+from examples.models import Case, full
+from pipeline.sources import first_line
+from pipeline.trt import CAPABILITIES
+
+MODELS = ("resnet50", "vit", "bert", "gpt2")
+BATCHES = (1, 8)
+WARM_UP, CALLS = 20, 200
+LIMIT = 600
+"""Seconds for one process."""
+
+
+def timed(call: Call) -> dict[str, float]:
+    """Milliseconds on the GPU and microseconds of the host for one call: medians of many, each awaited."""
+    for _ in range(WARM_UP):
+        call()
+    gpu, host = [], []
+    for _ in range(CALLS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        before = time.perf_counter()
+        call()
+        host.append(time.perf_counter() - before)
+        end.record()
+        torch.cuda.synchronize()
+        gpu.append(start.elapsed_time(end))
+    return {"gpu_ms": round(statistics.median(gpu), 4), "host_us": round(1e6 * statistics.median(host), 1)}
+
+
+def error(actual: Any, expected: Sequence[torch.Tensor]) -> float:
+    """The largest difference relative to the output's largest magnitude, over all outputs."""
+    pairs = zip(tree_leaves(actual), expected, strict=True)
+    return max(float((a.float() - e).abs().max() / e.abs().max()) for a, e in pairs)
+
+
+def measure(case: Case, method: str, inputs: dict[str, Any], expected: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """One row: seconds until the first result is there, its error, then the times of a call."""
+    start = time.perf_counter()
+    with torch.no_grad():
+        call = METHODS[method](case.model, inputs)
+        result = call()
+        torch.cuda.synchronize()
+        compile_seconds = time.perf_counter() - start
+        wrong = error(result, expected)
+        return {"compile_seconds": round(compile_seconds, 2), "relative_error": wrong, **timed(call)}
+
+
+def child(model: str, batch: int, methods: Sequence[str]) -> None:
+    """Measures methods in this process; a line for each."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    expected = _expected(model, batch)
+    case = full(model, torch.float16)
+    case.model.cuda()
+    inputs = {name: value.cuda() for name, value in case.inputs(batch=batch).items()}
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for method in methods:
+            print(json.dumps({"starts": method}), flush=True)
+            try:
+                row = measure(case, method, inputs, expected)
+            except Exception as failure:
+                row = {"failed": f"{type(failure).__name__}: {first_line(failure)}"}
+            print(json.dumps({"method": method, **row}), flush=True)
+
+
+def _expected(model: str, batch: int) -> list[torch.Tensor]:
+    """What eager gives in float32 for the inputs as they are rounded to float16."""
+    case = full(model)
+    inputs = {k: v.half().float() if v.is_floating_point() else v for k, v in case.inputs(batch=batch).items()}
+    with torch.no_grad():
+        outputs = case.model.cuda()(**{name: value.cuda() for name, value in inputs.items()})
+    return [leaf.float() for leaf in tree_leaves(outputs)]
+
+
+def group(model: str, batch: int, methods: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a model and batch, from as many processes as it takes."""
+    rows: list[dict[str, Any]] = []
+    while missing := [m for m in methods if m not in {row["method"] for row in rows}]:
+        lines, code = _run([sys.executable, "-m", "benchmarks.gpu", "--child", model, str(batch), *missing])
+        rows += [line for line in lines if "method" in line]
+        if code or not lines:
+            done = {row["method"] for row in rows}
+            guilty = [line["starts"] for line in lines if "starts" in line and line["starts"] not in done] or missing
+            rows += [{"method": m, "failed": f"the process ended with code {code}"} for m in guilty if m not in done]
+    return [{"model": model, "dtype": "float16", "batch": batch, **row} for row in rows]
+
+
+def _run(command: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT, check=False)
+        output, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as late:
+        output, code = (late.stdout or b"").decode(), -1
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")], code
+
+
+def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each row with its GPU time as a multiple of the raw engine's of the same model and batch."""
+    raw = {(r["model"], r["batch"]): r["gpu_ms"] for r in rows if r["method"] == "raw engine" and "gpu_ms" in r}
+    return [
+        {**row, "over_raw": round(row["gpu_ms"] / raw[key], 3)}
+        if "gpu_ms" in row and (key := (row["model"], row["batch"])) in raw
+        else row
+        for row in rows
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, saves after each group, and prints; 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(description="compare ways to run models on this GPU")
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("benchmarks.gpu: there is no GPU here", file=sys.stderr)
+        return 2
+    if options.child:
+        model, batch, *methods = options.child
+        child(model, int(batch), methods)
+        return 0
+    rows: list[dict[str, Any]] = []
+    for model in options.models:
+        for batch in options.batches:
+            rows += with_ratios(group(model, batch, options.methods))
+            path = save(_name(), {"rows": rows})
+            for row in rows[-len(options.methods) :]:
+                print(json.dumps(row), flush=True)
+    print(f"written to {path}")
+    return 0
+
+
+def _name() -> str:
+    gpu = re.sub(r"\W+", "-", torch.cuda.get_device_name().lower())
+    return f"gpu-{gpu}-{CAPABILITIES.flavour}-{CAPABILITIES.version}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""``python -m benchmarks.tables`` writes docs/benchmarks.md from benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import RESULTS
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+HEAD = """# Benchmarks
+
+Written by `python -m benchmarks.tables` from the files in `benchmarks/results`; each says when and on what it was
+measured. `python -m benchmarks.stages` measures what compiling costs and needs no GPU; `python -m benchmarks.gpu`
+compares ways to run models on one GPU, all in one run: compare the columns of a table, never those of two.
+"""
+
+
+def page(results: Path = RESULTS) -> str:
+    """The whole page; a result of a kind it does not know is left out."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    parts = [stages(data) for data in found if "growth" in data] + [gpu(data) for data in found if "rows" in data]
+    return "\n".join([HEAD, *parts])
+
+
+def stages(data: dict[str, Any]) -> str:
+    """What compiling costs."""
+    chains = data["growth"]["chains"]
+    return "\n".join(
+        [
+            "## What compiling costs\n",
+            _filled(_where(data)),
+            _filled(TIME.format(by_stage=_by_stage(data["time"]), **data["time"])),
+            _filled(GROWTH.format(**data["growth"])),
+            *_table([f"{c['nodes']} nodes" for c in chains], [[f"{c['milliseconds_per_node']:.3f}" for c in chains]]),
+            "",
+            _filled(MEMORY),
+            *_table(_MEMORY, map(_memory_row, data["memory"])),
+            "",
+        ]
+    )
+
+
+TIME = """**Time.** Our own stages, without torch.export and TensorRT's build, take {median_seconds:.2f} s of processor
+time for {model} ({nodes} nodes): {by_stage}. The first compilation of a process takes {first_seconds:.2f} s; the target
+is {target_seconds} s. They run in one thread. On this machine, as busy as it was, the clock showed
+{median_wall_seconds:.2f} s for them, and {build_wall_seconds} s for TensorRT's build.
+"""
+
+GROWTH = """**Growth.** Milliseconds of processor time per node, on chains of operators: a node of a longer chain costs
+at most {growth} times one of the shortest; the target is {target_growth}.
+"""
+
+MEMORY = """**Memory.** Peak of the resident set above what the process held before `decompose`, in multiples of the
+weights' bytes; the target is 2. `build` is TensorRT's. Its fixed share is what it takes for a like network with hardly any weights.
+"""
+
+_MEMORY = [
+    "model",
+    "weights",
+    "`decompose` to `convert`",
+    "`build`",
+    "`refit_map`",
+    "fixed share of `build`",
+    "peak without it",
+]
+
+
+def _filled(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _by_stage(time: dict[str, Any]) -> str:
+    return ", ".join(f"`{name}` {1e3 * value:.0f} ms" for name, value in time["median_seconds_by_stage"].items())
+
+
+def _memory_row(row: dict[str, Any]) -> list[str]:
+    peaks = dict(row["peak_over_weights_by_stage"])
+    build, last = peaks.pop("build"), peaks.pop("refit_map", 0.0)
+    return [
+        row["model"],
+        f"{row['weights_bytes'] / 1e6:.0f} MB",
+        f"{max(peaks.values()):.2f}",
+        f"{build:.2f}",
+        f"{max(last, 0):.2f}",
+        f"{row['fixed_bytes'] / 1e6:.0f} MB",
+        f"{row['rest_over_weights']:.2f}",
+    ]
+
+
+def gpu(data: dict[str, Any]) -> str:
+    """Ways to run a model: GPU milliseconds, host microseconds, seconds to compile, error, and the ratio to raw."""
+    groups = dict.fromkeys((row["model"], row["dtype"], row["batch"]) for row in data["rows"])
+    lines = [f"## On {data['machine']['gpu']}\n", _filled(_where(data))]
+    for model, dtype, batch in groups:
+        rows = [row for row in data["rows"] if (row["model"], row["dtype"], row["batch"]) == (model, dtype, batch)]
+        lines += [f"### {model}, {dtype}, batch {batch}\n", *_table(_GPU, map(_gpu_row, rows)), ""]
+    return "\n".join(lines)
+
+
+_GPU = ["method", "GPU ms", "over the raw engine", "host µs a call", "compile s", "error relative to float32 eager"]
+
+
+def _gpu_row(row: dict[str, Any]) -> list[str]:
+    if "failed" in row:
+        return [row["method"], f"failed: {row['failed'].replace('|', '/')}", *[""] * (len(_GPU) - 2)]
+    ratio = f"{row['over_raw']:.2f}" if "over_raw" in row else ""
+    times = f"{row['gpu_ms']:.3f}", ratio, f"{row['host_us']:.0f}", f"{row['compile_seconds']:.1f}"
+    return [row["method"], *times, f"{row['relative_error']:.1e}"]
+
+
+def _where(data: dict[str, Any]) -> str:
+    machine, versions = data["machine"], data["versions"]
+    place = ", ".join(filter(None, [machine["gpu"], f"{machine['cpu']}, {machine['cores']} cores"]))
+    return f"Measured on {data['date']}: {place}; {', '.join(f'{name} {value}' for name, value in versions.items())}."
+
+
+def _table(header: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    for cells in (header, ["---"] * len(header), *rows):
+        yield f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """Writes the page."""
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"written to {PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The benchmarks measure what they say: on small workloads, and without the GPU that the real thing needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pipeline
+from benchmarks import environment, gpu, memory, methods, stages, tables, workloads
+from examples.models import Case
+
+
+def test_a_chain_is_as_long_as_it_says() -> None:
+    program = pipeline.capture(workloads.chain(30))
+    assert sum(node.op == "call_function" for node in program.graph.nodes) == 30
+    taken = stages.seconds(program)
+    assert [*taken] == list(pipeline.default().names)
+    assert stages.own(taken) == sum(taken.values()) - taken["build"]
+    assert stages.seconds(program, time.process_time, build=False).keys() == {*taken} - {"build", "refit_map"}
+
+
+def test_missed_targets_are_named() -> None:
+    def result(seconds: float, growth: float, peak: float) -> dict[str, Any]:
+        time = {"model": "ResNet-50", "first_seconds": seconds, "median_seconds": 0.1}
+        return {"time": time, "growth": {"growth": growth}, "memory": [{"model": "BERT", "peak_over_weights": peak}]}
+
+    assert stages.missed(result(0.9, 1.4, 2.0)) == []
+    assert len(stages.missed(result(1.1, 1.6, 2.1))) == 3
+    assert "peak memory of BERT is 2.1 times" in stages.missed(result(0.1, 1.0, 2.1))[0]
+
+
+def test_the_sampler_sees_what_a_process_holds() -> None:
+    import os
+
+    with memory.Sampler(os.getpid()) as sampler:
+        before = sampler.sample()
+        sampler.stage = "allocating"
+        block = torch.ones(64 * 1024**2, dtype=torch.uint8)
+        deadline = time.monotonic() + 5
+        while sampler.peaks.get("allocating", 0) < before + block.numel() * 0.9 and time.monotonic() < deadline:
+            time.sleep(memory.INTERVAL)
+    assert sampler.peaks["allocating"] >= before + block.numel() * 0.9
+    assert memory.Sampler(2**22 + 1).sample() == 0
+
+
+def test_results_say_where_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "RESULTS", tmp_path)
+    data = json.loads(environment.save("mine", {"rows": []}).read_text())
+    assert data["versions"]["torch"] == torch.__version__
+    assert data["machine"]["cores"] > 0
+    assert data["machine"]["cpu"]
+
+
+def test_the_page_is_current() -> None:
+    assert tables.PAGE.read_text() == tables.page(), "run: python -m benchmarks.tables"
+
+
+ROWS = [
+    {"model": "bert", "dtype": "float16", "batch": 1, "method": "raw engine", "gpu_ms": 2.0},
+    {"model": "bert", "dtype": "float16", "batch": 1, "method": "eager", "gpu_ms": 3.0},
+    {"model": "bert", "dtype": "float16", "batch": 8, "method": "eager", "gpu_ms": 3.0},
+    {"model": "bert", "dtype": "float16", "batch": 1, "method": "Torch-TensorRT", "failed": "a | b"},
+]
+
+
+def test_ratios_are_to_the_raw_engine_of_the_same_run() -> None:
+    assert [row.get("over_raw") for row in gpu.with_ratios(ROWS)] == [1.0, 1.5, None, None]
+
+
+def test_gpu_results_become_tables() -> None:
+    rows = [{**r, "host_us": 4.0, "compile_seconds": 5.0, "relative_error": 1e-3} for r in gpu.with_ratios(ROWS)]
+    text = tables.gpu({**environment.environment(), "rows": rows})
+    assert "### bert, float16, batch 1" in text
+    assert "| eager | 3.000 | 1.50 | 4 | 5.0 | 1.0e-03 |" in text
+    assert "| Torch-TensorRT | failed: a / b |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_there_must_be_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 2
+    assert capsys.readouterr().err == "benchmarks.gpu: there is no GPU here\n"
+
+
+def test_a_process_that_dies_loses_one_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str]) -> tuple[list[dict[str, Any]], int]:
+        lines: list[dict[str, Any]] = []
+        for method in command[6:]:
+            lines.append({"starts": method})
+            if method == "bad":
+                return lines, -11
+            lines.append({"method": method, "gpu_ms": 1.0})
+        return lines, 0
+
+    monkeypatch.setattr(gpu, "_run", run)
+    rows = gpu.group("bert", 1, ["a", "bad", "b"])
+    assert [(row["method"], row.get("failed")) for row in rows] == [
+        ("a", None),
+        ("bad", "the process ended with code -11"),
+        ("b", None),
+    ]
+
+
+def test_a_process_that_says_nothing_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_run", lambda command: ([], 1))
+    assert [row["failed"] for row in gpu.group("bert", 1, ["a", "b"])] == ["the process ended with code 1"] * 2
+
+
+def test_lines_of_a_process_are_read_until_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "LIMIT", 5)
+    script = 'print("noise"); print("{\\"starts\\": \\"a\\"}", flush=True); import time; time.sleep(60)'
+    assert gpu._run([sys.executable, "-c", script]) == ([{"starts": "a"}], -1)
+    assert gpu._run([sys.executable, "-c", "raise SystemExit(3)"]) == ([], 3)
+
+
+@pytest.mark.parametrize("method", [methods.eager, methods.inductor], ids=["eager", "torch.compile"])
+def test_a_method_gives_a_call(method: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    model, x = torch.nn.Linear(2, 3), torch.ones(1, 2)
+    assert torch.equal(method(model, {"input": x})(), model(x))
+
+
+def test_errors_are_relative_to_the_largest_output() -> None:
+    assert gpu.error({"y": torch.tensor([1.0, 3.0]).half()}, [torch.tensor([1.0, 4.0])]) == 0.25
+
+
+def test_a_peer_that_is_not_installed_is_an_error() -> None:
+    if any(name in sys.modules for name in ("torch_tensorrt", "torch_tensorrt_rtx")):
+        pytest.skip("Torch-TensorRT is installed here")
+    with pytest.raises(ModuleNotFoundError, match="Torch-TensorRT is not installed"):
+        methods.torch_tensorrt(torch.nn.Linear(2, 3), {"input": torch.ones(1, 2)})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", [m for m in methods.METHODS if not m.startswith("Torch-TensorRT")])
+def test_methods_agree_on_a_gpu(method: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).half().cuda().eval()
+    inputs = {"input": torch.randn(4, 64, device="cuda", dtype=torch.float16)}
+    with torch.no_grad():
+        expected = [model.float()(inputs["input"].float())]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        row = gpu.measure(Case("toy", model.half(), {}, None), method, inputs, expected)
+    assert row["relative_error"] < 1e-2
+    assert row["gpu_ms"] > 0
