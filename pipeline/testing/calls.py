@@ -160,6 +160,11 @@ class Call:
         return tuple(leaf for leaf in self.leaves() if isinstance(leaf, TensorSpec))
 
     @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Its tensors that are no parameters of the model."""
+        return tuple(spec for spec in self.specs if not spec.constant)
+
+    @property
     def dynamic(self) -> bool:
         """Whether it names sizes."""
         return bool(self.sizes)

@@ -11,16 +11,19 @@ from attrs import field, frozen
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
 from pipeline.frozen import FrozenDict
-from pipeline.program import Output, Program, expression, port
+from pipeline.program import Output, Program, Range, expression, port, shape_of
 from pipeline.recipes import identity
 from pipeline.settings import CompilationSettings
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 
 aten = torch.ops.aten
+
+MOST = 1024
+"""The largest size that data is taken to decide on."""
 
 
 class CallError(ValueError):
@@ -155,6 +158,7 @@ class _Builder:
     def program(self, outputs: list[torch.fx.Node], settings: CompilationSettings) -> Program:
         self.graph.output(tuple(outputs))
         symbols = {str(expression(s)): self.call.sizes[name] for name, s in self.symbols.items()}
+        symbols |= {str(s): Range(0, 4, MOST) for out in outputs for s in _data_dependent(out.meta["val"])}
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.name not in self.parameters]
         inputs = tuple(port(n.name, n.meta["val"], symbols) for n in placeholders)
         return Program(
@@ -169,6 +173,12 @@ class _Builder:
             out_spec=tree_flatten([0 for _ in outputs])[1],
             settings=settings,
         )
+
+
+def _data_dependent(value: Any) -> set[Any]:
+    """The symbols of sizes that only running the operator tells."""
+    sizes = shape_of(value) if isinstance(value, torch.Tensor) else ()
+    return {s for size in sizes if not isinstance(size, int) for s in free_unbacked_symbols(size)}
 
 
 def _is_free(size: torch.SymInt) -> bool:
