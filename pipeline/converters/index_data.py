@@ -14,6 +14,7 @@ from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base
 from pipeline.impl.index import index
 from pipeline.impl.index import nonzero as _nonzero
+from pipeline.impl.index_put import broadcast
 from pipeline.program import expression
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES
@@ -81,6 +82,29 @@ def found_at(ctx: ConversionContext, name: str, found: Any, dim: int) -> Any:
     """The row of coordinates of one dim."""
     layer = ctx.add(name, "gather", found, base.constant(ctx, name, torch.tensor([dim])), 0)
     return layer.get_output(0)
+
+
+def _has_nonzero_mask(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The tensorrt package runs NonZero, tensorrt_rtx does not; the result has a dim to count along."""
+    if not CAPABILITIES.nonzero:
+        return NO_NONZERO
+    return argument(node, "mask").meta["val"].dim() > 0 or Rejection("a mask of rank 0")
+
+
+@dynamo_tensorrt_converter(
+    aten.masked_select.default,
+    capability_validator=_has_nonzero_mask,
+    supports_dynamic_shapes=True,
+    requires_output_allocator=True,
+)
+def masked_select(
+    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> Any:
+    """masked_select(Tensor self, Tensor mask) -> Tensor"""
+    x, mask = (base.tensor(ctx, name, value) for value in bind(target, args, kwargs))
+    sizes = broadcast(ctx, [x, mask])
+    mask = base.expand(ctx, name, mask, sizes)
+    return index(ctx, name, base.expand(ctx, name, x, sizes), _places(ctx, name, mask))
 
 
 READERS: Mapping[Any, tuple[int, ...]] = {

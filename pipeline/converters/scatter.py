@@ -48,7 +48,7 @@ def _reducible(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
         return Rejection("reduces into a tensor of rank 8, which takes one of rank 9", "flatten two of its dims")
-    return compared(*x.shape, index.shape[argument(node, "dim")] if index.dim() else 1)
+    return compared(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
 
 
 ADDS = {
@@ -103,6 +103,19 @@ def index_copy(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs:
         return base.reshape(ctx, name, source, [])
     index = base.tensor(ctx, name, index, rank=1)
     return _scatter.along(ctx, name, x, base.axis(dim, base.rank(x)), index, source)
+
+
+@dynamo_tensorrt_converter(aten.index_reduce.default, capability_validator=_reducible, supports_dynamic_shapes=True)
+def index_reduce(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True)
+    -> Tensor"""
+    x, dim, index, source, reduction, include_self = bind(target, args, kwargs)
+    x, source = base.tensor(ctx, name, x), base.tensor(ctx, name, source)
+    if base.rank(x) == 0:
+        return _scatter_reduce(ctx, name, x, dim, index, source, reduction, include_self)
+    dim, index = base.axis(dim, base.rank(x)), base.tensor(ctx, name, index, rank=1)
+    column = base.reshape(ctx, name, index, [-1 if i == dim else 1 for i in range(base.rank(x))])
+    return _scatter.scatter_reduce(ctx, name, x, dim, column, source, reduction, include_self)
 
 
 @dynamo_tensorrt_converter(aten.select_scatter.default, supports_dynamic_shapes=True)

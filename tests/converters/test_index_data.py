@@ -64,8 +64,9 @@ def test_without_nonzero_the_reason_names_tensorrt(function: Callable[..., Any])
         lambda x: x[:, x[0] > 1] + 1,
         lambda x: x[x[:, 0] > 1],
         lambda x: x[None][:, x > 5],
+        lambda x: x.masked_select(x[0] > 1),
     ],
-    ids=["mask", "nonzero", "columns", "rows", "after a dim"],
+    ids=["mask", "nonzero", "columns", "rows", "after a dim", "masked_select"],
 )
 def test_networks_with_nonzero(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tensorrt package would be given, on the reference executor."""

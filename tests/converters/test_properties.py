@@ -13,7 +13,9 @@ from pipeline.testing import check_target
 from pipeline.testing.strategies import by_hand, for_target
 from pipeline.trt import CAPABILITIES
 
-REFUSED = set() if CAPABILITIES.nonzero else {torch.ops.aten.nonzero.default}
+aten = torch.ops.aten
+
+REFUSED = set() if CAPABILITIES.nonzero else {aten.nonzero.default, aten.masked_select.default}
 """Operators whose every call this TensorRT refuses (test_index_data)."""
 
 

@@ -136,6 +136,12 @@ def nonzero(draw: Draw, target: Any) -> Call:
     return draw(named(Call(target, (draw(tensors(draw(shapes(1, 4)), draw(dtypes), "small")),))))
 
 
+@calls(aten.masked_select.default)
+def masked_select(draw: Draw, target: Any) -> Call:
+    x, mask = draw(broadcastable().filter(lambda parts: len(parts[1]) > 0))
+    return draw(named(Call(target, (draw(tensors(x, draw(dtypes))), draw(tensors(mask, torch.bool))))))
+
+
 @calls(aten.put.default)
 def put(draw: Draw, target: Any) -> Call:
     shape, dtype = draw(shapes(1, 3, zero=False)), draw(floats)
@@ -152,5 +158,6 @@ STRATEGIES = {
     **one_hot,
     **masked_scatter,
     **nonzero,
+    **masked_select,
     **put,
 }

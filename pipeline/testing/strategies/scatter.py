@@ -94,6 +94,19 @@ def _dynamic(draw: Draw, call: Call) -> Call:
     return draw(named(call, dict.fromkeys(range(len(call.specs)), alike)))
 
 
+@calls(aten.index_reduce.default)
+def index_reduce(draw: Draw, target: Any) -> Call:
+    shape, dtype = draw(shapes(1, 4, zero=False)), draw(REDUCIBLE)
+    dim, count = draw(dims(len(shape))), draw(st.integers(1, 5))
+    axis = dim % len(shape)
+    index = draw(tensors((count,), torch.int64, ("below", shape[dim]), draw(st.booleans())))
+    source = draw(tensors([count if d == axis else s for d, s in enumerate(shape)], dtype, "small"))
+    reduce = draw(st.sampled_from(REDUCTIONS[1:]))
+    given = (draw(tensors(shape, dtype)), dim, index, source, reduce)
+    rest = [d for d in range(len(shape)) if d != axis]
+    return draw(named(Call(target, given, {"include_self": draw(st.booleans())}), {0: rest, 2: rest}))
+
+
 @calls(aten.index_copy.default)
 def index_copy(draw: Draw, target: Any) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
@@ -151,6 +164,7 @@ STRATEGIES = {
     **scatter_value,
     **scatter_reduce,
     **scatter_value_reduce,
+    **index_reduce,
     **index_copy,
     **select_scatter,
     **slice_scatter,
