@@ -56,7 +56,8 @@ at most {growth} times one of the shortest; the target is {target_growth}.
 """
 
 MEMORY = """**Memory.** Peak of the resident set above what the process held before `decompose`, in multiples of the
-weights' bytes; the target is 2. `build` is TensorRT's. Its fixed share is what it takes for a like network with hardly any weights.
+weights' bytes; the target is 2. `build` is TensorRT's. Its fixed share is what it takes for a like network with hardly
+any weights.
 """
 
 _MEMORY = [
