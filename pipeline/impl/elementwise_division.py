@@ -13,6 +13,9 @@ from pipeline.impl.unary import absolute, is_negative, truncated
 HALF_OF_FLOAT = 4096.0
 """Half of the 24 bits of a float32."""
 
+MULTIPLES = (2.0**48, 2.0**24, 1)
+"""Of the divisor, each as far below the one before as a float32's quotient is exact."""
+
 
 def divide(ctx: ConversionContext, name: str, a: Value, b: Value, rounding_mode: str | None = None) -> ITensor:
     """The quotient: of integers a float32 unless it is rounded, by ``"floor"`` or ``"trunc"``."""
@@ -76,18 +79,24 @@ def _floored(ctx: ConversionContext, name: str, x: ITensor, y: ITensor) -> ITens
 
 
 def _float_fmod(ctx: ConversionContext, name: str, x: ITensor, y: ITensor) -> ITensor:
-    """Exact where the quotient is below 2**24: products of parts that fit a float32 are taken away one by one."""
-    a, b = absolute(ctx, name, x), absolute(ctx, name, y)
-    times = base.unary(ctx, name, "ROUND", base.elementwise(ctx, name, "DIV", a, b))
-    left = a
+    """Exact where the quotient is below 2**72: multiples of large multiples of the divisor are taken away first."""
+    left, divisor = absolute(ctx, name, x), absolute(ctx, name, y)
+    for multiple in MULTIPLES:
+        scaled = divisor if multiple == 1 else layer(ctx, name, "PROD", divisor, multiple, torch.float32)
+        less = base.elementwise(ctx, name, "LESS", left, scaled)
+        left = where(ctx, name, less, left, _rest(ctx, name, left, scaled))
+    return where(ctx, name, is_negative(ctx, name, x), base.unary(ctx, name, "NEG", left), left)
+
+
+def _rest(ctx: ConversionContext, name: str, a: ITensor, b: ITensor) -> ITensor:
+    """What is left of ``a`` by ``b``, both positive, the quotient below 2**24: the product of quotient and divisor is
+    taken away in parts that a float32 holds exactly."""
+    times, left = base.unary(ctx, name, "ROUND", base.elementwise(ctx, name, "DIV", a, b)), a
     for part in _thirds(ctx, name, b):
         for factor in _halves(ctx, name, times):
             left = base.elementwise(ctx, name, "SUB", left, base.elementwise(ctx, name, "PROD", factor, part))
     below = layer(ctx, name, "LESS", left, 0.0, torch.float32)
-    left = where(ctx, name, below, base.elementwise(ctx, name, "SUM", left, b), left)
-    itself = base.elementwise(ctx, name, "SUM", a, base.elementwise(ctx, name, "SUB", a, a))  # NaN for infinity
-    left = where(ctx, name, base.unary(ctx, name, "ISINF", b), itself, left)
-    return where(ctx, name, is_negative(ctx, name, x), base.unary(ctx, name, "NEG", left), left)
+    return where(ctx, name, below, base.elementwise(ctx, name, "SUM", left, b), left)
 
 
 def _thirds(ctx: ConversionContext, name: str, x: ITensor) -> list[ITensor]:
