@@ -69,6 +69,8 @@ def add(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, a
     dtype = base.result_type(a, b)
     if is_number(b):
         b, alpha = b * alpha, 1
+    if operation == "SUB" and is_number(alpha) and alpha != 1:  # as eager, which shows in zeros
+        operation, alpha = "SUM", -alpha
     exact = alpha == 1 and is_exact(a, dtype) and is_exact(b, dtype)
     compute = dtype if exact else wide(dtype)
     b = b if alpha == 1 else binary(ctx, name, "PROD", b, alpha, compute)
