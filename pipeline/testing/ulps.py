@@ -53,6 +53,9 @@ _TIES = Units(
 _CHOSEN = "maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip"
 _ATTENTION = Units(4, "a mean weighted by what sums of products give, which may cancel", "tensor", tf32=2e-3)
 _NEIGHBOURS = Units(4, "a sum of neighbours by weights, which may cancel", "tensor", signed_zeros=False)
+_CURVE = Units(
+    16, "as before, and the weights come from places that are themselves rounded", "tensor", signed_zeros=False
+)
 
 ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
@@ -70,8 +73,8 @@ ULPS: Final[Mapping[Any, Units]] = {
     "_native_batch_norm_legit_no_training": _MOMENTS,
     **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), _ATTENTION),
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), _NEIGHBOURS),
-    **dict.fromkeys(("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _NEIGHBOURS),
-    **dict.fromkeys(("grid_sampler", "grid_sampler_2d"), _NEIGHBOURS),
+    **dict.fromkeys(("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _CURVE),
+    **dict.fromkeys(("grid_sampler", "grid_sampler_2d"), _CURVE),
 }
 """By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
 
