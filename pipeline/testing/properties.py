@@ -26,8 +26,8 @@ Strategy = st.SearchStrategy[Call]
 BUILD_EVERY = 12
 """One call in so many also has its engine built; which ones depends on what they print, so that failures come again."""
 
-DRAWN = 3
-"""Calls drawn for each that is tried, at most."""
+ROUND = 10
+"""Calls that Hypothesis draws in one go. After ten it mostly draws variations of those before, which find little."""
 
 _ALWAYS: dict[str, Any] = {
     "deadline": None,
@@ -49,21 +49,15 @@ class Tally:
     reasons: dict[str, int] = field(factory=dict)
     seen: set[Call] = field(factory=set, repr=False)
     refused: list[CallError] = field(factory=list, repr=False)
-    failed: bool = False
-
-    def wants(self, call: Call, limit: int) -> bool:
-        """Whether a call is new, and needed. Hypothesis draws many a call twice, so it may draw more than are tried."""
-        return call not in self.seen and (self.failed or len(self.seen) < limit)
 
     def run(self, call: Call, checked: Callable[[Call], Checked | Rejected]) -> None:
-        """Try a call and count it."""
+        """Try a call and count it, once."""
+        if call in self.seen:
+            return
         try:
             self.add(checked(call))
         except CallError as error:
             self.refused.append(error)
-        except BaseException:
-            self.failed = True
-            raise
         self.seen.add(call)
 
     def add(self, result: Checked | Rejected) -> None:
@@ -92,7 +86,7 @@ def check_target(
     build_every: int = BUILD_EVERY,
     profile: hypothesis.settings | None = None,
 ) -> Tally:
-    """``check`` over an operator's calls: as many different ones as Hypothesis's profile has examples.
+    """``check`` over an operator's calls: as many as Hypothesis's profile has examples.
 
     Args:
         target: the operator.
@@ -119,16 +113,29 @@ def check_target(
         build = _builds(call, build_every)
         return check(call, registry=registry, decompositions=decompositions, settings=settings, build=build)
 
-    @hypothesis.settings(profile, max_examples=DRAWN * profile.max_examples, **_ALWAYS)
-    @hypothesis.given(drawn.filter(lambda call: call.dynamic) if dynamic else drawn)
-    def calls(call: Call) -> None:
-        call = call.static() if dynamic is False else call
-        if tally.wants(call, profile.max_examples):
-            tally.run(call, checked)
-
-    calls()
+    drawn = drawn.filter(lambda call: call.dynamic) if dynamic else drawn
+    drawn = drawn.map(lambda call: call.static()) if dynamic is False else drawn
+    for number in range(0, profile.max_examples, ROUND):
+        count = min(ROUND, profile.max_examples - number)
+        _round(
+            drawn,
+            lambda call: tally.run(call, checked),
+            hypothesis.settings(profile, max_examples=count, **_ALWAYS),
+            number,
+        )
     _something_was_tested(target, tally)
     return tally
+
+
+def _round(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings, number: int) -> None:
+    """Some calls, others each round."""
+
+    @profile
+    @hypothesis.given(drawn)
+    def calls(call: Call) -> None:
+        run(call)
+
+    (hypothesis.seed(number)(calls) if profile.derandomize else calls)()
 
 
 def _builds(call: Call, every: int) -> bool:

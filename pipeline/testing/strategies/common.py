@@ -40,7 +40,7 @@ def shapes(
     draw: Draw, min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
 ) -> Shape:
     """Shapes with sizes of 1 among the others, and (``zero``) now and then a 0; at most so many elements."""
-    ranks = [r for r in (2, 3, 1, 4, 0, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
+    ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 1, 4, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
     rank = draw(st.sampled_from(ranks))
     sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
     shape = draw(st.tuples(*[st.sampled_from(sizes)] * rank))
@@ -88,8 +88,8 @@ def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
 
 def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
     """Python numbers for a tensor of this dtype: ints, floats that are no ints, bools."""
-    whole = st.sampled_from([1, 2, 0, 3, 7, *([] if dtype == torch.uint8 else [-1, -2])])
-    return whole | st.sampled_from([0.5, -0.5, 2.0, -1.5, 2.5, 0.1, 0.0]) | st.booleans()
+    negative = [] if dtype == torch.uint8 else [-1, -2, -0.5, -1.5]
+    return st.sampled_from([1, 0.5, 2, 0, 2.5, 1.5, 7, 0.1, *negative, 2.0, 0.0, True, False])
 
 
 def tensors(
