@@ -78,7 +78,7 @@ def _cells(rows: list[Row]) -> dict[str, Callable[[Row], str]]:
     cells |= {f"{name}, s": lambda row, name=name: f"{row.seconds[name]:.2f}" for name in rows[0].seconds}  # type: ignore[misc]
     for batch in BATCHES:
         name = f"relative error, batch {batch} ({executor})"
-        cells[name] = lambda row, batch=batch: f"{row.agreement[batch].relative:.1e}"  # type: ignore[misc]
+        cells[name] = lambda row, batch=batch: f"{row.agreement[batch].relative:.1g}"  # type: ignore[misc]
     return cells
 
 

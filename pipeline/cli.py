@@ -130,7 +130,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         "spec",
         metavar="SPEC",
         help="a file that torch.export.save wrote (.pt2), or package.module:factory, which is called without arguments "
-        "and gives an nn.Module or a tuple (module, args, kwargs, dynamic_shapes), the latter parts optional",
+        "and gives an nn.Module (it is put in eval mode) or a tuple (module, args[, kwargs[, dynamic_shapes]])",
     )
     parser.add_argument(
         "--input",

@@ -10,6 +10,7 @@ import torch
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import get_decompositions
 from pipeline.converters.support import SupportRow, support_table
+from pipeline.converters.unsupported import REASONS
 from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
@@ -33,7 +34,7 @@ HEAD = """# Operators
 Written by `pipeline support --markdown`. An operator of the first table runs in an engine, within the limits. One of
 the second is taken apart before conversion, and its parts are looked up again; so are composite operators, which
 PyTorch itself writes in terms of others and which are not listed. Every other operator runs in PyTorch, and
-`Compiled.coverage` says so with the reason.
+`Compiled.coverage` says so with the reason; for those of the third table the reason is known beforehand.
 
 For all of them: a tensor has rank {rank} at most and one of the dtypes {dtypes}.
 int8 is taken by TensorRT 10 and 11 but not by TensorRT-RTX, which has it for quantized weights only. float64 is
@@ -58,6 +59,8 @@ def markdown() -> str:
             *_table(
                 ["operator", "decomposition"], [[f"`{op}`", "ours" if op in own else "torch's"] for op in own + torchs]
             ),
+            f"\n## In PyTorch, whatever the call: {len(REASONS)}\n",
+            *_table(["operator", "reason"], sorted([f"`{op}`", reason] for op, reason in REASONS.items())),
         ]
     )
 
@@ -76,7 +79,7 @@ def details(target: str) -> tuple[str, bool]:
     if rows or apart:
         return "\n\n".join([*map(_detail, rows), *map(_apart, sorted(apart, key=str))]), True
     if known := [op for op in _aten() if _is_meant(op, name)]:
-        return "\n".join(f"{op}\n  no converter and no decomposition: it runs in PyTorch" for op in known), False
+        return "\n".join(f"{op}\n  it runs in PyTorch: {_reason(op)}" for op in known), False
     raise UnknownTargetError(_unknown(target, name))
 
 
@@ -99,6 +102,10 @@ def _detail(row: SupportRow) -> str:
 def _apart(op: torch._ops.OpOverload[..., Any]) -> str:
     whose = "our" if op in DECOMPOSITIONS else "torch's"
     return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition takes it apart before conversion"
+
+
+def _reason(op: str) -> str:
+    return {str(o): why for o, why in REASONS.items()}.get(op, "it has no converter and no decomposition")
 
 
 def _aten() -> list[str]:
