@@ -11,9 +11,9 @@ from pipeline.testing import CheckError, check_converter
 from tests.meta.faults import FAULTS, Fault
 
 FIND = hypothesis.settings(
-    max_examples=25, derandomize=True, database=None, deadline=None, phases=[hypothesis.Phase.generate]
+    max_examples=50, derandomize=True, database=None, deadline=None, phases=[hypothesis.Phase.generate]
 )
-"""As many examples as the tests of the registry have; without shrinking."""
+"""As many calls as an operator of the registry is tested with, in both forms together; without shrinking."""
 
 PASS = hypothesis.settings(FIND, max_examples=10)
 

@@ -69,8 +69,9 @@ def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool =
 
 @st.composite
 def _part(draw: Draw, whole: Shape) -> Shape:
-    start = draw(st.integers(0, len(whole)) if draw(st.booleans()) else st.just(0))
-    ones = draw(st.tuples(*[st.booleans()] * len(whole)) if draw(st.booleans()) else st.just((False,) * len(whole)))
+    how = draw(st.sampled_from(["same", "shorter", "ones", "shorter", "both"]))
+    start = draw(st.integers(1, len(whole))) if how in ("shorter", "both") and whole else 0
+    ones = draw(st.tuples(*[st.booleans()] * len(whole))) if how in ("ones", "both") else (False,) * len(whole)
     return tuple(1 if one else size for size, one in zip(whole, ones, strict=True))[start:]
 
 
