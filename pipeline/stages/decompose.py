@@ -108,7 +108,7 @@ class _Rewriter:
         if key not in self.templates:
             self.templates[key] = _trace(function, flat, spec, target, self.mode)
         template = self.templates[key]
-        if template is None:
+        if template is None or _bakes_in(template, meta.get("val")):
             return None
         env: dict[torch.fx.Node, Any] = {}
         given = iter(nodes)
@@ -189,6 +189,20 @@ def _told_apart(fakes: list[Any]) -> list[Any]:
 
 class _DoesNotApply(Exception):  # noqa: N818 - not an error
     """A decomposition gave NotImplemented."""
+
+
+def _bakes_in(template: torch.fx.GraphModule, expected: Any) -> bool:
+    """Whether the trace took the size of a dynamic dim for a constant: some of torch's decompositions do."""
+    output = next(iter(reversed(template.graph.nodes)))
+    made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_flatten(output.args)[0]]
+    wanted, _ = tree_flatten(expected)
+    pairs = zip(made, wanted, strict=False)
+    return any(
+        isinstance(m, int) and not isinstance(w, int)
+        for a, b in pairs
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        for m, w in zip(shape_of(a), shape_of(b), strict=False)
+    )
 
 
 def _mutates(node: torch.fx.Node) -> bool:
