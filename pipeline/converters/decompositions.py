@@ -86,13 +86,11 @@ def _pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decompositi
 
 
 NOT_CORE: Final = """
-    aten._adaptive_avg_pool2d.default aten._addmm_activation.default
-    aten.addmv.default aten.dist.default aten.elu.default
-    aten.grid_sampler_2d.default aten.hardtanh.default aten.index_select.default aten.leaky_relu.default
-    aten.lift.default aten.lift_fresh.default aten.linalg_vector_norm.default aten.logical_xor.default
-    aten.narrow_copy.default aten.permute_copy.default aten.tril_indices.default aten.triu_indices.default
-    aten.unbind_copy.int aten.upsample_bicubic2d.default aten.upsample_bilinear2d.default
-    aten.upsample_bilinear2d.vec aten.upsample_nearest2d.vec aten.upsample_trilinear3d.default aten.view_copy.default
+    aten._addmm_activation.default aten.addmv.default aten.dist.default aten.elu.default aten.hardtanh.default
+    aten.index_select.default aten.leaky_relu.default aten.lift.default aten.lift_fresh.default
+    aten.linalg_vector_norm.default aten.logical_xor.default aten.narrow_copy.default
+    aten.permute_copy.default aten.tril_indices.default aten.triu_indices.default aten.unbind_copy.int
+    aten.view_copy.default
 """
 """What torch holds to be core ATen, or leaves open, and can still say in other ATen: second best where no converter
 takes the node, and better than an engine cut in two."""
@@ -113,6 +111,13 @@ DISABLED: Final = {
     "torch says it in prims, which have no converters": """
         aten.cumprod.default aten.mean.default aten.mean.dim aten.var.correction aten.var_mean.correction
         aten.where.self
+    """,
+    "torch takes the sizes of dynamic dims for constants, or leaves their arithmetic to Python": """
+        aten._adaptive_avg_pool2d.default aten.grid_sampler_2d.default aten.upsample_bicubic2d.default
+        aten.upsample_bicubic2d.vec aten.upsample_bilinear2d.default aten.upsample_bilinear2d.vec
+        aten.upsample_linear1d.default aten.upsample_nearest1d.default aten.upsample_nearest2d.default
+        aten.upsample_nearest2d.vec aten.upsample_nearest3d.default aten.upsample_trilinear3d.default
+        aten.upsample_trilinear3d.vec
     """,
     "it draws random numbers: only the operator itself draws those that eager draws": """
         aten.bernoulli.default aten.cauchy.default aten.exponential.default aten.geometric.default

@@ -163,12 +163,10 @@ class TestTorchs:
 
 IMAGE, MATRIX = torch.ones(1, 2, 6, 6), torch.ones(3, 4)
 SAMPLES = {
-    aten._adaptive_avg_pool2d.default: (IMAGE, [4, 4]),
     aten._addmm_activation.default: (torch.ones(4), MATRIX, torch.ones(4, 4)),
     aten.addmv.default: (torch.ones(3), MATRIX, torch.ones(4)),
     aten.dist.default: (MATRIX, MATRIX),
     aten.elu.default: (MATRIX,),
-    aten.grid_sampler_2d.default: (IMAGE, torch.ones(1, 3, 3, 2), 0, 0, False),
     aten.hardtanh.default: (MATRIX,),
     aten.index_select.default: (MATRIX, 0, torch.tensor([0, 1])),
     aten.leaky_relu.default: (MATRIX,),
@@ -181,11 +179,6 @@ SAMPLES = {
     aten.tril_indices.default: (3, 3),
     aten.triu_indices.default: (3, 3),
     aten.unbind_copy.int: (MATRIX,),
-    aten.upsample_bicubic2d.default: (IMAGE, [12, 12], False),
-    aten.upsample_bilinear2d.default: (IMAGE, [12, 12], False),
-    aten.upsample_bilinear2d.vec: (IMAGE, None, False, [2.0, 2.0]),
-    aten.upsample_nearest2d.vec: (IMAGE, None, [2.0, 2.0]),
-    aten.upsample_trilinear3d.default: (torch.ones(1, 1, 3, 3, 3), [6, 6, 6], False),
     aten.view_copy.default: (MATRIX, [4, 3]),
 }
 
