@@ -1,0 +1,91 @@
+"""Each condition of TensorRT's attention layer, tried both ways: what meets it builds, and what does not is refused by
+TensorRT, or is wrong for a reason that is named here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
+from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
+
+SHAPE = (2, 4, 16, 32)
+PLAIN = Case(torch.float16, SHAPE, SHAPE, SHAPE)
+
+
+def of(size: int) -> Case:
+    return Case(torch.float16, *((2, 4, 16, size),) * 3)
+
+
+def masked(shape: tuple[int, ...], dtype: torch.dtype) -> Case:
+    return evolve(PLAIN, mask=shape, mask_dtype=dtype)
+
+
+def builds(case: Case) -> bool:
+    """Whether TensorRT itself makes an engine of the case, without taking the layer apart."""
+    log = Log()
+    builder = trt.Builder(log)
+    network = new_network(builder)
+    shapes = {"q": case.query, "k": case.key, "v": case.value}
+    inputs = [network.add_input(name, to_trt(case.dtype), shape) for name, shape in shapes.items()]
+    layer = network.add_attention(*inputs, trt.AttentionNormalizationOp.SOFTMAX, case.causal)
+    if layer is None:
+        return False
+    if case.mask is not None and case.mask_dtype is not None:
+        layer.mask = network.add_input("m", to_trt(case.mask_dtype), case.mask)
+    network.mark_output(layer.get_output(0))
+    return builder.build_serialized_network(network, builder.create_builder_config()) is not None
+
+
+TAKEN = {
+    "float16": PLAIN,
+    "bfloat16": evolve(PLAIN, dtype=torch.bfloat16),
+    "the smallest head dim": of(HEAD_DIMS[0]),
+    "the largest head dim": of(HEAD_DIMS[-1]),
+    "a head dim that is no multiple of 8": of(100),
+    "other keys than queries": evolve(PLAIN, key=(2, 4, 24, 32), value=(2, 4, 24, 32)),
+    "causal": evolve(PLAIN, causal=True),
+    "grouped heads": evolve(PLAIN, key=(2, 2, 16, 32), value=(2, 2, 16, 32), gqa=True),
+    "a mask of bools": masked((2, 4, 16, 16), torch.bool),
+    "a mask for all heads": masked((2, 1, 16, 16), torch.bool),
+    "a mask for all queries": masked((1, 1, 1, 16), torch.bool),
+    "a mask that is added": masked((1, 4, 16, 16), torch.float16),
+}
+REFUSED = {
+    "float32": (evolve(PLAIN, dtype=torch.float32), "float16 or bfloat16"),
+    "a smaller head dim": (of(HEAD_DIMS[0] - 1), "a head dim of"),
+    "a larger head dim": (of(HEAD_DIMS[-1] + 1), "a head dim of"),
+    "three dims": (Case(torch.float16, (4, 16, 32), (4, 16, 32), (4, 16, 32)), "four dims"),
+    "values of another size": (evolve(PLAIN, value=(2, 4, 16, 64)), "key and value of one shape"),
+    "keys of another batch": (evolve(PLAIN, key=(1, 4, 16, 32), value=(1, 4, 16, 32)), "of one batch"),
+    "heads that do not divide": (evolve(PLAIN, key=(2, 3, 16, 32), value=(2, 3, 16, 32), gqa=True), "number of heads"),
+    "nothing to attend to": (evolve(PLAIN, key=(2, 4, 0, 32), value=(2, 4, 0, 32)), "something to attend to"),
+    "a mask of another dtype": (masked((2, 1, 16, 16), torch.float32), "of the query's dtype"),
+    "a mask of five dims": (masked((1, 2, 4, 16, 16), torch.bool), "at most four dims"),
+}
+
+
+@pytest.mark.skipif(CAPABILITIES.attention == "none", reason="this TensorRT has no attention layer")
+class TestConditions:
+    @pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
+    def test_what_is_taken_builds(self, case: Case) -> None:
+        assert unmet(case) is None
+        assert builds(case)
+
+    @pytest.mark.parametrize(("case", "why"), REFUSED.values(), ids=REFUSED)
+    def test_what_is_refused_does_not_build(self, case: Case, why: str) -> None:
+        condition = unmet(case)
+        assert condition is not None and why in condition.needs
+        assert not builds(case)
+
+    def test_a_mask_beside_causal_builds_but_the_documentation_excludes_it(self) -> None:
+        condition = unmet(evolve(masked((2, 1, 16, 16), torch.bool), causal=True))
+        assert condition is not None and "not both" in condition.needs
+
+    def test_every_condition_has_a_case_that_breaks_it(self) -> None:
+        broken: set[Any] = {unmet(case) for case, _ in REFUSED.values()}
+        untried = [c.needs for c in CONDITIONS if c not in broken]
+        assert untried == ["a TensorRT that has the layer", "a mask or causal, not both"]
