@@ -51,6 +51,10 @@ REASONS: Final[dict[Any, str]] = {
         "TensorRT has no layer for it, and none that could make it to the last digits",
     ),
     **dict.fromkeys(
+        (aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default),
+        "TensorRT has no Fourier transform and no complex numbers",
+    ),
+    **dict.fromkeys(
         (aten.copysign.Tensor, aten.copysign.Scalar, aten.signbit.default),
         "TensorRT has no layer that sees the sign of NaN",
     ),

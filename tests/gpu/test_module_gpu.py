@@ -64,7 +64,9 @@ def test_dynamic_batch_and_what_lies_outside() -> None:
 
 
 @pytest.mark.parametrize(
-    "operators", [{"aten.relu.default"}, {"aten.mul.Tensor"}, {"aten.relu.default", "aten.sub.Tensor"}], ids=str
+    "operators",
+    [{"aten.relu.default"}, {"aten.mul.Tensor"}, {"aten.relu.default", "aten.sub.Tensor"}],
+    ids=lambda ops: ",".join(sorted(ops)),
 )
 def test_torch_segments_run_beside_engines(operators: set[str]) -> None:
     run = compiled(Net(), X, torch_executed_ops=operators, min_block_size=1)
