@@ -122,7 +122,7 @@ def statistics(
     centred = base.elementwise(ctx, name, "SUB", wide, mean)
     variance = _mean(ctx, name, base.elementwise(ctx, name, "PROD", centred, centred), axes)
     gone = () if keepdim else tuple(axes)
-    rstd = _reciprocal_root(ctx, name, variance, eps)
+    rstd = base.unary(ctx, name, "RECIP", _root(ctx, name, variance, eps))
     return base.squeeze(ctx, name, mean, gone), base.squeeze(ctx, name, rstd, gone)
 
 
@@ -138,8 +138,8 @@ def rms_norm(
     rank = base.rank(x)
     wide = base.cast(ctx, name, x, torch.float32)
     square = base.elementwise(ctx, name, "PROD", wide, wide)
-    root = _reciprocal_root(ctx, name, _mean(ctx, name, square, range(rank - normalized, rank)), eps)
-    result = base.elementwise(ctx, name, "PROD", wide, root)
+    root = _root(ctx, name, _mean(ctx, name, square, range(rank - normalized, rank)), eps)
+    result = base.elementwise(ctx, name, "DIV", wide, root)
     if weight is not None:
         factor = base.tensor(ctx, name, weight, torch.float32, rank=rank)
         result = base.elementwise(ctx, name, "PROD", result, factor)
@@ -151,7 +151,6 @@ def _mean(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) ->
     return ctx.add(name, "reduce", x, trt.ReduceOperation.AVG, mask, True).get_output(0)
 
 
-def _reciprocal_root(ctx: ConversionContext, name: str, variance: ITensor, eps: float) -> ITensor:
+def _root(ctx: ConversionContext, name: str, variance: ITensor, eps: float) -> ITensor:
     small = base.constant(ctx, name, eps, torch.float32, rank=base.rank(variance))
-    total = base.elementwise(ctx, name, "SUM", variance, small)
-    return base.unary(ctx, name, "RECIP", base.unary(ctx, name, "SQRT", total))
+    return base.unary(ctx, name, "SQRT", base.elementwise(ctx, name, "SUM", variance, small))

@@ -68,6 +68,7 @@ ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(_CHOSEN.split(), _TIES),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
     **dict.fromkeys(("addmv", "addbmm"), _PRODUCT),
+    "rms_norm": Units(4, "a mean of squares, a root, a quotient and a product, each rounded"),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "instance_norm"), _MOMENTS),
     **dict.fromkeys(("batch_norm", "native_batch_norm", "_native_batch_norm_legit"), _MOMENTS),
     "_native_batch_norm_legit_no_training": _MOMENTS,
