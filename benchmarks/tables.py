@@ -24,6 +24,7 @@ def page(results: Path = RESULTS) -> str:
     """The whole page; a result of a kind it does not know is left out."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     parts = [stages(data) for data in found if "growth" in data] + [gpu(data) for data in found if "rows" in data]
+    parts += [tests(data) for data in found if "counts" in data]
     return "\n".join([HEAD, *parts])
 
 
@@ -112,6 +113,25 @@ def _gpu_row(row: dict[str, Any]) -> list[str]:
     ratio = f"{row['over_raw']:.2f}" if "over_raw" in row else ""
     times = f"{row['gpu_ms']:.3f}", ratio, f"{row['host_us']:.0f}", f"{row['compile_seconds']:.1f}"
     return [row["method"], *times, f"{row['relative_error']:.1e}"]
+
+
+def tests(data: dict[str, Any]) -> str:
+    """The GPU tests: what passed, file by file, and what did not."""
+    machine, counts = data["machine"], data["counts"]
+    rows = [
+        [name, *(str(found.get(kind, 0)) for kind in ("passed", "failure", "skipped"))]
+        for name, found in counts.items()
+    ]
+    missed = [f"- `{name}`: {why.replace('|', '/')}" for name, why in data["not_passed"].items()]
+    return "\n".join(
+        [
+            f"## GPU tests, float32 products in {data['products']}, on {machine['gpu']}\n",
+            _filled(_where(data)),
+            *_table(["tests", "passed", "failed", "skipped"], rows),
+            "",
+            *(["Not passed:", "", *missed, ""] if missed else []),
+        ]
+    )
 
 
 def _where(data: dict[str, Any]) -> str:
