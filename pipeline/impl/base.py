@@ -56,7 +56,21 @@ def tensor(
 def cast(ctx: ConversionContext, name: str, x: ITensor, dtype: torch.dtype) -> ITensor:
     """``x`` in another dtype; ``x`` itself if it has it already."""
     wanted = to_trt(network_dtype(dtype))
-    return x if x.dtype == wanted else ctx.add(name, "cast", x, wanted).get_output(0)
+    if x.dtype == wanted:
+        return x
+    if dtype == torch.bool:
+        return unary(ctx, name, "NOT", is_zero(ctx, name, x))
+    return ctx.add(name, "cast", x, wanted).get_output(0)
+
+
+def is_zero(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    """Where a tensor is zero, or False; NaN is not. A bool is a comparison with zero and never a cast: RTX 1.4 drops
+    the two casts from int32 to bool and back, and 3 stays 3."""
+    dtype = dtype_of(x)
+    if dtype == torch.bool:
+        return unary(ctx, name, "NOT", x)
+    x = cast(ctx, name, x, torch.int32) if dtype == torch.int8 else x
+    return elementwise(ctx, name, "EQUAL", x, constant(ctx, name, 0, dtype_of(x), rank=rank(x)))
 
 
 def dtype_of(value: Value) -> torch.dtype:

@@ -13,6 +13,7 @@ import torch
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
+from pipeline.trt import trt
 
 HALVES = (torch.float16, torch.bfloat16)
 LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
@@ -38,7 +39,7 @@ def binary(
     ``trt.ElementWiseOperation``."""
     dtype = dtype or base.result_type(a, b)
     if dtype == torch.bool and operation in LOGIC:
-        return layer(ctx, name, LOGIC[operation], a, b, dtype)
+        return logical(ctx, name, LOGIC[operation], a, b)
     return base.cast(ctx, name, layer(ctx, name, operation, a, b, arithmetic(dtype)), dtype)
 
 
@@ -100,12 +101,32 @@ def not_equal(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
 
 def logical_not(ctx: ConversionContext, name: str, x: Value) -> ITensor:
     """``not x``: of a number, whether it is zero."""
-    return base.unary(ctx, name, "NOT", base.tensor(ctx, name, x, torch.bool))
+    return base.is_zero(ctx, name, base.tensor(ctx, name, x))
 
 
 def logical(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
-    """``AND``, ``OR`` or ``XOR`` of what is not zero."""
-    return layer(ctx, name, operation, a, b, torch.bool)
+    """``AND``, ``OR`` or ``XOR`` of what is not zero. With a constant they are int32 arithmetic: RTX 1.4 simplifies
+    such a layer wrongly (``x AND False`` gives ``x``)."""
+    x, y = (b, a) if is_number(a) else (a, b)
+    if is_number(y) and bool(y) == (operation == "AND"):
+        return base.tensor(ctx, name, x, torch.bool)
+    if is_number(y) and operation == "XOR":
+        return logical_not(ctx, name, x)
+    if all(isinstance(v, trt.ITensor) for v in (x, y)):
+        return layer(ctx, name, operation, x, y, torch.bool)
+    rank = max(map(base.rank, (x, y)))
+    bits = [_bit(ctx, name, v, rank) for v in (x, y)]
+    if operation == "XOR":
+        return base.unary(ctx, name, "NOT", base.elementwise(ctx, name, "EQUAL", *bits))
+    counted = base.elementwise(ctx, name, {"AND": "PROD", "OR": "SUM"}[operation], *bits)
+    return layer(ctx, name, "GREATER", counted, 0, torch.int32)
+
+
+def _bit(ctx: ConversionContext, name: str, value: Value, rank: int) -> ITensor:
+    """1 for what is not zero, else 0."""
+    if is_number(value):
+        return base.constant(ctx, name, int(bool(value)), torch.int32, rank=rank)
+    return base.cast(ctx, name, base.tensor(ctx, name, value, torch.bool, rank=rank), torch.int32)
 
 
 def where(

@@ -8,7 +8,7 @@ import torch
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic, layer, promoted, where
+from pipeline.impl.elementwise import arithmetic, layer, logical, promoted, where
 from pipeline.trt import trt
 
 BITS = 4
@@ -19,7 +19,7 @@ def bitwise(ctx: ConversionContext, name: str, operation: str, a: Value, b: Valu
     """``AND``, ``OR`` or ``XOR`` of bools or integers: ``a | b`` is ``a + b - (a & b)``, ``a ^ b`` once less."""
     dtype = base.result_type(a, b)
     if dtype == torch.bool:
-        return layer(ctx, name, operation, a, b, dtype)
+        return logical(ctx, name, operation, a, b)
     compute = arithmetic(dtype)
     x, y = promoted(ctx, name, a, b, dtype=compute)
     both = _low_bits(ctx, name, x, b) if is_low_mask(b) else _both(ctx, name, x, y)

@@ -9,7 +9,7 @@ import torch
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic, logical_not, wide
+from pipeline.impl.elementwise import arithmetic, layer, logical_not, wide
 from pipeline.trt import trt
 
 Dims = Sequence[int] | int | None
@@ -50,7 +50,8 @@ def extremum(ctx: ConversionContext, name: str, operation: str, x: Value, dim: D
 def any_of(ctx: ConversionContext, name: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     """Whether something is not zero; of nothing, False."""
     count = base.cast(ctx, name, base.tensor(ctx, name, x, torch.bool), torch.int32)
-    return base.cast(ctx, name, reduce(ctx, name, "SUM", count, all_dims(dim, base.rank(x)), keepdim), torch.bool)
+    found = reduce(ctx, name, "SUM", count, all_dims(dim, base.rank(x)), keepdim)
+    return layer(ctx, name, "GREATER", found, 0, torch.int32)
 
 
 def all_of(ctx: ConversionContext, name: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
