@@ -58,11 +58,8 @@ def _left(ctx: ConversionContext, name: str, x: ITensor, y: ITensor, division: s
 
 def _signs_differ(ctx: ConversionContext, name: str, left: ITensor, divisor: ITensor) -> ITensor:
     """Whether a remainder is not zero and on the other side of zero than the divisor."""
-    zero = base.constant(ctx, name, 0.0, base.dtype_of(left), rank=base.rank(left))
-    below = [base.elementwise(ctx, name, "LESS", value, zero) for value in (left, divisor)]
-    differ = base.elementwise(ctx, name, "XOR", *below)
-    nonzero = base.unary(ctx, name, "NOT", base.elementwise(ctx, name, "EQUAL", left, zero))
-    return base.elementwise(ctx, name, "AND", differ, nonzero)
+    signs = [base.unary(ctx, name, "SIGN", value) for value in (left, divisor)]
+    return layer(ctx, name, "LESS", base.elementwise(ctx, name, "PROD", *signs), 0.0, base.dtype_of(left))
 
 
 def _floored(ctx: ConversionContext, name: str, x: ITensor, y: ITensor) -> ITensor:
