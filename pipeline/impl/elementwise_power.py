@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic, is_number, layer, wide
+from pipeline.impl.elementwise import arithmetic, is_number, layer, promoted, where, wide
+from pipeline.impl.unary import absolute
 
 LARGEST_PRODUCT = 64
 ONE_LAYER = (1, 2, 0.5, -1)
@@ -19,8 +22,23 @@ def power(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
     if is_number(b):
         result = _known_power(ctx, name, base.tensor(ctx, name, a, compute), b)
     else:
-        result = layer(ctx, name, "POW", a, b, compute)
+        result = _any_power(ctx, name, a, b, compute)
     return base.cast(ctx, name, result, dtype)
+
+
+def _any_power(ctx: ConversionContext, name: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
+    """Of integers, a negative power is 0, but of 1 and -1 the positive one; TensorRT gives the largest int for 0."""
+    if dtype.is_floating_point:
+        return layer(ctx, name, "POW", a, b, dtype)
+    x, y = promoted(ctx, name, a, b, dtype=dtype)
+    result = base.elementwise(ctx, name, "POW", x, absolute(ctx, name, y))
+    if is_number(a) and abs(a) == 1:
+        return result
+    fraction: Value = 0
+    if not is_number(a):
+        whole = layer(ctx, name, "EQUAL", absolute(ctx, name, x), 1, dtype)
+        fraction = where(ctx, name, whole, result, 0, dtype)
+    return where(ctx, name, layer(ctx, name, "LESS", y, 0, dtype), fraction, result, dtype)
 
 
 def _known_power(ctx: ConversionContext, name: str, x: ITensor, exponent: float) -> ITensor:
