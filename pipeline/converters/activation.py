@@ -15,7 +15,7 @@ from pipeline.impl import activation, elementwise
 aten = torch.ops.aten
 
 TABLE: Mapping[Any, tuple[Any, ...]] = {
-    aten.sigmoid.default: (activation.smooth, "SIGMOID"),
+    aten.sigmoid.default: (activation.tailed, "SIGMOID"),
     aten.tanh.default: (activation.smooth, "TANH"),
     aten.relu.default: (activation.relu,),
     aten.relu6.default: (lambda ctx, name, x: elementwise.clamp(ctx, name, x, 0, 6),),

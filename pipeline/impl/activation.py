@@ -29,6 +29,18 @@ def smooth(ctx: ConversionContext, name: str, kind: str, x: Value) -> ITensor:
     return activation(ctx, name, kind, floating(ctx, name, x))
 
 
+def tailed(ctx: ConversionContext, name: str, kind: str, x: Value) -> ITensor:
+    """An activation whose tail is small: bfloat16 is computed in float32 and rounded once, since RTX 1.4's own layers
+    lose the tail (gelu gives -0.01465 for -0.01550, sigmoid 0 for 6.6e-36)."""
+    x = floating(ctx, name, x)
+    dtype = base.dtype_of(x)
+    return base.cast(ctx, name, activation(ctx, name, kind, base.cast(ctx, name, x, _tail_dtype(dtype))), dtype)
+
+
+def _tail_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
 def relu(ctx: ConversionContext, name: str, x: Value) -> ITensor:
     """What is above zero, else zero; of integers as well."""
     dtype = base.dtype_of(x)
@@ -37,12 +49,13 @@ def relu(ctx: ConversionContext, name: str, x: Value) -> ITensor:
 
 def gelu(ctx: ConversionContext, name: str, x: Value, approximate: str) -> ITensor:
     """``x`` times the normal distribution's integral up to it, by erf or its tanh approximation."""
-    return activation(ctx, name, "GELU_TANH" if approximate == "tanh" else "GELU_ERF", base.tensor(ctx, name, x))
+    return tailed(ctx, name, "GELU_TANH" if approximate == "tanh" else "GELU_ERF", x)
 
 
 def silu(ctx: ConversionContext, name: str, x: Value) -> ITensor:
     """``x * sigmoid(x)``."""
     x = base.tensor(ctx, name, x)
+    x = base.cast(ctx, name, x, _tail_dtype(base.dtype_of(x)))
     return base.elementwise(ctx, name, "PROD", x, activation(ctx, name, "SIGMOID", x))
 
 
