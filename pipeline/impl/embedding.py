@@ -41,8 +41,8 @@ def embedding_bag(
     if scale is not None:
         row = _elementwise.binary(ctx, name, "PROD", row, _column(ctx, name, scale), compute)
     member = _members(ctx, name, indices, offsets, bags, padding)
-    reduction = "amax" if mode == "max" else mode
-    there = _elementwise.where(ctx, name, base.unsqueeze(ctx, name, member, [2]), row, neutral(reduction, compute))
+    nothing = neutral("amax", compute) if mode == "max" else 0.0  # not -0.0: eager adds to zeros
+    there = _elementwise.where(ctx, name, base.unsqueeze(ctx, name, member, [2]), row, nothing)
     if mode == "sum":
         return base.cast(ctx, name, _reduce.reduce(ctx, name, "SUM", there, [1], False), dtype)
     count = _reduce.reduce(ctx, name, "SUM", base.cast(ctx, name, member, torch.int32), [1], True)
