@@ -25,6 +25,20 @@ def matmul(
         x, y = (base.cast(ctx, name, v, arithmetic(dtype)) for v in (x, y))
         x, y = _matrix(ctx, name, x, op_a, -2), _matrix(ctx, name, y, op_b, -1)
         return base.cast(ctx, name, _integers(ctx, name, x, y, op_a, op_b), dtype)
+    if base.dims(x) == base.dims(y) == (0,):  # RTX 1.4 does not build a product of two empty vectors
+        row, column = base.unsqueeze(ctx, name, x, [0]), base.unsqueeze(ctx, name, y, [1])
+        return base.squeeze(ctx, name, _product(ctx, name, row, column), [0, 1])
+    return _product(ctx, name, x, y, op_a, op_b)
+
+
+def _product(
+    ctx: ConversionContext,
+    name: str,
+    x: ITensor,
+    y: ITensor,
+    op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
+    op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
+) -> ITensor:
     return ctx.add(name, "matrix_multiply", x, op_a, y, op_b).get_output(0)
 
 
