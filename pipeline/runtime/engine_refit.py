@@ -71,9 +71,9 @@ def _refusal(refitter: Any, name: str, value: torch.Tensor, known: Collection[st
     """Hand a weight to TensorRT; why it was refused, or nothing."""
     if name not in known:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
-    if refitter.set_named_weights(name, weights_of(value)):
+    given, held = weights_of(value), refitter.get_weights_prototype(name)  # TensorRT 1.4 takes another dtype silently
+    if (given.size, given.dtype) == (held.size, held.dtype) and refitter.set_named_weights(name, given):
         return ""
-    held = refitter.get_weights_prototype(name)
     holds = f"the engine holds {held.size} x {dtype_name(held.dtype)}"
     return f"TensorRT refused {described(value.dtype, tuple(value.shape))}; {holds}"
 
