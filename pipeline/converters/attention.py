@@ -12,20 +12,18 @@ import torch
 from pipeline.converters.arguments import argument
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl.attention import fused, plain
-from pipeline.impl.attention_limits import Case, unmet
+from pipeline.impl.attention_limits import Case, fitted, unmet
 from pipeline.program import shape_of
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
 
-MASKS = {
+MASKS: dict[Any, str | None] = {
     aten.scaled_dot_product_attention.default: "attn_mask",
-    aten._scaled_dot_product_flash_attention.default: None,
     aten._scaled_dot_product_flash_attention_for_cpu.default: "attn_mask",
-    aten._scaled_dot_product_efficient_attention.default: "attn_bias",
-    aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
 }
 """What each form calls its mask."""
 
@@ -75,7 +73,7 @@ def _attention(target: Any, mask_name: str | None) -> Callable[..., Any]:
         case = _case(ctx.node, argument(ctx.node, mask_name) if mask is not None and mask_name is not None else None)
         scale = given.get("scale")
         scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
-        if ctx.compilation_settings.decompose_attention or unmet(case) is not None:
+        if ctx.compilation_settings.decompose_attention or unmet(fitted(case)) is not None:
             result = plain(ctx, name, query, key, value, mask, causal=case.causal, scale=scale, gqa=case.gqa)
         else:
             result = fused(ctx, name, query, key, value, mask, causal=case.causal, scale=scale)
@@ -86,3 +84,76 @@ def _attention(target: Any, mask_name: str | None) -> Callable[..., Any]:
 
 
 CONVERTERS = [_attention(target, mask_name) for target, mask_name in MASKS.items()]
+
+
+def _attended(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Any:
+    """The attention, and the logarithm of the sum of exponentials that the devices' kernels also give."""
+    if dropout_p:
+        return NotImplemented
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query.float() * factor) @ key.float().transpose(-1, -2)
+    if bias is not None:
+        scores = scores + bias
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).tril().logical_not(), -math.inf)
+    result = aten.scaled_dot_product_attention.default(query, key, value, bias, 0.0, is_causal, scale=scale)
+    return result, torch.logsumexp(scores, -1)
+
+
+@register_torch_trt_decomposition(aten._scaled_dot_product_flash_attention.default)
+def flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """The attention itself; what only a backward pass reads is None."""
+    made = _attended(query, key, value, None, dropout_p, is_causal, scale)
+    return made if made is NotImplemented else (*made, *(None,) * 7)
+
+
+@register_torch_trt_decomposition(aten._scaled_dot_product_efficient_attention.default)
+def efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """The attention itself; what only a backward pass reads is None."""
+    made = _attended(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return made if made is NotImplemented else (*made, None, None)
+
+
+@register_torch_trt_decomposition(aten._scaled_dot_product_cudnn_attention.default)
+def cudnn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """The attention itself; what only a backward pass reads is None."""
+    made = _attended(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return made if made is NotImplemented else (*made, *(None,) * 7)

@@ -7,9 +7,11 @@ import torch
 
 from pipeline.converters.context import ConversionContext, NetworkError
 from pipeline.impl import base
+from pipeline.impl.attention_limits import HEAD_DIMS, PADDED_HEAD
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.elementwise import is_exact, where
 from pipeline.impl.matmul import matmul
+from pipeline.impl.shape import sampled
 from pipeline.impl.softmax import softmax
 from pipeline.trt import CAPABILITIES, trt
 
@@ -25,12 +27,38 @@ def fused(
     causal: bool,
     scale: float,
 ) -> ITensor:
-    """The attention layer, under the conditions of ``attention_limits``; a query that may attend to nothing gives 0."""
+    """The attention layer, under the conditions of ``attention_limits`` for the fitted case; a query that may attend to
+    nothing gives 0."""
+    rank, head, own = base.rank(query), base.dims(query)[-1], base.dims(value)[-1]
+    query, key, value = (_fitted(ctx, name, x) for x in (query, key, value))
+    result = _layer(ctx, name, _scaled(ctx, name, query, scale), key, value, mask, causal=causal)
+    if head < HEAD_DIMS[0]:
+        result = sampled(ctx, name, result, [3], [0], [own])
+    return base.squeeze(ctx, name, result, range(4 - rank))
+
+
+def _fitted(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    """Four dims, and heads for which there are kernels: small ones are padded with zeros."""
+    x = base.raise_rank(ctx, name, x, 4)
+    small = base.dims(x)[-1] < HEAD_DIMS[0]
+    return sampled(ctx, name, x, [3], [0], [PADDED_HEAD], mode="FILL") if small else x
+
+
+def _layer(
+    ctx: ConversionContext,
+    name: str,
+    query: ITensor,
+    key: ITensor,
+    value: ITensor,
+    mask: Value | None,
+    *,
+    causal: bool,
+) -> ITensor:
     if not CAPABILITIES.attention_gqa_half:
         key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
     norm = trt.AttentionNormalizationOp.SOFTMAX
     mark = ctx.log.mark()
-    layer = ctx.net.add_attention(_scaled(ctx, name, query, scale), key, value, norm, causal)
+    layer = ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
         raise NetworkError("; ".join(ctx.log.errors_since(mark)) or "TensorRT refused the attention layer")
     layer.name = ctx.unique(f"{name}:attention")

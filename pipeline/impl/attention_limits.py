@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from pipeline.trt import CAPABILITIES
 
@@ -64,6 +64,24 @@ CONDITIONS = (
     ),
     Condition("a mask or causal, not both", lambda case: case.mask is None or not case.causal),
 )
+
+
+PADDED_HEAD = 16
+"""Heads too small for a kernel are padded with zeros to this size, which changes no product."""
+
+
+def fitted(case: Case) -> Case:
+    """The case as it reaches the layer: raised to four dims, and small heads padded."""
+    if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
+        return case
+    query, key, value = (_fitted(shape) for shape in (case.query, case.key, case.value))
+    return evolve(case, query=query, key=key, value=value)
+
+
+def _fitted(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    head = shape[-1]
+    small = isinstance(head, int) and 0 < head < HEAD_DIMS[0]
+    return (1,) * (4 - len(shape)) + (*shape[:-1], PADDED_HEAD if small else head)
 
 
 def unmet(case: Case) -> Condition | None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 
+import pipeline
 from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
 
@@ -89,3 +90,37 @@ class TestConditions:
         broken: set[Any] = {unmet(case) for case, _ in REFUSED.values()}
         untried = [c.needs for c in CONDITIONS if c not in broken]
         assert untried == ["a TensorRT that has the layer", "a mask or causal, not both"]
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 4), (2, 3, 5, 32)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_small_heads_and_fewer_dims_are_fitted_to_the_layer(shape: tuple[int, ...], causal: bool) -> None:
+    class Attend(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            """scaled dot product attention"""
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3)
+
+    inputs = tuple(torch.randn(shape).half() for _ in range(3))
+    compiled = pipeline.default(require_full_compilation=True)(Attend().eval(), args=inputs)
+    assert "ATTENTION_INPUT" in compiled.networks[0].kinds()
+    result = compiled.module(executor="reference")(*inputs)
+    torch.testing.assert_close(result, Attend()(*inputs), rtol=2e-3, atol=2e-3)
+
+
+FORMS: dict[Any, tuple[Any, ...]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention.default: (0.0, True),
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: (None, True, 0.0, True),
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default: (None, True, 0.0, True),
+}
+
+
+@pytest.mark.parametrize("target", FORMS, ids=str)
+def test_the_forms_of_devices_come_apart_into_attention(target: Any) -> None:
+    """They have no kernel on the CPU: their decomposition is compared with what they compute."""
+    query, key, value = (torch.randn(2, 4, 5, 16) for _ in range(3))
+    result, lse, *rest = pipeline.DECOMPOSITIONS[target](query, key, value, *FORMS[target], scale=0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3)
+    torch.testing.assert_close(result, expected)
+    scores = (0.3 * query @ key.transpose(-1, -2)).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    assert len(rest) + 2 == len(target._schema.returns)
