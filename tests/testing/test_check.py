@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+from functools import partial
 from typing import Any
 
+import attrs
 import hypothesis
 import pytest
 import torch
@@ -13,6 +16,7 @@ import pipeline
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.registry import ConverterRegistry
+from pipeline.settings import CompilationSettings
 from pipeline.testing import (
     ULPS,
     Call,
@@ -25,6 +29,7 @@ from pipeline.testing import (
     check_converter,
     check_target,
 )
+from pipeline.testing.check import _agrees
 from pipeline.testing.compare import difference, expected
 from pipeline.testing.programs import program_of
 
@@ -151,6 +156,34 @@ def test_what_is_wrong_is_said(change: Any, said: str) -> None:
     found = judged(call, change)
     assert (found == "") == (said == "")
     assert re.search(said, found)
+
+
+def test_where_eager_is_not_a_number_the_exact_value_is_right() -> None:
+    want = attrs.evolve(
+        expected(NEG, {}, [torch.float32]),
+        eager=(torch.tensor([math.nan]),),
+        exact=(torch.tensor([math.inf]).double(),),
+    )
+    assert difference(want, 0, torch.tensor([math.inf]), "reference") == ""
+    assert difference(want, 0, torch.tensor([-math.inf]), "reference")
+    assert difference(want, 0, torch.tensor([1.0]), "reference")
+
+
+def test_tensorrt_rounds_exponents() -> None:
+    call = Call(aten.sigmoid.default, (TensorSpec((1,), values=("given", [-83.19])),))
+    off = partial(torch.mul, 1 + 9e-7)
+    assert judged(call, off, "tensorrt") == ""
+    assert judged(call, off, "reference")
+    near = Call(aten.sigmoid.default, (TensorSpec((1,), values=("given", [-0.5])),))
+    assert judged(near, off, "tensorrt")
+
+
+def test_a_size_that_tracing_fixes_is_an_error_of_the_call() -> None:
+    call = Call(aten.neg.default, (TensorSpec((3,)),))
+    traced = program_of(call, CompilationSettings()).program
+    _agrees(expected(call, {}, [torch.float32]), traced)
+    with pytest.raises(CallError, match=r"gives \[4\] in eager mode, and \[3\] when it is traced"):
+        _agrees(expected(Call(aten.neg.default, (TensorSpec((4,)),)), {}, [torch.float32]), traced)
 
 
 def test_a_sum_is_judged_by_what_it_adds_up() -> None:
