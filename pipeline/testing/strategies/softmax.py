@@ -12,6 +12,8 @@ from pipeline.testing.strategies.common import Draw, calls, dims, floats, named,
 
 aten = torch.ops.aten
 
+# RTX 1.4 drops the middle of the casts int64 -> float16 -> float32 (softmax gives 1.0 for NaN where float16 overflows):
+# integers that a half rounds are not drawn for a half.
 VALUES = st.sampled_from(("normal", "large", "special"))
 
 
@@ -25,7 +27,8 @@ def native(draw: Draw, target: Any) -> Call:
 def composite(draw: Draw, target: Any) -> Call:
     shape, dtype = draw(shapes()), draw(floats | st.just(torch.int64))
     wanted = draw(floats if dtype == torch.int64 else st.none() | st.just(torch.float32))
-    return draw(named(Call(target, (draw(tensors(shape, dtype, VALUES)), draw(dims(len(shape))), wanted))))
+    values = "normal" if dtype == torch.int64 and wanted != torch.float32 else VALUES
+    return draw(named(Call(target, (draw(tensors(shape, dtype, values)), draw(dims(len(shape))), wanted))))
 
 
 STRATEGIES = {**native, **composite}
