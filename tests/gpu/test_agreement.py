@@ -47,7 +47,8 @@ TOLERANCES = {
 
 NO_ENGINE = {
     "has no runners that implement it": "TensorRT-RTX has no NonZero and no NMS",
-    "Strided & Dilated Deconv not supported": "TensorRT-RTX has no deconvolution with stride and dilation above 1",
+    "Strided & Dilated Deconv": "TensorRT-RTX has no deconvolution with stride and dilation above 1",
+    "not supported by a dedicated kernel": "attention of RTX 1.5 and later in float32, which no converter uses",
     "has type Bool but input shape tensors must have": "an assertion on an input needs an integer there",
     "has out of bounds access": "TensorRT checks constant bounds in a branch that is never taken as well",
     "In setMyelinTensorStrides": "an assertion in a loop in a loop",
