@@ -27,7 +27,8 @@ FACTOR = 4.0
 FLOOR = {"float32": 3e-5 if IEEE else 5e-3, "float16": 4e-3}
 """What eager's error may be too lucky for, relative to the largest value: a few units in the last place. In float32 on
 RTX 1.4 also what TF32 costs TensorRT more than cuDNN and cuBLAS: measured 8e-4 a convolution and 3e-4 a product, all to
-one side, 3.3e-3 after the 53 convolutions of ResNet-50 where eager with TF32 has 3e-4. IEEE convolutions have 1e-6 each on RTX 1.6.1, 2e-5 after those of ResNet-50."""
+one side, 3.3e-3 after the 53 convolutions of ResNet-50 where eager with TF32 has 3e-4. IEEE convolutions have 1e-6 each
+on RTX 1.6.1, 2e-5 after those of ResNet-50."""
 
 
 def compiled(case: Case, **fields: Any) -> pipeline.Compiled:
