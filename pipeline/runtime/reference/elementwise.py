@@ -1,9 +1,9 @@
 """Kinds that work element by element."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
-from torch.nn import functional
 
 from pipeline.network import Layer
 from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, present, wide
@@ -95,6 +95,14 @@ def _softplus(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
     return alpha * torch.logaddexp(beta * x, torch.zeros_like(x))
 
 
+def _gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
+    """In float64: whether PyTorch's own gives inf or NaN for inf depends on the tensor's length."""
+    x = x.double()
+    if approximate == "tanh":
+        return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / 2 * (1 + torch.erf(x / math.sqrt(2)))
+
+
 ACTIVATION: Mapping[str, Activation] = {
     "RELU": lambda x, alpha, beta: torch.relu(x),
     "SIGMOID": lambda x, alpha, beta: torch.sigmoid(x),
@@ -108,8 +116,8 @@ ACTIVATION: Mapping[str, Activation] = {
     "HARD_SIGMOID": lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1),
     "SCALED_TANH": lambda x, alpha, beta: alpha * torch.tanh(beta * x),
     "THRESHOLDED_RELU": lambda x, alpha, beta: torch.where(x > alpha, x, torch.zeros_like(x)),
-    "GELU_ERF": lambda x, alpha, beta: functional.gelu(x),
-    "GELU_TANH": lambda x, alpha, beta: functional.gelu(x, approximate="tanh"),
+    "GELU_ERF": lambda x, alpha, beta: _gelu(x, "none"),
+    "GELU_TANH": lambda x, alpha, beta: _gelu(x, "tanh"),
 }
 
 
