@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 
-settings.register_profile("ci", max_examples=25, derandomize=True, **COMMON)
+settings.register_profile("ci", max_examples=15, derandomize=True, **COMMON)
 settings.register_profile("dev", max_examples=100, **COMMON)
 settings.register_profile("deep", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
