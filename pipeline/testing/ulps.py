@@ -86,6 +86,8 @@ ULPS: Final[Mapping[Any, Units]] = {
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
     **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),
     **dict.fromkeys(_CHOSEN.split(), _TIES),
+    **dict.fromkeys(("add", "sub", "rsub"), Units(1, "other times alpha is rounded before it is added", "tensor")),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), Units(2, "a difference, which may cancel", "tensor")),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
     **dict.fromkeys(("addmv", "addbmm"), _PRODUCT),
     "rms_norm": Units(4, "a mean of squares, a root, a quotient and a product, each rounded"),
