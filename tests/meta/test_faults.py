@@ -11,7 +11,11 @@ from pipeline.testing import CheckError, check_converter
 from tests.meta.faults import FAULTS, Fault
 
 FIND = hypothesis.settings(
-    max_examples=50, derandomize=True, database=None, deadline=None, phases=[hypothesis.Phase.generate]
+    max_examples=2 * hypothesis.settings.get_profile("ci").max_examples,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[hypothesis.Phase.generate],
 )
 """As many calls as an operator of the registry is tested with, in both forms together; without shrinking."""
 

@@ -40,7 +40,7 @@ def shapes(
     draw: Draw, min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
 ) -> Shape:
     """Shapes with sizes of 1 among the others, and (``zero``) now and then a 0; at most so many elements."""
-    ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 1, 4, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
+    ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 4, 3, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
     rank = draw(st.sampled_from(ranks))
     sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
     shape = draw(st.tuples(*[st.sampled_from(sizes)] * rank))
@@ -70,7 +70,8 @@ def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool =
 @st.composite
 def _part(draw: Draw, whole: Shape) -> Shape:
     how = draw(st.sampled_from(["same", "shorter", "ones", "shorter", "both"]))
-    start = draw(st.integers(1, len(whole))) if how in ("shorter", "both") and whole else 0
+    starts = [*range(1, len(whole)), 1, len(whole)] if how in ("shorter", "both") and whole else [0]
+    start = draw(st.sampled_from(starts))
     ones = draw(st.tuples(*[st.booleans()] * len(whole))) if how in ("ones", "both") else (False,) * len(whole)
     return tuple(1 if one else size for size, one in zip(whole, ones, strict=True))[start:]
 
