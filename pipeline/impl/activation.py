@@ -53,9 +53,8 @@ def gelu(ctx: ConversionContext, name: str, x: Value, approximate: str) -> ITens
 
 
 def silu(ctx: ConversionContext, name: str, x: Value) -> ITensor:
-    """``x * sigmoid(x)``."""
-    x = base.tensor(ctx, name, x)
-    x = base.cast(ctx, name, x, _tail_dtype(base.dtype_of(x)))
+    """``x * sigmoid(x)``, in float32: for x below -10 the sigmoid of a half has few bits left."""
+    x = base.cast(ctx, name, base.tensor(ctx, name, x), torch.float32)
     return base.elementwise(ctx, name, "PROD", x, activation(ctx, name, "SIGMOID", x))
 
 
