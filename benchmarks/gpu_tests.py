@@ -67,9 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     result = summary(run(given.workers, given.files))
     products = result["products"].lower()
     path = save(f"gpu_tests_{CAPABILITIES.flavour}_{CAPABILITIES.version}_{products}", result)
-    print(
-        f"{sum(c.get('passed', 0) for c in result['counts'].values())} passed, {len(result['not_passed'])} failed: {path}"
-    )
+    passed = sum(found.get("passed", 0) for found in result["counts"].values())
+    print(f"{passed} passed, {len(result['not_passed'])} failed: {path}")
     return 1 if result["not_passed"] else 0
 
 

@@ -107,16 +107,14 @@ def _indices_are_read(node: torch.fx.Node) -> bool:
 
 def _average(target: Any, rank: int) -> Callable[..., Any]:
     def limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-        """TensorRT averages floating-point tensors; windows that reach out of a dynamic dim must be those of eager."""
+        """TensorRT averages floating-point tensors, and rounds the number of windows up for static sizes only."""
         x = argument(node, "self").meta["val"]
         if not x.is_floating_point():
             return Rejection(f"its input is {x.dtype}, TensorRT averages floating-point tensors only")
         windows = _windows(node, rank)
         if not windows.rounds_up:
             return True
-        if rank > 1 and argument(node, "divisor_override"):
-            return _dynamic(node, "ceil_mode with divisor_override")
-        return _rounds_safely(windows) or _dynamic(node, "this ceil_mode")
+        return _dynamic(node, "averaging with ceil_mode, which RTX 1.4 builds and then refuses to run at some sizes,")
 
     @dynamo_tensorrt_converter(target, capability_validator=limits, supports_dynamic_shapes=True)
     def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
