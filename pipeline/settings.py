@@ -84,7 +84,6 @@ class CompilationSettings:
     assume_dynamic_shape_support: take every converter to support dynamic shapes, declared or not. Default False.
     immutable_weights: build engines whose weights are fixed, which leaves TensorRT most freedom; False builds
         refittable engines. Default True.
-    strip_engine_weights: leave the weights out of the serialized engines, to be supplied by a refit. Default False.
     version_compatible: build engines that later versions of TensorRT also load. Default False.
     optimization_level: how much time the builder may take to find faster kernels, 0 (least) to 5 (most); None for
         TensorRT's own default. Default None.
@@ -105,7 +104,6 @@ class CompilationSettings:
     torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=_torch_executed)
     assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_flag)
     immutable_weights: bool = attrs.field(default=True, validator=_flag)
-    strip_engine_weights: bool = attrs.field(default=False, validator=_flag)
     version_compatible: bool = attrs.field(default=False, validator=_flag)
     optimization_level: int | None = attrs.field(default=None, validator=_whole(0, 5))
     workspace_size: int | None = attrs.field(default=None, validator=_whole(0))

@@ -22,7 +22,6 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "torch_executed_ops": st.frozensets(st.sampled_from([*NAMES, aten.mul.Tensor, aten.sum.dim_IntList, operator.add])),
     "assume_dynamic_shape_support": st.booleans(),
     "immutable_weights": st.booleans(),
-    "strip_engine_weights": st.booleans(),
     "version_compatible": st.booleans(),
     "optimization_level": st.none() | st.integers(0, 5),
     "workspace_size": st.none() | whole,

@@ -74,7 +74,6 @@ def _config(builder: Any, settings: CompilationSettings, refittable: bool) -> An
     config = builder.create_builder_config()
     for wanted, flag in (
         (refittable, "REFIT"),
-        (settings.strip_engine_weights, "STRIP_PLAN"),
         (settings.version_compatible, "VERSION_COMPATIBLE"),
     ):
         if wanted:

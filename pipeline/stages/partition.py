@@ -11,7 +11,7 @@ its values.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -35,7 +35,8 @@ from pipeline.recipes import qualified_name
 
 @stage
 def partition(validated: Validated) -> Partitioned:
-    """Segments by depth; those with fewer than ``min_block_size`` operators run in PyTorch when others do anyway."""
+    """Segments by depth. When something runs in PyTorch anyway, so do engines with fewer than ``min_block_size``
+    operators, and the smallest ones beyond ``max_engines``."""
     program, settings = validated.program, validated.program.settings
     refused = {n: "; ".join(r.reason for r in v.reasons) for n, v in validated.verdicts.items() if not v.supported}
     operators = [n for n in program.graph.nodes if is_operator(n)]
@@ -43,10 +44,11 @@ def partition(validated: Validated) -> Partitioned:
     if reasons and settings.require_full_compilation:
         raise UnsupportedOperatorException(_fallbacks(operators, reasons, validated), len(operators))
     while reasons:
-        small = dict(_too_small(program, operators, reasons, settings.min_block_size))
-        if not small:
+        demoted = dict(_too_small(program, reasons, settings.min_block_size))
+        demoted = demoted or dict(_too_many(program, reasons, settings.max_engines))
+        if not demoted:
             break
-        reasons.update(small)
+        reasons.update(demoted)
     fallbacks = _fallbacks(operators, reasons, validated)
     groups = _groups(program, set(reasons))
     segments = tuple(_segment(program, kind, i, nodes) for i, (kind, nodes) in enumerate(groups))
@@ -62,14 +64,24 @@ def _fallback(node: torch.fx.Node, reason: str, verdict: Verdict) -> Fallback:
     return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
 
 
-def _too_small(
-    program: Program, operators: list[torch.fx.Node], reasons: dict[str, str], least: int
-) -> Iterator[tuple[str, str]]:
-    for kind, nodes in _groups(program, set(reasons)):
-        inside = [n for n in nodes if is_operator(n)]
-        if kind == "engine" and len(inside) < least:
+def _engines(program: Program, reasons: Mapping[str, str]) -> list[list[torch.fx.Node]]:
+    """The operators of each engine that there would be."""
+    return [[n for n in nodes if is_operator(n)] for kind, nodes in _groups(program, set(reasons)) if kind == "engine"]
+
+
+def _too_small(program: Program, reasons: Mapping[str, str], least: int) -> Iterator[tuple[str, str]]:
+    for inside in _engines(program, reasons):
+        if len(inside) < least:
             reason = f"its engine would have only {len(inside)} operators, min_block_size is {least}"
             yield from ((n.name, reason) for n in inside)
+
+
+def _too_many(program: Program, reasons: Mapping[str, str], most: int | None) -> Iterator[tuple[str, str]]:
+    """The operators of the smallest engine, if there are more than ``most``."""
+    engines = _engines(program, reasons)
+    if most is not None and len(engines) > most:
+        reason = f"it is in the smallest of {len(engines)} engines, max_engines is {most}"
+        yield from ((n.name, reason) for n in min(engines, key=len))
 
 
 def _groups(program: Program, in_torch: set[str]) -> list[tuple[str, list[torch.fx.Node]]]:

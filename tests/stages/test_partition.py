@@ -82,3 +82,15 @@ def test_ports_have_ranges(seed: int) -> None:
         assert (port.ranges[0].min, port.ranges[0].max) == (1, 6)
         assert port.ranges[0].opt == seed + 2
         assert port.shape[1] == 3
+
+
+def test_no_more_engines_than_asked_for() -> None:
+    steps = [(False, 0, 1), (False, 3, 1), (True, 4, 2), (False, 5, 0), (True, 6, 1), (False, 7, 0), (False, 8, 7)]
+    model, x = Program(steps).eval(), tuple(torch.randn(2) for _ in range(3))
+    options = {"torch_executed_ops": {"aten.mul.Tensor"}, "min_block_size": 1}
+    assert len(pipeline.default(**options).until("partition")(model, args=x).engine_segments) == 3
+    compiled = pipeline.default(**options, max_engines=2)(model, args=x)
+    assert len(compiled.engines) == 2
+    reasons = [f.reason for f in compiled.coverage.fallback]
+    assert "it is in the smallest of 3 engines, max_engines is 2" in reasons
+    torch.testing.assert_close(compiled.module(executor="reference")(*x), model(*x))
