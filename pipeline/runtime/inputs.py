@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from pipeline.errors import ShapeError
-from pipeline.program import Port, Program, bounds
+from pipeline.program import Port, Program
 
 
 def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -54,12 +54,12 @@ def bind_symbols(program: Program, given: Sequence[Any]) -> dict[str, int]:
     later: list[tuple[Port, int | None, Any, int]] = []
     for port, value in zip(program.inputs, given, strict=True):
         if port.kind == "symint":
-            _bind(port, None, port.value, value, symbols, program, later)
+            _bind(port, None, port.value, value, symbols, later)
         elif port.kind == "tensor":
             if value.dim() != len(port.shape):
                 raise ShapeError(port.name, None, value.dim(), (len(port.shape), len(port.shape)))
             for i, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
-                _bind(port, i, expr, size, symbols, program, later)
+                _bind(port, i, expr, size, symbols, later)
     for port, dim, expr, size in later:
         _solve(port, dim, expr, size, symbols)
         wanted = int(expr.xreplace({s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols}))
@@ -87,10 +87,8 @@ def _solve(port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str,
     symbols[str(unknown[0])] = int((size - start) / slope)
 
 
-def _bind(
-    port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str, int], program: Program, later: list[Any]
-) -> None:
-    allowed = bounds(expr, program.symbols)
+def _bind(port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str, int], later: list[Any]) -> None:
+    allowed = port.ranges[dim or 0]
     if not allowed.min <= size <= allowed.max:
         raise ShapeError(port.name, dim, size, (allowed.min, allowed.max))
     if isinstance(expr, int):
