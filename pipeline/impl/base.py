@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import sympy
 import torch
 
 from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.impl.expression import operation
 from pipeline.program import bounds
 from pipeline.trt import to_torch, to_trt, trt
 
@@ -270,48 +270,11 @@ def _compute(ctx: ConversionContext, name: str, expr: Any) -> ITensor:
     if expr.is_Symbol:
         source, dim = ctx.symbols[str(expr)]
         return size_tensor(ctx, name, source) if dim is None else _slice1(ctx, name, _shape(ctx, name, source), dim)
-    function = type(expr).__name__
-    if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
-        return _fold(ctx, name, "PROD", [expr.base] * int(expr.exp))
-    if function == "Mul" and any(_is_reciprocal(a) for a in expr.args):
-        over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _is_reciprocal(a)]
-        rest = [sympy.Integer(a.p) if a.is_Rational else a for a in expr.args if not _is_reciprocal(a) or a.is_Rational]
-        return _binary(ctx, name, "FLOOR_DIV", sympy.Mul(*rest), sympy.Mul(*over))
-    if function in _FOLDED:
-        return _fold(ctx, name, _FOLDED[function], list(expr.args))
-    if function in ("Mod", "PythonMod", "ModularIndexing"):
-        return _modulo(ctx, name, *expr.args)
-    if function in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
-        return _binary(ctx, name, "FLOOR_DIV", *expr.args)
-    if function == "CeilDiv":
-        return _binary(ctx, name, "FLOOR_DIV", expr.args[0] + expr.args[1] - 1, expr.args[1])
-    raise NetworkError(f"the size {expr} cannot be computed in an engine ({function} is not known)")
-
-
-_FOLDED = {"Add": "SUM", "Mul": "PROD", "Max": "MAX", "Min": "MIN"}
-
-
-def _is_reciprocal(expr: Any) -> bool:
-    return bool((expr.is_Pow and expr.exp == -1) or (expr.is_Rational and not expr.is_Integer))
-
-
-def _fold(ctx: ConversionContext, name: str, operation: str, terms: list[Any]) -> ITensor:
-    result = _expression(ctx, name, terms[0])
-    for term in terms[1:]:
-        result = elementwise(ctx, name, operation, result, _expression(ctx, name, term))
+    layer, operands = operation(expr)
+    result, *rest = [_expression(ctx, name, operand) for operand in operands]
+    for other in rest:
+        result = elementwise(ctx, name, layer, result, other)
     return result
-
-
-def _binary(ctx: ConversionContext, name: str, operation: str, a: Any, b: Any) -> ITensor:
-    return elementwise(ctx, name, operation, _expression(ctx, name, a), _expression(ctx, name, b))
-
-
-def _modulo(ctx: ConversionContext, name: str, a: Any, *over: Any) -> ITensor:
-    if len(over) == 2:  # ModularIndexing(a, b, c) is (a // b) % c
-        a, over = a // over[0], over[1:]
-    x, y = _expression(ctx, name, a), _expression(ctx, name, over[0])
-    whole = elementwise(ctx, name, "PROD", elementwise(ctx, name, "FLOOR_DIV", x, y), y)
-    return elementwise(ctx, name, "SUB", x, whole)
 
 
 def elementwise(ctx: ConversionContext, name: str, operation: str, a: ITensor, b: ITensor) -> ITensor:

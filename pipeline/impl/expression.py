@@ -1,0 +1,60 @@
+"""Sizes as sympy has them, taken apart into the whole-number operations that elementwise layers compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from pipeline.converters.context import NetworkError
+
+Operation: TypeAlias = tuple[str, tuple[Any, ...]]
+"""A name of ``trt.ElementWiseOperation``, and the expressions that it joins from left to right."""
+
+
+def operation(expr: Any) -> Operation:
+    """The operation that gives an expression that is neither a number nor a symbol. ``NetworkError``: none does."""
+    function = type(expr).__name__
+    if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
+        return "PROD", (expr.base,) * int(expr.exp)
+    if function == "Mul" and any(map(_divides, expr.args)):
+        return "FLOOR_DIV", _fraction(expr)
+    if function not in _OPERATIONS:
+        raise NetworkError(f"the size {expr} cannot be computed in an engine ({function} is not known)")
+    return _OPERATIONS[function](*expr.args)
+
+
+def _fraction(expr: Any) -> tuple[Any, Any]:
+    """The numerator and the denominator of a product, which is a whole number."""
+    over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _divides(a)]
+    above = [sympy.Integer(a.p) if a.is_Rational else a for a in expr.args if not _divides(a) or a.is_Rational]
+    return sympy.Mul(*above), sympy.Mul(*over)
+
+
+def _divides(factor: Any) -> bool:
+    return bool((factor.is_Pow and factor.exp == -1) or (factor.is_Rational and not factor.is_Integer))
+
+
+def _quotient(a: Any, b: Any) -> Operation:
+    return "FLOOR_DIV", (a, b)
+
+
+def _remainder(a: Any, b: Any) -> Operation:
+    return "SUB", (a, sympy.Mul(FloorDiv(a, b), b, evaluate=False))
+
+
+_OPERATIONS: Mapping[str, Callable[..., Operation]] = {
+    "Add": lambda *terms: ("SUM", terms),
+    "Mul": lambda *factors: ("PROD", factors),
+    "Max": lambda *values: ("MAX", values),
+    "Min": lambda *values: ("MIN", values),
+    "FloorDiv": _quotient,
+    "CleanDiv": _quotient,
+    "IntTrueDiv": _quotient,
+    "CeilDiv": lambda a, b: _quotient(a + b - 1, b),
+    "Mod": _remainder,
+    "PythonMod": _remainder,
+    "ModularIndexing": lambda a, b, c: _remainder(FloorDiv(a, b), c),
+}
