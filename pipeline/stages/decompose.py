@@ -10,13 +10,12 @@ other nodes are copied, so the cost follows the number of different operators, n
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -24,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
+from pipeline.fakes import fake_mode, quietly
 from pipeline.program import Program, expression, is_operator, shape_of
 from pipeline.stages.fold import fold
 
@@ -53,7 +53,7 @@ class _Rewriter:
         self.lookup = registry.bind(program.settings)
         self.graph = torch.fx.Graph()
         self.templates: dict[str, torch.fx.GraphModule | None] = {}
-        self.mode = _fake_mode(program.graph)
+        self.mode = fake_mode(program.graph)
         self.enabled = _torch_decompositions()
 
     def rewrite(self) -> torch.fx.Graph:
@@ -127,12 +127,6 @@ def _torch_decompositions() -> Mapping[Any, Callable[..., Any]]:
     return {op: torch._decomp.decomposition_table[op] for op in torch_enabled_decompositions}
 
 
-def _fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
-    """The mode that the graph's fake tensors belong to."""
-    values = (node.meta.get("val") for node in graph.nodes)
-    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
-
-
 def _is_composite(target: torch._ops.OpOverload) -> bool:
     name = target.name()
     return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
@@ -167,7 +161,7 @@ def _trace(
             raise _DoesNotApply
         return result
 
-    with torch.no_grad(), _quietly(mode):
+    with torch.no_grad(), quietly(mode):
         try:
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
         except _DoesNotApply:
@@ -207,11 +201,3 @@ def _bakes_in(template: torch.fx.GraphModule, expected: Any) -> bool:
 
 def _mutates(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-@contextmanager
-def _quietly(mode: FakeTensorMode) -> Iterator[None]:
-    """Inside the program's own fake mode, and adding no guard to its symbols."""
-    environment = mode.shape_env
-    with mode, environment.suppress_guards() if environment is not None else nullcontext():
-        yield

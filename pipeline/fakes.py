@@ -1,0 +1,32 @@
+"""The fake tensors of a graph: what a new node's value would be, without computing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.node import map_arg
+
+
+def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
+    """The mode that the graph's fake tensors belong to."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
+
+
+@contextmanager
+def quietly(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside the program's own fake mode, and adding no guard to its symbols."""
+    environment = mode.shape_env
+    with mode, environment.suppress_guards() if environment is not None else nullcontext():
+        yield
+
+
+def fake_result(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:
+    """What a call gives for the fake values of the nodes among its arguments."""
+    args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
+    with torch.no_grad(), quietly(mode):
+        return target(*args, **kwargs)
