@@ -9,7 +9,7 @@ import torch
 
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, declared
+from pipeline.converters.results import as_result, declared_rows
 from pipeline.impl import activation, elementwise
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.softshrink.default: (activation.soft_shrink,),
 }
 
-CONVERTERS = [declared(target, *row) for target, row in TABLE.items()]
+CONVERTERS = declared_rows(TABLE)
 
 
 @dynamo_tensorrt_converter(aten.log_sigmoid_forward.default, supports_dynamic_shapes=True)

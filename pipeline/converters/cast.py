@@ -10,8 +10,9 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, result_of, result_sizes
+from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base
+from pipeline.impl.shape import result_sizes
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -19,12 +19,10 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def floating_with_static_kernel(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT convolves floating-point tensors, with a kernel of static shape over one, two or three dims."""
+    """TensorRT convolves floating-point tensors, with a kernel of static shape."""
     weight = argument(node, "weight").meta["val"]
     if weight.dtype not in FLOATS:
         return Rejection(f"its dtype is {weight.dtype}, TensorRT convolves floating-point tensors only")
-    if weight.dim() not in (3, 4, 5):
-        return Rejection(f"its kernel has {weight.dim() - 2} spatial dims, TensorRT takes 1 to 3")
     for dim, size in enumerate(weight.shape):
         if isinstance(size, torch.SymInt):
             return Rejection(f"dim {dim} of its kernel is {size}; TensorRT takes kernels of static shape only")

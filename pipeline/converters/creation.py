@@ -11,8 +11,9 @@ import torch
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, result_of, result_sizes
+from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, creation
+from pipeline.impl.shape import result_sizes
 from pipeline.program import expression
 from pipeline.settings import CompilationSettings
 
@@ -73,7 +74,7 @@ def arange(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name
 def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """In training, dropout draws random numbers, and only PyTorch draws those that eager draws."""
     train, p = argument(node, "train"), argument(node, "p")
-    return not train or p == 0 or Rejection("in training, dropout draws random numbers", "call model.eval() first")
+    return train is False or p == 0 or Rejection("in training, dropout draws random numbers", "call model.eval() first")
 
 
 @dynamo_tensorrt_converter(

@@ -10,7 +10,7 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, declared
+from pipeline.converters.results import as_result, declared_rows
 from pipeline.impl import base, elementwise, elementwise_division, unary
 
 aten = torch.ops.aten
@@ -27,6 +27,10 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.mul.Scalar: (elementwise.binary, "PROD"),
     aten.div.Tensor: (elementwise_division.divide,),
     aten.div.Scalar: (elementwise_division.divide,),
+    aten.div.Tensor_mode: (elementwise_division.divide,),
+    aten.div.Scalar_mode: (elementwise_division.divide,),
+    aten.floor_divide.default: (elementwise_division.floor_divide,),
+    aten.floor_divide.Scalar: (elementwise_division.floor_divide,),
     aten.fmod.Tensor: (elementwise_division.fmod,),
     aten.fmod.Scalar: (elementwise_division.fmod,),
     aten.remainder.Tensor: (elementwise_division.remainder,),
@@ -63,7 +67,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.clamp_max.Tensor: (elementwise.extremum, "MIN"),
 }
 
-CONVERTERS = [declared(target, *row) for target, row in TABLE.items()]
+CONVERTERS = declared_rows(TABLE)
 
 
 @dynamo_tensorrt_converter(aten.rsub.Tensor, supports_dynamic_shapes=True)
@@ -72,26 +76,6 @@ def rsub(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: 
     """rsub(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
     self, other, alpha = bind(target, args, kwargs)
     return as_result(ctx, name, elementwise.add(ctx, name, "SUB", other, self, alpha))
-
-
-@dynamo_tensorrt_converter(aten.div.Tensor_mode, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.div.Scalar_mode, supports_dynamic_shapes=True)
-def div(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """div(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
-    return as_result(ctx, name, elementwise_division.divide(ctx, name, *bind(target, args, kwargs)))
-
-
-@dynamo_tensorrt_converter(aten.floor_divide.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.floor_divide.Scalar, supports_dynamic_shapes=True)
-def floor_divide(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """floor_divide(Tensor self, Tensor other) -> Tensor"""
-    return as_result(ctx, name, elementwise_division.divide(ctx, name, args[0], args[1], "floor"))
-
-
-@dynamo_tensorrt_converter(aten.round.decimals, supports_dynamic_shapes=True)
-def round_decimals(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """round.decimals(Tensor self, *, int decimals) -> Tensor"""
-    return as_result(ctx, name, unary.round_to(ctx, name, *bind(target, args, kwargs)))
 
 
 @dynamo_tensorrt_converter(aten.masked_fill.Scalar, supports_dynamic_shapes=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext, SymbolicInt
+from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Validator, dynamo_tensorrt_converter
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size
-from pipeline.program import shape_of
+from pipeline.impl.base import ITensor
 
 
 def result_of(ctx: ConversionContext) -> torch.Tensor:
@@ -21,11 +20,6 @@ def result_of(ctx: ConversionContext) -> torch.Tensor:
     value = ctx.node.meta["val"]
     first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
     return first
-
-
-def result_sizes(ctx: ConversionContext) -> list[Size]:
-    """The sizes of the node's result."""
-    return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(result_of(ctx))]
 
 
 def as_result(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
@@ -45,3 +39,10 @@ def declared(
 
     convert.__doc__ = str(target._schema)
     return convert
+
+
+def declared_rows(
+    table: Mapping[Any, tuple[Any, ...]], *, validator: Validator | None = None
+) -> list[Callable[..., Any]]:
+    """A converter for each row of a table: the operator, the building block, and what that is given first."""
+    return [declared(target, *row, validator=validator) for target, row in table.items()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.results import declared
+from pipeline.converters.results import declared_rows
 from pipeline.impl import elementwise, elementwise_power, unary
 
 aten = torch.ops.aten
@@ -35,6 +35,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.ceil.default: (unary.rounded, "CEIL"),
     aten.floor.default: (unary.rounded, "FLOOR"),
     aten.round.default: (unary.rounded, "ROUND"),
+    aten.round.decimals: (unary.round_to,),
     aten.trunc.default: (unary.truncated,),
     aten.isnan.default: (unary.kind_of_number, "ISNAN"),
     aten.isinf.default: (unary.kind_of_number, "ISINF"),
@@ -47,4 +48,4 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.logical_not.default: (elementwise.logical_not,),
 }
 
-CONVERTERS = [declared(target, *row) for target, row in TABLE.items()]
+CONVERTERS = declared_rows(TABLE)

@@ -30,6 +30,11 @@ def divide(ctx: ConversionContext, name: str, a: Value, b: Value, rounding_mode:
     return base.cast(ctx, name, truncated(ctx, name, base.elementwise(ctx, name, "DIV", x, y)), dtype)
 
 
+def floor_divide(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
+    """The quotient rounded down."""
+    return divide(ctx, name, a, b, "floor")
+
+
 def fmod(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
     """What is left of ``a``, with its sign."""
     dtype = base.result_type(a, b)

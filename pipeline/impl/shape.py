@@ -22,9 +22,10 @@ def sizes_of(value: torch.Tensor) -> list[Size]:
 
 
 def result_sizes(ctx: ConversionContext) -> list[Size]:
-    """The sizes of the node's result."""
+    """The sizes of the node's result, the first if there are several."""
     assert ctx.node is not None
-    return sizes_of(ctx.node.meta["val"])
+    value = ctx.node.meta["val"]
+    return sizes_of(value if isinstance(value, torch.Tensor) else value[0])
 
 
 def expression(size: Size) -> Any:
