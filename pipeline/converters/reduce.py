@@ -132,31 +132,20 @@ def cumsum(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name
     return as_result(ctx, name, reduce_scan.cumulative_sum(ctx, name, args[0], args[1], dtype))
 
 
-def length_up_to_65536(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Each doubling of the length costs a round of layers."""
-    self, dim = argument(node, "self").meta["val"], argument(node, "dim")
-    length = self.shape[dim] if self.dim() else 1
-    if isinstance(length, torch.SymInt):
-        return True
-    return length <= reduce_scan.LONGEST or Rejection(
-        f"dim {dim} has {length} elements, more than 65536 are not scanned"
-    )
-
-
-@dynamo_tensorrt_converter(aten.cumprod.default, capability_validator=length_up_to_65536, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(aten.cumprod.default, supports_dynamic_shapes=True)
 def cumprod(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
     dtype = result_of(ctx).dtype
     return as_result(ctx, name, reduce_scan.cumulative_product(ctx, name, args[0], args[1], dtype))
 
 
-@dynamo_tensorrt_converter(aten.cummax.default, capability_validator=length_up_to_65536, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(aten.cummax.default, supports_dynamic_shapes=True)
 def cummax(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return reduce_scan.cumulative_extremum(ctx, name, True, *bind(target, args, kwargs))
 
 
-@dynamo_tensorrt_converter(aten.cummin.default, capability_validator=length_up_to_65536, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(aten.cummin.default, supports_dynamic_shapes=True)
 def cummin(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return reduce_scan.cumulative_extremum(ctx, name, False, *bind(target, args, kwargs))

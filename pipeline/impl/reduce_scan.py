@@ -3,8 +3,6 @@ combined with the one 1, 2, 4, … places before it."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 
@@ -16,8 +14,8 @@ from pipeline.impl.elementwise import arithmetic, where, wide
 from pipeline.impl.shape import bounds_of, expression, sampled
 from pipeline.trt import trt
 
-LONGEST = 1 << 16
-"""The longest dim that is scanned: each doubling of it costs one more round of layers."""
+LONGEST = (1 << 31) - 1
+"""What a dim is taken to be at most where nothing is known of it: a tensor of TensorRT has no more elements."""
 
 
 def cumulative_sum(ctx: ConversionContext, name: str, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
@@ -86,9 +84,9 @@ def _length(ctx: ConversionContext, name: str, x: Value, dim: int) -> Size:
 
 
 def _steps(ctx: ConversionContext, length: Size) -> list[int]:
-    """1, 2, 4, … below the longest that the dim may be."""
+    """1, 2, 4, … below the longest that the dim may be: each doubling of it costs one more round of layers."""
     longest = LONGEST if isinstance(length, trt.ITensor) else bounds_of(ctx, expression(length))[1]
-    return [1 << k for k in range(math.ceil(math.log2(max(min(longest, LONGEST), 1))))]
+    return [1 << k for k in range(int(min(max(longest, 1), LONGEST) - 1).bit_length())]
 
 
 def _moved(
