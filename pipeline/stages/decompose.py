@@ -25,6 +25,8 @@ from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
 from pipeline.fakes import fake_mode, quietly
 from pipeline.program import Program, expression, is_operator, shape_of
+from pipeline.stages.complex import ComplexValues, has_complex
+from pipeline.stages.complex_rules import RULES, settled
 from pipeline.stages.fold import fold
 
 _META = ("nn_module_stack", "stack_trace", "source_fn_stack")
@@ -32,7 +34,8 @@ _META = ("nn_module_stack", "stack_trace", "source_fn_stack")
 
 @frozen
 class Decompose:
-    """The stage. A node's fate, in order: our own decomposition; a converter that takes it; torch's decomposition."""
+    """The stage. A node's fate, in order: our own decomposition; a converter that takes it; torch's decomposition.
+    That of a node with complex values: its rule on pairs of reals; torch's decomposition."""
 
     registry: ConverterRegistry = field(repr=False)
     decompositions: DecompositionTable = field(repr=False)
@@ -55,6 +58,7 @@ class _Rewriter:
         self.templates: dict[str, torch.fx.GraphModule | None] = {}
         self.mode = fake_mode(program.graph)
         self.enabled = _torch_decompositions()
+        self.complex = ComplexValues(self.graph, self.mode, self.emit)
 
     def rewrite(self) -> torch.fx.Graph:
         env: dict[torch.fx.Node, Any] = {}
@@ -71,15 +75,18 @@ class _Rewriter:
         """The value of a call in the new graph: a node, or what its decomposition gives."""
         if target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
-        if target in self.own and not self.lookup.settings.runs_in_torch(target, ""):
-            inlined = self.inline(target, self.own[target], args, kwargs, meta)
+        is_complex = has_complex(args, kwargs, meta.get("val"))
+        function = (RULES if is_complex else self.own).get(target)
+        if function is not None and not self.lookup.settings.runs_in_torch(target, ""):
+            inline = self.inline_pairs if is_complex else self.inline
+            inlined = inline(target, function, args, kwargs, meta)
             if inlined is not None:
                 return inlined[0]
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
         node.meta = {key: meta[key] for key in (*_META, "val") if key in meta}
         if (
             not is_operator(node)
-            or isinstance(self.lookup.choose(node), Choice)
+            or (not is_complex and isinstance(self.lookup.choose(node), Choice))
             or kept_in_torch(node, self.lookup.settings)
         ):
             return node
@@ -89,6 +96,15 @@ class _Rewriter:
             return node
         self.graph.erase_node(node)
         return inlined[0]
+
+    def inline_pairs(
+        self, target: Any, rule: Callable[..., Any], args: Any, kwargs: Any, meta: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """The outputs of an operator's rule on pairs, put together where they are complex; None if there is none."""
+        where = {key: meta[key] for key in _META if key in meta}
+        args, kwargs = self.complex.apart((args, kwargs), where)
+        inlined = self.inline(rule, settled(rule, meta["val"]), args, kwargs, where)
+        return inlined and (self.complex.together(inlined[0], where),)
 
     def decomposition(self, target: Any) -> Callable[..., Any] | None:
         """torch's way to take the operator apart, if it has one that we use."""

@@ -79,13 +79,14 @@ def _is_small(node: torch.fx.Node) -> bool:
 
 
 def _elements(value: Any) -> int | None:
-    """How many elements a static tensor, or a tuple of them, has; None for anything else."""
+    """How many numbers a static tensor, or a tuple of them, has (two an element, if it is complex); None for anything
+    else."""
     if isinstance(value, (tuple, list)):
         parts = [_elements(v) for v in value if v is not None]
         return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
     if not isinstance(value, torch.Tensor) or any(not isinstance(d, int) for d in value.shape):
         return None
-    return value.numel()
+    return value.numel() * (2 if value.is_complex() else 1)
 
 
 def _recipe(node: torch.fx.Node, program: Program) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Program, Validated, Verdict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
+from pipeline.stages.complex import is_border
 from pipeline.trt import CAPABILITIES
 
 MAX_RANK = 8
@@ -55,6 +57,7 @@ def _verdict(node: torch.fx.Node, lookup: Any, settings: CompilationSettings, ea
 
 def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[str, Verdict]) -> Iterator[Rejection]:
     """What no network can hold, whatever the operator."""
+    yield from islice(_complex_limits(node), 1)
     for what, value in _values(node):
         if isinstance(value, torch.SymFloat | torch.SymBool):
             kind = "float" if isinstance(value, torch.SymFloat) else "bool"
@@ -67,6 +70,17 @@ def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[st
             yield Rejection(f"its argument {source.name} ({verdict.target}) is computed in Python")
 
 
+def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
+    for what, value in _values(node):
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            name, target = str(value.dtype).removeprefix("torch."), qualified_name(node.target)
+            yield Rejection(
+                f"{what} is {name}: engines have pairs of reals, which are put together and taken apart in PyTorch"
+                if is_border(node.target)
+                else f"{what} is {name}, and no rule says {target} on pairs of reals"
+            )
+
+
 def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
     name = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
@@ -75,7 +89,7 @@ def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings
         )
     elif value.dtype == torch.int8 and not CAPABILITIES.int8_activations:
         yield Rejection(f"{what} is int8, which {CAPABILITIES.flavour} takes for quantized weights only", "use int32")
-    elif value.dtype not in DTYPES and value.dtype != torch.float64:
+    elif value.dtype not in DTYPES and value.dtype != torch.float64 and not value.is_complex():
         yield Rejection(f"{what} is {name}, which TensorRT does not have")
     if value.dim() > MAX_RANK:
         yield Rejection(f"{what} has rank {value.dim()}, TensorRT takes at most {MAX_RANK}")
