@@ -37,6 +37,7 @@ from pipeline.inputs import Input
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.refit import refit_module_weights
 from pipeline.settings import CompilationSettings
+from pipeline.stages.autocast import autocast
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,7 @@ __all__ = [
     "UnsupportedOperatorException",
     "Validated",
     "__version__",
+    "autocast",
     "capture",
     "default",
     "dynamo_tensorrt_converter",

@@ -1,0 +1,148 @@
+"""The rules of mixed precision: which operators are computed in halves, which in float32, which as their inputs come.
+
+An operator that no rule names is computed in float32: what is not known to be safe in halves is not done in halves.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from attrs import frozen
+from torch._ops import OpOverload, OpOverloadPacket
+
+from pipeline.settings import ModulePredicate, qualified_names
+
+Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
+Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | ModulePredicate
+
+
+@frozen
+class Rule:
+    """How an operator is computed, and why.
+
+    ``"half"``: its float32 tensors are cast. ``"float32"``: in the dtypes that the model has. ``"inputs"``: in the
+    widest dtype of its inputs, parameters aside. ``"said"``: it says itself, or has no dtype.
+    """
+
+    mode: Mode
+    reason: str
+
+
+PRODUCTS = Rule("half", "products, accumulated in float32")
+LOOKUPS = Rule("half", "a table of weights")
+EXPONENTS = Rule("float32", "its range is wider than that of halves")
+POINTWISE = Rule("inputs", "computed element by element")
+MOVES = Rule("inputs", "it moves or selects elements")
+WINDOWS = Rule("inputs", "sums of a few elements")
+SAID = Rule("said", "it says its dtype")
+OTHERS = Rule("float32", "norms, softmax, long sums, and what no rule names")
+
+TABLE: Final[Mapping[Rule, str]] = {
+    PRODUCTS: """
+        linear matmul mm bmm addmm baddbmm addbmm mv addmv dot einsum bilinear convolution _convolution conv1d conv2d
+        conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention
+        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+    """,
+    LOOKUPS: "embedding",
+    EXPONENTS: """
+        exp exp2 expm1 log log2 log10 log1p pow float_power rsqrt reciprocal sinh cosh tan acos asin acosh erfinv
+        softplus lgamma digamma polygamma logit xlogy special_xlog1py logaddexp logaddexp2
+    """,
+    POINTWISE: "hardswish prelu glu rsub threshold log_sigmoid",
+    MOVES: """
+        view _unsafe_view reshape permute transpose t numpy_T mT expand expand_as unsqueeze squeeze flatten unflatten
+        slice select narrow split split_with_sizes chunk tensor_split unbind cat concat concatenate stack hstack vstack
+        contiguous clone alias detach lift lift_fresh repeat repeat_interleave tile roll flip gather index index_select
+        take_along_dim take pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+        replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle unfold im2col movedim moveaxis
+        swapaxes swapdims diagonal tril triu dropout feature_dropout alpha_dropout amax amin max min argmax argmin topk
+        sort argsort max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d slice_scatter select_scatter rot90 atleast_1d
+        atleast_2d atleast_3d view_as squeeze_copy zeros_like ones_like full_like new_zeros new_ones new_full
+    """,
+    WINDOWS: """
+        avg_pool1d avg_pool2d avg_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
+        upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d batch_norm _native_batch_norm_legit_no_training
+    """,
+    SAID: "to _to_copy type_as sym_size sym_stride sym_numel item _local_scalar_dense _assert_tensor_metadata",
+}
+"""The rules by operator; those that work element by element say so by a tag, and need no row."""
+
+BY_NAME: Final = {name: rule for rule, names in TABLE.items() for name in names.split()}
+
+STATISTICS: Final = ("batch_norm", "_native_batch_norm_legit_no_training")
+"""Scale and shift by statistics, which keep their own dtype: they are folded into one product and one sum."""
+
+
+def name_of(target: Any) -> str:
+    """``softmax`` for ``aten.softmax.int``; empty for what is no operator of ATen."""
+    return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
+
+
+def rule_for(node: torch.fx.Node) -> Rule:
+    """The rule for a call in a graph."""
+    target, name = node.target, name_of(node.target)
+    if target is operator.getitem or not isinstance(target, OpOverload | torch._ops.HigherOrderOperator):
+        return SAID
+    if name in STATISTICS and _trains(node):
+        return OTHERS
+    if name in BY_NAME:
+        rule = BY_NAME[name]
+        return EXPONENTS if rule.mode == "inputs" and _beyond_halves(node) else rule
+    if isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags:
+        return EXPONENTS if _beyond_halves(node) else POINTWISE
+    return OTHERS
+
+
+def _trains(node: torch.fx.Node) -> bool:
+    return name_of(node.target) == "batch_norm" and bool(node.args[5])
+
+
+LARGEST: Final = torch.finfo(torch.float16).max
+
+
+def _beyond_halves(node: torch.fx.Node) -> bool:
+    """Whether a number among the arguments is finite, and too large for float16: a mask of -3.4e38, say."""
+    numbers = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float | int))
+    return any(LARGEST < abs(v) < math.inf for v in numbers) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def excluded_entries(value: Any) -> tuple[Excluded, ...]:
+    """The entries of ``exclude``, checked: `TypeError` for what is no operator, pattern or predicate."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"exclude takes a collection of operators, patterns or predicates, not {value!r}")
+    entries = tuple(value)
+    for entry in entries:
+        if not isinstance(entry, OpOverload | OpOverloadPacket | str) and not callable(entry):
+            raise TypeError(f"exclude: {entry!r} is not an operator, a pattern, or a predicate on module paths")
+    return entries
+
+
+def excludes(entry: Excluded, target: Any, path: str) -> bool:
+    """Whether an entry means this operator, in the module at this path or in one above it."""
+    if isinstance(entry, OpOverload):
+        return target is entry
+    if isinstance(entry, OpOverloadPacket):
+        return isinstance(target, OpOverload) and target.overloadpacket is entry
+    if isinstance(entry, str):
+        return any(fnmatchcase(name, entry) for name in (*_names(target), *_paths(path)))
+    return bool(entry(path))
+
+
+def _names(target: Any) -> Iterable[str]:
+    """What an operator is called, with and without its overload."""
+    names = qualified_names(target)
+    return names | qualified_names(str(target.overloadpacket)) if isinstance(target, OpOverload) else names
+
+
+def _paths(path: str) -> Iterable[str]:
+    """The module's path and those above it, each also with a dot in front: ``*.head`` means ``head`` too."""
+    parts = path.split(".") if path else []
+    above = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
+    return [name for part in above for name in (part, f".{part}")]

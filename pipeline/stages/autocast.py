@@ -1,0 +1,259 @@
+"""autocast: ``Program`` → ``Program``. Products are computed in halves, what needs more than halves in float32.
+
+Before: a model in float32, or part of it. After: the same model in mixed precision, by the rules of
+``pipeline.precision``, with the same inputs, outputs and mutated buffers. Weights are cast by recipe, once, so that
+engines hold halves and can be refitted from the model's own parameters. The stage goes before ``decompose``, where
+norms and attention are still whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import evolve, field, frozen
+from torch.fx.node import map_arg
+
+from pipeline.fakes import fake_mode, fake_result
+from pipeline.naming import module_path
+from pipeline.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
+from pipeline.program import Program, is_operator, rewired
+from pipeline.recipes import qualified_name
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, *HALVES)
+CASTS = (aten._to_copy.default, aten.to.dtype)
+EXCLUDED = "exclude keeps it as the model has it"
+FAILED = "PyTorch has it in the model's own dtype only"
+_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
+
+
+def _half(_: Any, __: Any, value: Any) -> None:
+    if not isinstance(value, torch.dtype):
+        raise TypeError(f"autocast takes a dtype, torch.float16 or torch.bfloat16, not {value!r}")
+    if value not in HALVES:
+        raise ValueError(f"autocast takes torch.float16 or torch.bfloat16, not {value}")
+
+
+@frozen
+class Decision:
+    """What became of one operator: the dtype of its result, the rule, and why."""
+
+    node: str
+    target: str
+    dtype: str
+    rule: Rule
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.target}: {self.dtype}: {self.rule.reason}"
+
+
+@frozen
+class Autocast:
+    """The stage. ``dtype`` is what products are computed in; ``exclude`` what stays as the model has it."""
+
+    dtype: torch.dtype = field(default=torch.float16, validator=_half)
+    exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
+    name: str = "autocast"
+
+    def __call__(self, program: Program) -> Program:
+        """The program in mixed precision; the one that is given stays as it is."""
+        return _Caster(program, self).cast()
+
+    def decisions(self, program: Program) -> tuple[Decision, ...]:
+        """What the stage does with each operator of a program, in the program's order."""
+        caster = _Caster(program, self)
+        caster.cast()
+        return tuple(caster.decisions)
+
+    def explain(self, program: Program) -> str:
+        """The decisions as text, a line each, and how many operators give which dtype."""
+        made = self.decisions(program)
+        counts = {d.dtype: sum(e.dtype == d.dtype for e in made) for d in made}
+        total = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(counts.items()))
+        return "\n".join([*map(str, made), f"{len(made)} operators: {total}"])
+
+    def rule(self, node: Node) -> Rule:
+        """The rule for a node, which is the model's own dtype where ``exclude`` names it."""
+        path = module_path(node)
+        if any(excludes(entry, node.target, path) for entry in self.exclude):
+            return Rule("float32", EXCLUDED)
+        return rule_for(node)
+
+
+def autocast(dtype: torch.dtype = torch.float16, *, exclude: Any = ()) -> Autocast:
+    """The stage that puts a model into mixed precision: ``default().insert(autocast(), before="decompose")``.
+
+    Args:
+        dtype: what products are computed in: ``torch.float16`` or ``torch.bfloat16``.
+        exclude: what stays in the model's own dtype: operators (``aten.gelu.default``, or ``aten.gelu`` for all its
+            overloads), patterns as in ``fnmatch`` for names of operators (``"aten.conv*"``) and for paths of modules
+            with all that is in them (``"*.classifier"``), and predicates on the module path.
+
+    Raises:
+        TypeError: ``dtype`` is no dtype, or an entry of ``exclude`` is none of these.
+        ValueError: another dtype.
+    """
+    return Autocast(dtype, exclude)
+
+
+class _Caster:
+    """Copies a graph node by node, with casts where a rule asks for another dtype than there is."""
+
+    def __init__(self, program: Program, options: Autocast) -> None:
+        self.program, self.options = program, options
+        self.graph = torch.fx.Graph()
+        self.mode = fake_mode(program.graph)
+        self.copies: dict[Node, Node] = {}
+        self.casts: dict[tuple[Node, torch.dtype], Node] = {}
+        self.weights: set[Node] = set()
+        self.decisions: list[Decision] = []
+
+    def cast(self) -> Program:
+        """The program in mixed precision."""
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self.call(node)
+            elif node.op == "output":
+                returned = [self.as_dtype(n, _dtype(n)) if isinstance(n, Node) else n for n in node.args[0]]
+                self.graph.output(tuple(returned)).meta = dict(node.meta)
+            else:
+                self.given(node)
+        self.drop_unread()
+        graph_module = torch.fx.GraphModule(self.program.graph_module, self.graph)
+        return evolve(self.program, graph_module=graph_module, outputs=rewired(self.program.outputs, self.graph))
+
+    def given(self, node: Node) -> None:
+        """A placeholder stays as it is."""
+        copy = self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+        copy.name = node.name  # as the program's records call it: fx would not let one be called "input"
+        if self.is_parameter(node):
+            self.weights.add(node)
+
+    def is_parameter(self, node: Node) -> bool:
+        """Whether a placeholder is made of the model's parameters, which are rounded as a cast model rounds them.
+
+        Buffers are not: a mask of -1e9 among them would be infinite in float16.
+        """
+        recipe = self.program.constants.get(node.name)
+        made_of = [self.program.parameters[name] for name in recipe.parameters] if recipe is not None else []
+        return bool(made_of) and all(isinstance(p, torch.nn.Parameter) for p in made_of)
+
+    def call(self, node: Node) -> None:
+        """The copy of a call, on inputs of the dtypes that its rule asks for."""
+        rule = self.options.rule(node)
+        args, kwargs = self.arguments(node, self.wishes(node, rule))
+        if node.target is aten._assert_tensor_metadata.default and self.differ(node, args):
+            return
+        try:
+            copy = self.emit(node, args, kwargs)
+        except (RuntimeError, NotImplementedError, TypeError):
+            rule = Rule("float32", FAILED)
+            copy = self.emit(node, *self.arguments(node, {n: _dtype(n) for n in node.all_input_nodes}))
+        self.copies[node] = copy
+        if is_operator(node):
+            self.decisions.append(Decision(node.name, qualified_name(node.target), _dtype_name(copy), rule))
+
+    def wishes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
+        """The dtype that each input should have."""
+        inputs = node.all_input_nodes
+        if rule.mode == "said":
+            return {}
+        if rule.mode == "half":
+            return {n: self.options.dtype if _dtype(n) == torch.float32 else _dtype(n) for n in inputs}
+        if rule.mode == "float32" or any(_dtype(n) == torch.float64 for n in inputs):
+            return {n: _dtype(n) for n in inputs}
+        if name_of(node.target) in STATISTICS:
+            return {n: _dtype(self.copies[n]) if n is node.args[0] else _dtype(n) for n in inputs}
+        widest = self.widest(node)
+        return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
+
+    def widest(self, node: Node) -> torch.dtype | None:
+        """The widest dtype among the inputs, parameters aside; what moves parameters is cast where it is read."""
+        floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
+        computed = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
+        if floats and not computed and _dtype(node) is not None:
+            self.weights.add(node)
+        result = None
+        for dtype in computed:
+            assert dtype is not None
+            result = dtype if result is None else torch.promote_types(result, dtype)
+        return result
+
+    def arguments(self, node: Node, wishes: dict[Node, torch.dtype | None]) -> Any:
+        return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, wishes.get(n)))
+
+    def as_dtype(self, node: Node, dtype: torch.dtype | None) -> Node:
+        """The copy of a node in a dtype; None for the one it has."""
+        copy = self.copies[node]
+        if dtype is None or _dtype(copy) in (dtype, None):
+            return copy
+        if (node, dtype) not in self.casts:
+            self.casts[node, dtype] = self.cast_to(node, copy, dtype)
+        return self.casts[node, dtype]
+
+    def cast_to(self, node: Node, copy: Node, dtype: torch.dtype) -> Node:
+        """A cast; of a weight that was moved about, the weight is cast before; a cast back is what was cast."""
+        if node in self.weights and node.op == "call_function":
+            wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
+            args, kwargs = self.arguments(node, wishes)
+            return self.create(node.target, args, kwargs, node, f"{node.name}_{_plain(dtype)}")
+        source = copy.args[0] if copy.target in CASTS else None
+        if isinstance(source, Node) and _dtype(source) == dtype and dtype in HALVES and _dtype(copy) == torch.float32:
+            return source
+        return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{node.name}_{_plain(dtype)}")
+
+    def emit(self, node: Node, args: Any, kwargs: Any) -> Node:
+        """The call on these arguments; as it was, if they are what they were."""
+        if self.differ(node, args, kwargs):
+            return self.create(node.target, args, kwargs, node, node.name)
+        copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    def differ(self, node: Node, *arguments: Any) -> bool:
+        """Whether the arguments have other dtypes than the node's own."""
+        given: list[Node] = []
+        map_arg(arguments, given.append)
+        own: list[Node] = []
+        map_arg((node.args, dict(node.kwargs))[: len(arguments)], own.append)
+        return any(_dtypes(a) != _dtypes(b) for a, b in zip(given, own, strict=True))
+
+    def create(self, target: Any, args: Any, kwargs: Any, like: Node, name: str) -> Node:
+        """A call with the fake value that it gives."""
+        if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
+            value = like.meta["val"].to(_dtype(args[0]))
+        else:
+            value = fake_result(self.mode, target, args, kwargs)
+        node = self.graph.create_node("call_function", target, args, kwargs, name)
+        node.meta = {**{key: like.meta[key] for key in _META if key in like.meta}, "val": value}
+        return node
+
+    def drop_unread(self) -> None:
+        """Erases the copies that casts have left without a reader."""
+        copies = {copy: node for node, copy in self.copies.items()}
+        for copy in reversed(list(self.graph.nodes)):
+            if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):
+                self.graph.erase_node(copy)
+
+
+def _dtype(node: Any) -> torch.dtype | None:
+    """The dtype of a node that is a floating-point tensor."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) and value.is_floating_point() else None
+
+
+def _dtypes(node: Node) -> list[Any]:
+    value = node.meta.get("val")
+    return [getattr(v, "dtype", None) for v in (value if isinstance(value, (tuple, list)) else [value])]
+
+
+def _dtype_name(node: Node) -> str:
+    return ", ".join(dict.fromkeys(_plain(dtype) for dtype in _dtypes(node)))
+
+
+def _plain(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
