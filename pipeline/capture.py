@@ -6,32 +6,31 @@ Nothing it is given is changed.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
+from pipeline import dims
+from pipeline.dims import is_input
+from pipeline.environment import environment
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
 from pipeline.functional import functional
 from pipeline.inputs import Input
-from pipeline.program import Output, Port, Program, Range, expression, port, results
+from pipeline.program import Output, Port, Program, port, results
 from pipeline.recipes import Recipe, identity
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import ShapeEnvironment
 
 log = logging.getLogger(__name__)
-
-UNBOUNDED_FACTOR = 4
-"""A dim without an upper bound gets this many times its size in the example as its ``max`` (and at least 16)."""
 
 
 def capture(
@@ -67,38 +66,36 @@ def capture(
         exported = _export(model, tuple(args), dict(kwargs or {}), dynamic_shapes)
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module or an ExportedProgram")
-    flat, _ = tree_flatten((tuple(args), dict(kwargs or {})), is_leaf=_is_input)
-    wishes = {i: v for i, v in enumerate(flat) if isinstance(v, Input) and v.is_dynamic}
-    exported, graph_module = functional(exported)
-    return _program(exported, graph_module, settings, wishes)
+    return _program(*functional(exported), settings, _tuned(args, kwargs))
 
 
-def _is_input(value: Any) -> bool:
-    return isinstance(value, Input)
+def _tuned(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[int, Sequence[int]]:
+    """The sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
+    flat, _ = tree_flatten((tuple(args), dict(kwargs or {})), is_leaf=is_input)
+    sizes = {i: v.shape for i, v in enumerate(flat) if isinstance(v, torch.Tensor)}
+    return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(flat) if is_input(v)}}
 
 
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
-    device = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    given, named = tree_map(lambda v: v.example(device) if _is_input(v) else v, (args, kwargs), is_leaf=_is_input)
-    shapes = _dynamic_shapes(model, args, kwargs, dynamic_shapes)
+    shapes = dims.dynamic_shapes(model, args, kwargs, dynamic_shapes)
     if model.training:
         log.warning(
             "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
         )
-    from_inputs = shapes is not dynamic_shapes
     try:
-        return _exported(model, given, named, shapes)
+        return _exported(model, args, kwargs, shapes)
     except UserError as first:
         error: Exception = first
-        tied = _tied(first, shapes) if from_inputs else None
+        ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
+        tied = _tied(first, shapes) if ours else None
     except Exception as other:
         raise _refusal(model, other) from other
     for again, deferred in ((tied, False), (shapes if tied is None else tied, True)):
         try:
             if again is not None:
-                return _exported(model, given, named, again, deferred=deferred)
+                return _exported(model, args, kwargs, again, deferred=deferred)
         except Exception as other:
             error = other if not deferred else error
     raise _refusal(model, error) from error
@@ -111,11 +108,17 @@ def _refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
 def _exported(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, *, deferred: bool = False
 ) -> ExportedProgram:
-    """The export. ``deferred``: what torch.export cannot prove of the dims becomes a relation, checked at each call."""
+    """The export. ``deferred``: what torch.export cannot prove of the dims becomes a relation, checked at each call.
+
+    ``backed_size_oblivious``: a size that varies may be 0 or 1, and what is decided on that is a guard.
+    """
+    device = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    given, named = dims.examples(model, args, kwargs, shapes, device)
     options: dict[str, Any] = {"prefer_deferred_runtime_asserts_over_guards": True} if deferred else {}
-    with torch.no_grad(), warnings.catch_warnings():
+    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with torch.no_grad(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
-        return torch.export.export(model, args, kwargs=kwargs, dynamic_shapes=shapes, strict=False, **options)
+        return torch.export.export(model, given, kwargs=named, dynamic_shapes=shapes, strict=False, **options)
 
 
 def _tied(error: UserError, shapes: Any) -> Any:
@@ -136,25 +139,11 @@ def _ends(shapes: Any) -> list[Any]:
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]
 
 
-def _dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
-    """torch.export's dynamic_shapes: what the Inputs say, unless the user said it for the whole call."""
-    flat, spec = tree_flatten((args, kwargs), is_leaf=_is_input)
-    if not any(_is_input(v) and v.is_dynamic for v in flat):
-        return given
-    if given is not None:
-        raise CaptureError(
-            "dynamic dims are given twice: by Input(min_shape=…) and by dynamic_shapes; use one of the two"
-        )
-    dims = [v.dims(i) or None if _is_input(v) else None for i, v in enumerate(flat)]
-    positional, named = tree_unflatten(dims, spec)
-    return inspect.signature(model.forward).bind(*positional, **named).arguments
-
-
 def _program(
     exported: ExportedProgram,
     graph_module: torch.fx.GraphModule,
     settings: CompilationSettings,
-    wishes: Mapping[int, Input],
+    tuned: Mapping[int, Sequence[int]],
 ) -> Program:
     signature, graph = exported.graph_signature, graph_module.graph
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
@@ -177,9 +166,10 @@ def _program(
                 constants[name] = identity(target)
         else:
             raise CaptureError(f"input {name} is a {spec.kind.name}, which the compiler does not take")
-    symbols = _symbols(exported, names, values, wishes)
+    sizes = {name: tuned[i] for i, name in enumerate(names) if i in tuned}
+    shapes = environment(exported, graph, {name: values[name] for name in names}, sizes)
     specs = signature.input_specs
-    inputs = tuple(_port(s.arg, values, symbols) for s in specs if s.kind == InputKind.USER_INPUT)
+    inputs = tuple(_port(s.arg, values, shapes) for s in specs if s.kind == InputKind.USER_INPUT)
     return Program(
         graph_module=graph_module,
         inputs=inputs,
@@ -187,29 +177,19 @@ def _program(
         constants=FrozenDict(constants),
         buffers=FrozenDict(buffers),
         parameters=FrozenDict(parameters),
-        symbols=FrozenDict(symbols),
+        shapes=shapes,
         in_spec=exported.call_spec.in_spec,
         out_spec=exported.call_spec.out_spec,
         settings=settings,
         versions=FrozenDict({name: tensor._version for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
-        relations=tuple(_relations(graph)),
     )
 
 
-def _relations(graph: torch.fx.Graph) -> Iterator[tuple[Any, str]]:
-    """What the graph asserts of its symbols, beyond their ranges: (expression, how to say it)."""
-    for node in graph.nodes:
-        if node.target is torch.ops.aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
-            value = node.args[0].meta.get("val")
-            if isinstance(value, torch.SymBool) and (relation := value.node.expr) not in (True, sympy.true):
-                yield relation, str(relation)
-
-
-def _port(argument: Any, values: Mapping[str, Any], symbols: Mapping[str, Range]) -> Port:
+def _port(argument: Any, values: Mapping[str, Any], shapes: ShapeEnvironment) -> Port:
     if isinstance(argument, ConstantArgument):
         return Port(argument.name, kind="constant", value=argument.value)
-    return port(argument.name, values[argument.name], symbols)
+    return port(argument.name, values[argument.name], shapes)
 
 
 def _output(spec: OutputSpec, value: Any) -> Output:
@@ -222,30 +202,3 @@ def _output(spec: OutputSpec, value: Any) -> Output:
         raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
     constant = not isinstance(value, torch.fx.Node)
     return Output(value if constant else value.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]
-
-
-def _symbols(
-    exported: ExportedProgram, names: Sequence[str], values: Mapping[str, Any], wishes: Mapping[int, Input]
-) -> dict[str, Range]:
-    """Each symbol's range: bounds from torch.export, opt from ``Input(opt_shape=…)`` or else from the example."""
-    hints: dict[str, int] = {}
-    for position, name in enumerate(names):
-        sizes = values[name].shape if isinstance(values[name], torch.Tensor) else [values[name]]
-        wish = wishes.get(position)
-        for dim, size in enumerate(sizes):
-            expr = expression(size) if isinstance(size, torch.SymInt) else 0
-            if not isinstance(expr, int) and expr.is_Symbol:
-                opt = wish.ranges[dim][1] if wish is not None else size.node.hint
-                hints.setdefault(str(expr), int(opt))
-    return {str(s): _range(str(s), r, hints.get(str(s))) for s, r in exported.range_constraints.items() if s.is_Symbol}
-
-
-def _range(name: str, given: Any, hint: int | None) -> Range:
-    low = max(int(given.lower), 0) if given.lower.is_Integer else 0
-    if given.upper.is_Integer and int(given.upper) < 2**31:
-        high = int(given.upper)
-    else:
-        high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
-        log.warning("dim %s has no upper bound; engines take up to %d: give a max (Dim or pipeline.Input)", name, high)
-    opt = hint if hint is not None else (low + high) // 2
-    return Range(low, min(max(opt, low), high), high)

@@ -98,17 +98,21 @@ class CaptureError(PipelineError):
 
 
 class ShapeError(PipelineError, ValueError):
-    """An input whose size in a dimension, or whose rank (`dim` is None), is not one that was compiled for."""
+    """An input whose size in a dimension, or whose rank (`dim` is None), is not one that was compiled for.
+
+    `why` says what the size depends on, where the range alone does not.
+    """
 
     __module__ = "pipeline"
 
-    def __init__(self, input: str, dim: int | None, value: int, range: tuple[int, int]) -> None:
+    def __init__(self, input: str, dim: int | None, value: int, range: tuple[int, int], why: str = "") -> None:
         allowed = f"{range[0]} to {range[1]}" if range[0] != range[1] else f"{range[0]}"
+        allowed += f", {why}" if why else ""
         has = f"rank {value}" if dim is None else f"size {value} in dimension {dim}"
         hint = "" if dim is None else "compile for a range with this size: Input(min_shape=…, opt_shape=…, max_shape=…)"
         super().__init__(f"input {input} has {has}; compiled for {allowed}", hint)
-        self.input, self.dim, self.value, self.range = input, dim, value, range
-        self.args = (input, dim, value, range)
+        self.input, self.dim, self.value, self.range, self.why = input, dim, value, range, why
+        self.args = (input, dim, value, range, why)
 
 
 class RefitError(PipelineError):

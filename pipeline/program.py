@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
-import sympy
 import torch
 from attrs import evolve, field, frozen
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import Recipe
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import Expr as Expr
+from pipeline.shapes import Range as Range
+from pipeline.shapes import Shape as Shape
+from pipeline.shapes import ShapeEnvironment
+from pipeline.shapes import Symbols as Symbols
+from pipeline.shapes import bounds as bounds
+from pipeline.shapes import expression as expression
+from pipeline.shapes import shape_of as shape_of
 
 if TYPE_CHECKING:
     from pipeline.network import Network
-
-Expr: TypeAlias = int | sympy.Expr
-Shape: TypeAlias = tuple[Expr, ...]
 
 
 def digest(text: str) -> str:
@@ -34,50 +37,10 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def expression(size: Any) -> Expr:
-    """A size of a fake tensor as an int, or as a sympy expression over the program's symbols."""
-    if isinstance(size, torch.SymInt):
-        size = size.node.expr
-    return int(size) if isinstance(size, int) or size.is_number else size
-
-
-def shape_of(value: torch.Tensor) -> Shape:
-    """The sizes of a (fake) tensor: ints, and sympy expressions where they depend on the inputs."""
-    return tuple(expression(size) for size in value.shape)
-
-
-@frozen
-class Range:
-    """The values a symbol may take: ``min`` and ``max`` are promised, ``opt`` is what engines are tuned for."""
-
-    min: int
-    opt: int
-    max: int
-
-    def __str__(self) -> str:
-        return f"{self.min}..{self.opt}..{self.max}"
-
-
-Symbols = Mapping[str, Range]
-
-
 def results(graph: torch.fx.Graph) -> tuple[Any, ...]:
     """What a graph returns: nodes and Python values."""
     returned: Any = next(iter(reversed(graph.nodes))).args[0]
     return tuple(returned)
-
-
-def bounds(expr: Expr, symbols: Symbols) -> Range:
-    """Sound bounds of an expression over the symbols' ranges, and its value at their opt, kept inside the bounds."""
-    if isinstance(expr, int):
-        return Range(expr, expr, expr)
-    free = {s: symbols[str(s)] for s in expr.free_symbols}
-    if free == {expr: symbols.get(str(expr))}:
-        return free[expr]
-    value = bound_sympy(expr, {s: ValueRanges(r.min, r.max) for s, r in free.items()})
-    low, high = int(value.lower), int(value.upper)
-    opt = int(expr.subs({s: r.opt for s, r in free.items()}))
-    return Range(low, min(max(opt, low), high), high)
 
 
 @frozen
@@ -138,9 +101,8 @@ class Program:
 
     ``constants`` maps the placeholders that are the same at every call to the recipe that makes them from
     ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates
-    to the buffer's name. ``symbols`` gives the range of each dynamic dim.
+    to the buffer's name. ``shapes`` has the sizes that vary, with their ranges and relations.
     ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict.
-    ``relations`` are conditions on the symbols, each as an expression and in words, that every call must meet.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -149,21 +111,27 @@ class Program:
     constants: FrozenDict[str, Recipe] = field(repr=False)
     buffers: FrozenDict[str, str]
     parameters: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
-    symbols: FrozenDict[str, Range]
+    shapes: ShapeEnvironment
     in_spec: Any = field(eq=False, repr=False)
     out_spec: Any = field(eq=False, repr=False)
     settings: CompilationSettings
     versions: FrozenDict[str, int] = field(eq=False, repr=False, factory=FrozenDict)
     aliases: frozenset[str] = field(eq=False, repr=False, default=frozenset())
-    relations: tuple[tuple[Any, str], ...] = ()
 
     @property
     def graph(self) -> torch.fx.Graph:
         """The graph; its nodes carry fake tensors in ``meta["val"]``. Read only."""
         return self.graph_module.graph
 
+    @property
+    def symbols(self) -> Symbols:
+        """The range of each size that varies, by its symbol's name."""
+        return self.shapes
+
     def __str__(self) -> str:
-        return "\n".join([*(f"input {p}" for p in self.inputs), *_lines(self.graph), *(f"{o}" for o in self.outputs)])
+        relations = (f"where {r}" for r in self.shapes.relations)
+        inputs = (f"input {p}" for p in self.inputs)
+        return "\n".join([*inputs, *relations, *_lines(self.graph), *(f"{o}" for o in self.outputs)])
 
     @cached_property
     def digest(self) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 from torch.utils._pytree import tree_flatten
 
 from pipeline.errors import ShapeError
 from pipeline.program import Port, Program
+from pipeline.shapes import Relation, solved, value_of
 
 
 def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The call's inputs in the order of the program's; keyword arguments may come in any order."""
+    """The call's inputs in the order of the program's; keyword arguments may come in any order.
+
+    Cost: about 15 µs and 1 µs for each input, most of it pytree's.
+
+    Raises:
+        TypeError: the structure, a type or a dtype is not what was compiled for.
+    """
     given, spec = tree_flatten((args, _ordered(program.in_spec, kwargs)))
     if spec != program.in_spec:
         raise TypeError(f"the inputs are structured as {spec}, the program was compiled for {program.in_spec}")
@@ -49,45 +55,41 @@ def _check(port: Port, value: Any) -> None:
 
 
 def bind_symbols(program: Program, given: Sequence[Any]) -> dict[str, int]:
-    """Each symbol's value, read off the inputs' sizes; every size is checked against its range and its expression."""
+    """Each symbol's value, read off the inputs' sizes; every size is checked against its range and its expression.
+
+    Cost: about 1 µs for each dim and each relation; what it gives depends on ranks and sizes alone, and on Python ints.
+
+    Raises:
+        ShapeError: a size is outside its range, is not what another input's size asks for, or breaks a relation.
+    """
     symbols: dict[str, int] = {}
+    found: dict[str, str] = {}
     later: list[tuple[Port, int | None, Any, int]] = []
     for port, value in zip(program.inputs, given, strict=True):
         if port.kind == "symint":
-            _bind(port, None, port.value, value, symbols, later)
+            _bind(port, None, port.value, value, symbols, found, later)
         elif port.kind == "tensor":
             if value.dim() != len(port.shape):
                 raise ShapeError(port.name, None, value.dim(), (len(port.shape), len(port.shape)))
-            for i, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
-                _bind(port, i, expr, size, symbols, later)
-    for port, dim, expr, size in later:
-        _solve(port, dim, expr, size, symbols)
-        wanted = int(expr.xreplace({s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols}))
-        if wanted != size:
-            raise ShapeError(port.name, dim, size, (wanted, wanted))
-    for relation, words in program.relations:
-        known = {s: sympy.Integer(symbols[str(s)]) for s in relation.free_symbols if str(s) in symbols}
-        if relation.xreplace(known) in (False, sympy.false):
-            sizes = ", ".join(f"{s} = {value}" for s, value in known.items())
-            raise ValueError(f"the program was captured under the condition {words}, which does not hold for {sizes}")
+            for dim, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
+                _bind(port, dim, expr, size, symbols, found, later)
+    for port, dim, expr, size in _solvable_first(later, symbols):
+        _solve(port, dim, expr, size, symbols, found)
+    for relation in program.shapes.relations:
+        if relation.symbols <= symbols.keys() and not relation.holds(symbols):
+            raise _broken(program, relation, symbols)
     return symbols
 
 
-def _solve(port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str, int]) -> None:
-    """Give a symbol that is seen only inside an expression (``4*s``) its value."""
-    unknown = [s for s in expr.free_symbols if str(s) not in symbols]
-    if len(unknown) != 1:
-        return
-    known = {s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols if str(s) in symbols}
-    rest = expr.xreplace(known)
-    slope, start = rest.coeff(unknown[0], 1), rest.subs(unknown[0], 0)
-    if not slope.is_Integer or (size - start) % slope != 0:
-        where = f"in dimension {dim}" if dim is not None else "as its value"
-        raise ValueError(f"input {port.name} has {size} {where}; the program was captured for sizes {expr}")
-    symbols[str(unknown[0])] = int((size - start) / slope)
-
-
-def _bind(port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str, int], later: list[Any]) -> None:
+def _bind(
+    port: Port,
+    dim: int | None,
+    expr: Any,
+    size: int,
+    symbols: dict[str, int],
+    found: dict[str, str],
+    later: list[tuple[Port, int | None, Any, int]],
+) -> None:
     allowed = port.ranges[dim or 0]
     if not allowed.min <= size <= allowed.max:
         raise ShapeError(port.name, dim, size, (allowed.min, allowed.max))
@@ -95,5 +97,52 @@ def _bind(port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str, 
         return
     if not expr.is_Symbol:
         later.append((port, dim, expr, size))
-    elif symbols.setdefault(str(expr), size) != size:
-        raise ShapeError(port.name, dim, size, (symbols[str(expr)],) * 2)
+    elif symbols.setdefault(expr.name, size) != size:
+        raise ShapeError(port.name, dim, size, (symbols[expr.name],) * 2, f"the {found[expr.name]}")
+    else:
+        found.setdefault(expr.name, _place(port, dim))
+
+
+def _place(port: Port, dim: int | None) -> str:
+    return f"value of input {port.name}" if dim is None else f"size of input {port.name} in dimension {dim}"
+
+
+def _unknown(expr: Any, symbols: Mapping[str, int]) -> list[str]:
+    return [s.name for s in expr.free_symbols if s.name not in symbols]
+
+
+def _solvable_first(later: list[Any], symbols: Mapping[str, int]) -> Iterator[Any]:
+    """Expressions in an order in which each has at most one symbol that is not known yet, where there is one."""
+    while later:
+        row = min(later, key=lambda row: len(_unknown(row[2], symbols)))
+        later.remove(row)
+        yield row
+
+
+def _solve(port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str, int], found: dict[str, str]) -> None:
+    """Check an expression (``2*s``), or give the symbol that is seen only inside it (``4*s``) its value."""
+    unknown = _unknown(expr, symbols)
+    if not unknown:
+        wanted = value_of(expr, symbols)
+        if wanted != size:
+            why = " and ".join(sorted({found[s.name] for s in expr.free_symbols if s.name in found}))
+            raise ShapeError(port.name, dim, size, (wanted, wanted), f"as the {why} asks" if why else "")
+        return
+    value = solved(expr, unknown[0], size) if len(expr.free_symbols) == 1 else None
+    if value is None:
+        allowed = port.ranges[dim or 0]
+        raise ShapeError(port.name, dim, size, (allowed.min, allowed.max), f"sizes of the form {expr}")
+    symbols[unknown[0]] = value
+    found[unknown[0]] = _place(port, dim)
+
+
+def _broken(program: Program, relation: Relation, symbols: Mapping[str, int]) -> ShapeError:
+    """The error for a relation: about the first input that has one of its symbols."""
+    for port in program.inputs:
+        for dim, expr in enumerate(port.shape if port.kind == "tensor" else (port.value,)):
+            names = set() if isinstance(expr, int) or port.kind == "constant" else {s.name for s in expr.free_symbols}
+            if names & relation.symbols:
+                allowed, size = port.ranges[dim], value_of(expr, symbols)
+                at = None if port.kind == "symint" else dim
+                return ShapeError(port.name, at, size, (allowed.min, allowed.max), f"sizes with {relation.words}")
+    raise AssertionError(f"no input has a symbol of {relation.words}")

@@ -18,6 +18,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, Range, expression, port, shape_of
 from pipeline.recipes import identity
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import ShapeEnvironment
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 
 aten = torch.ops.aten
@@ -168,7 +169,7 @@ class _Builder:
             constants=FrozenDict({name: identity(name) for name in self.parameters}),
             buffers=FrozenDict(),
             parameters=FrozenDict(self.parameters),
-            symbols=FrozenDict(symbols),
+            shapes=ShapeEnvironment.of(symbols),
             in_spec=tree_flatten((tuple(0 for _ in inputs), {}))[1],
             out_spec=tree_flatten([0 for _ in outputs])[1],
             settings=settings,

@@ -1,0 +1,211 @@
+"""The shape environment of an exported program: ranges, relations and hints as torch.export states them, and what its
+graph takes for granted beside them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+from attrs import evolve
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
+
+from pipeline.frozen import FrozenDict
+from pipeline.shapes import Range, ShapeEnvironment, Symbol, always, bounds, expression, shape_of, solved
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+
+UNBOUNDED_FACTOR = 4
+"""A dim without an upper bound gets this many times its size in the example as its ``max`` (and at least 16)."""
+
+SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+"""Operators whose result has another rank where a size is 1; torch.export takes a size that varies not to be."""
+
+
+def environment(
+    exported: ExportedProgram, graph: torch.fx.Graph, inputs: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> ShapeEnvironment:
+    """The environment of a program.
+
+    Args:
+        exported: where the ranges come from.
+        graph: the graph; its nodes carry fake tensors.
+        inputs: the fake tensor, symbolic int or constant of each user input, by name.
+        sizes: for each tensor input, by name, the sizes to tune engines for; those of the example if absent.
+    """
+    ranges = dict(exported.range_constraints)
+    found = {str(s): _symbol(s, ranges, inputs, sizes) for s in _backed(ranges, inputs)}
+    shapes = ShapeEnvironment(FrozenDict(found))
+    shapes = _under(shapes, _conditions(graph, shapes))
+    for node in graph.nodes:
+        for symbol in sorted(_new_symbols(node, shapes), key=str):
+            made = _data_dependent(node, ranges.get(symbol), shapes)
+            shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
+    return shapes
+
+
+def _backed(ranges: Mapping[Any, Any], inputs: Mapping[str, Any]) -> list[Any]:
+    """The symbols that the inputs' sizes give."""
+    known = {s for value in inputs.values() for expr in _sizes(value) for s in expr.free_symbols}
+    return [s for s in ranges if s in known and not free_unbacked_symbols(s)]
+
+
+def _sizes(value: Any) -> list[sympy.Expr]:
+    """The sizes of a value that vary."""
+    if isinstance(value, torch.Tensor):
+        return [s for s in shape_of(value) if not isinstance(s, int)]
+    expr = expression(value) if isinstance(value, torch.SymInt) else 0
+    return [] if isinstance(expr, int) else [expr]
+
+
+def _symbol(symbol: Any, ranges: Mapping[Any, Any], inputs: Mapping[str, Any], sizes: Mapping[str, Any]) -> Symbol:
+    places, hint = [], None
+    for place, expr, size in _places(inputs, sizes):
+        if expr == symbol:
+            places.append(place)
+        if hint is None and expr.free_symbols == {symbol}:
+            hint = solved(expr, symbol.name, size)
+    low, high = _ends(ranges[symbol])
+    for expr, given in ranges.items():
+        if not expr.is_Symbol and expr.free_symbols == {symbol}:
+            ends = [solved(expr, symbol.name, end) for end in _ends(given) if end is not None]
+            low, high = _within(low, high, [e for e in ends if e is not None])
+    return Symbol(_range(places[0] if places else str(symbol), low, high, hint), hint, tuple(places))
+
+
+def _within(low: int | None, high: int | None, ends: list[int]) -> tuple[int | None, int | None]:
+    if len(ends) < 2:
+        return low, high
+    return max(low or 0, min(ends)), max(ends) if high is None else min(high, max(ends))
+
+
+def _places(inputs: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
+    """Where sizes that vary can be read: in words, the expression, and its value in the example."""
+    for name, value in inputs.items():
+        if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
+            yield name, expression(value), int(value.node.hint)
+        shape: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
+        for dim, size in enumerate(shape):
+            expr = expression(size)
+            if not isinstance(expr, int):
+                yield f"{name}.shape[{dim}]", expr, sizes[name][dim] if name in sizes else int(size.node.hint)
+
+
+def _ends(given: Any) -> tuple[int | None, int | None]:
+    """The bounds that torch.export states; None where it has none."""
+    low = int(given.lower) if given.lower.is_Integer else None
+    high = int(given.upper) if given.upper.is_Integer and int(given.upper) < 2**31 else None
+    return low, high
+
+
+def _range(place: str, low: int | None, high: int | None, hint: int | None) -> Range:
+    """The range, with the default where nobody gave an upper bound: up to 4 times the example, and from 1."""
+    if high is None:
+        low = max(low or 1, 1)
+        high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
+        log.warning(
+            "%s has no upper bound; engines take %d to %d: give a max (Dim or pipeline.Input)", place, low, high
+        )
+    low = max(low or 0, 0)
+    opt = hint if hint is not None else (low + high) // 2
+    return Range(low, min(max(opt, low), high), high)
+
+
+def _under(shapes: ShapeEnvironment, conditions: Iterable[Any]) -> ShapeEnvironment:
+    """The environment under conditions, after a warning for each symbol that fewer sizes are left of than were asked
+    for."""
+    conditions = [c for c in conditions if not always(c, shapes)]
+    left = shapes.related(*conditions)
+    for name, asked in shapes.items():
+        given = left[name]
+        if (given.min, given.max) != (asked.min, asked.max):
+            size = shapes.words(sympy.Symbol(name))
+            why = " and ".join(shapes.words(c) for c in conditions if {s.name for s in c.free_symbols} == {name})
+            log.warning(
+                "%s goes from %d to %d, not %d to %d: the model was captured for %s",
+                size,
+                given.min,
+                given.max,
+                asked.min,
+                asked.max,
+                why,
+            )
+    return left
+
+
+def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
+    """What the program takes for granted of its inputs' sizes."""
+    for condition in (*_guards(graph), *_assertions(graph), *_squeezed(graph, shapes), *_not_negative(graph, shapes)):
+        if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
+            yield condition
+
+
+def _guards(graph: torch.fx.Graph) -> Iterator[Any]:
+    """What torch.export found on its way; what decided on strides alone is left out."""
+    mode = next((v.fake_mode for v in _values(graph) if hasattr(v, "fake_mode")), None)
+    if mode is not None and mode.shape_env is not None:
+        for guard in mode.shape_env.guards:
+            if not guard.size_oblivious:
+                yield mode.shape_env.replace(guard.expr)
+
+
+def _values(graph: torch.fx.Graph) -> Iterator[Any]:
+    for node in graph.nodes:
+        yield from tree_leaves(node.meta.get("val"))
+
+
+def _assertions(graph: torch.fx.Graph) -> Iterator[Any]:
+    for node in graph.nodes:
+        if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
+            value = node.args[0].meta.get("val")
+            if isinstance(value, torch.SymBool):
+                yield value.node.expr
+
+
+def _squeezed(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
+    for node in graph.nodes:
+        if node.target in SQUEEZES:
+            sizes = shape_of(node.args[0].meta["val"])
+            dims = node.args[1] if len(node.args) > 1 else range(len(sizes))
+            for dim in [dims] if isinstance(dims, int) else dims:
+                if not isinstance(sizes[dim], int):
+                    yield sympy.Ne(sizes[dim], 1, evaluate=False)
+
+
+def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
+    """``x[1:]`` has size ``s - 1``: torch.export takes ``s`` to be at least 1."""
+    compound = {e for v in _values(graph) if isinstance(v, torch.Tensor) for e in _sizes(v) if not e.is_Symbol}
+    for expr in sorted(compound, key=str):
+        if {s.name for s in expr.free_symbols} <= set(shapes) and bounds(expr, shapes).min < 0:
+            yield sympy.Ge(expr, 0, evaluate=False)
+
+
+def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[Any]:
+    exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if node.op == "call_function" else []
+    return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
+
+
+def _data_dependent(node: torch.fx.Node, given: Any, shapes: ShapeEnvironment) -> Symbol:
+    """A size or number that the data of a node decides: no more than the elements that it looks at."""
+    low, high = _ends(given) if given is not None else (0, None)
+    limit = _most(node, shapes)
+    high = limit if high is None else high if limit is None else min(high, limit)
+    return Symbol(_range(f"the size of {node.name}, which depends on data,", low, high, None), None, (node.name,))
+
+
+def _most(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
+    """How many of its inputs' elements an operator can choose; None where it repeats them, or reads a number."""
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or "repeat" in str(node.target):
+        return None
+    tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    most = [[bounds(size, shapes).max for size in shape_of(t)] for t in tensors]
+    if node.target is aten.masked_select.default:  # the two are broadcast
+        most = [[max(pair) for pair in itertools.zip_longest(*(sizes[::-1] for sizes in most), fillvalue=1)]]
+    return max(map(math.prod, most), default=None)

@@ -1,0 +1,271 @@
+"""The shape environment: what is known of the sizes that vary, from ``capture`` to the artifact.
+
+A size that varies is a symbol, or an expression over symbols. The environment has each symbol's range and where it can
+be read, and the relations that a call must meet. Ranges of everything else are derived from it, never asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from attrs import evolve, field, frozen
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from pipeline.frozen import FrozenDict
+
+Expr: TypeAlias = int | sympy.Expr
+Shape: TypeAlias = tuple[Expr, ...]
+
+LARGEST = 2**63 - 1
+"""The bound of an expression that has none: the largest int64."""
+
+POINTS = 4096
+"""An expression in which a symbol occurs twice is evaluated for each of its values, if there are at most this many."""
+
+
+def expression(size: Any) -> Expr:
+    """A size of a fake tensor as an int, or as a sympy expression over the program's symbols."""
+    if isinstance(size, torch.SymInt):
+        size = size.node.expr
+    return int(size) if isinstance(size, int) or size.is_number else size
+
+
+def shape_of(value: torch.Tensor) -> Shape:
+    """The sizes of a (fake) tensor: ints, and sympy expressions where they depend on the inputs."""
+    return tuple(expression(size) for size in value.shape)
+
+
+@frozen
+class Range:
+    """The values a size may take: ``min`` and ``max`` are promised, ``opt`` is what engines are tuned for."""
+
+    min: int
+    opt: int
+    max: int
+
+    def __str__(self) -> str:
+        return f"{self.min}..{self.opt}..{self.max}"
+
+
+Symbols: TypeAlias = Mapping[str, Range]
+
+
+@frozen
+class Symbol:
+    """A size that varies: its range, the size it had in the example (``hint``; None if it depends on data), and the
+    inputs and dims that have it, or the node whose data decides it, in words (``x.shape[0]``)."""
+
+    range: Range
+    hint: int | None = None
+    places: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.range}" + (f" ({', '.join(self.places)})" if self.places else "")
+
+
+@frozen
+class Relation:
+    """A condition on symbols that every call must meet, and the same in words."""
+
+    condition: Any
+    words: str
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it holds for these values of the symbols. About 1 µs."""
+        return bool(function_of(self.condition)(sizes))
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbols that it ties."""
+        return frozenset(s.name for s in self.condition.free_symbols)
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@frozen
+class ShapeEnvironment(Mapping[str, Range]):
+    """The symbols of a program with their ranges, and the relations between them. As a mapping, name → range."""
+
+    symbols: FrozenDict[str, Symbol] = field(factory=FrozenDict)
+    relations: tuple[Relation, ...] = ()
+
+    @classmethod
+    def of(cls, ranges: Mapping[str, Range]) -> ShapeEnvironment:
+        """An environment of ranges alone."""
+        return cls(FrozenDict({name: Symbol(range) for name, range in ranges.items()}))
+
+    def __getitem__(self, name: str) -> Range:
+        return self.symbols[name].range
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.symbols)
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def bounds(self, expr: Expr) -> Range:
+        """The range of an expression over the symbols."""
+        return bounds(expr, self)
+
+    def words(self, expr: Any) -> str:
+        """An expression as a user reads it: ``x.shape[0] % 4 == 0``."""
+        return in_words(expr, {name: s.places[0] for name, s in self.symbols.items() if s.places})
+
+    def related(self, *conditions: Any) -> ShapeEnvironment:
+        """The environment under more conditions. The range of a symbol that is alone in one ends at sizes for which it
+        holds (1..10 under ``s % 4 == 0`` is 4..8); relations are what ranges do not say already."""
+        symbols, relations = dict(self.symbols), list(self.relations)
+        for condition in dict.fromkeys(conditions):
+            relation = Relation(condition, self.words(condition))
+            if len(relation.symbols) == 1:
+                (name,) = relation.symbols
+                symbols[name] = evolve(symbols[name], range=_narrowed(symbols[name].range, name, relation))
+            if not always(condition, {n: s.range for n, s in symbols.items()}, relations):
+                relations.append(relation)
+        return ShapeEnvironment(FrozenDict(symbols), tuple(relations))
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {symbol}" for name, symbol in self.symbols.items()]
+        return "\n".join([*rows, *map(str, self.relations)])
+
+
+def _narrowed(given: Range, name: str, relation: Relation) -> Range:
+    """The range from the first to the last value for which the relation holds; itself if it holds for none."""
+
+    def first(values: range) -> int | None:
+        return next((v for v in itertools.islice(values, POINTS) if relation.holds({name: v})), None)
+
+    low, high = first(range(given.min, given.max + 1)), first(range(given.max, given.min - 1, -1))
+    if low is None or high is None:
+        return given
+    below, above = first(range(given.opt, low - 1, -1)), first(range(given.opt, high + 1))
+    return Range(low, below if below is not None else above if above is not None else low, high)
+
+
+class _Printer(PythonPrinter):
+    """Sizes in Python, by the names that symbols are given."""
+
+    def __init__(self, names: Callable[[str], str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def _print_Symbol(self, expr: sympy.Symbol) -> str:  # noqa: N802 - sympy's way
+        return self.names(expr.name)
+
+    def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        return f"float({self._print(expr.args[0])})"
+
+    def _print_Where(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        condition, then, other = map(self._print, expr.args)
+        return f"({then} if {condition} else {other})"
+
+
+def in_words(expr: Any, names: Mapping[str, str]) -> str:
+    """An expression in Python, symbols by the given names or else their own."""
+    if isinstance(expr, int):
+        return str(expr)
+    text: str = _Printer(lambda name: names.get(name, name)).doprint(expr)
+    return text
+
+
+@lru_cache(maxsize=4096)
+def function_of(expr: Any) -> Callable[[Mapping[str, int]], Any]:
+    """An expression or condition as a Python function of its symbols' values, by name. Made once, in about 0.2 ms."""
+    source = _Printer(lambda name: f"s[{name!r}]").doprint(expr)
+    made: Callable[[Mapping[str, int]], Any] = eval(f"lambda s: {source}", {"math": math, "torch": torch})
+    return made
+
+
+def value_of(expr: Expr, sizes: Mapping[str, int]) -> int:
+    """The value of a size for these values of the symbols. An int or a symbol takes no time, else about 1 µs."""
+    if isinstance(expr, int):
+        return expr
+    return sizes[expr.name] if expr.is_Symbol else int(function_of(expr)(sizes))
+
+
+def bounds(expr: Expr, symbols: Symbols) -> Range:
+    """Bounds of an expression over the symbols' ranges, and its value at their opt.
+
+    Sound for every expression. They are attained where each symbol occurs once, or in one direction (``s0*s1 + s0``),
+    and for the others if there are at most ``POINTS`` combinations of sizes.
+    """
+    if isinstance(expr, int):
+        return Range(expr, expr, expr)
+    if expr.is_Symbol:
+        return symbols[expr.name]
+    return _bounds(expr, tuple((s, symbols[s.name]) for s in sorted(expr.free_symbols, key=str)))
+
+
+@lru_cache(maxsize=16384)
+def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> Range:
+    low, high = _enumerated(expr, given) or _interval(expr, given)
+    opt = _value(expr, {s.name: r.opt for s, r in given})
+    return Range(low, low if opt is None else min(max(opt, low), high), high)
+
+
+def _interval(expr: Any, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
+    """Interval arithmetic; what it gives no bound for has the bounds of int64."""
+    found = bound_sympy(expr, {s: ValueRanges(r.min, r.max) for s, r in given})
+    low = math.floor(found.lower) if found.lower.is_finite else -LARGEST
+    high = math.ceil(found.upper) if found.upper.is_finite else LARGEST
+    return max(low, -LARGEST), min(high, LARGEST)
+
+
+def _enumerated(expr: Any, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+    """Exact bounds, where intervals would not be and there are few enough points."""
+    once = all(expr.count(s) <= 1 for s, _ in given) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
+    if once or math.prod(r.max - r.min + 1 for _, r in given) > POINTS:
+        return None
+    names = [s.name for s, _ in given]
+    points = itertools.product(*(range(r.min, r.max + 1) for _, r in given))
+    values = [_value(expr, dict(zip(names, point, strict=True))) for point in points]
+    known = [v for v in values if v is not None]
+    return (min(known), max(known)) if known and len(known) == len(values) else None
+
+
+def _value(expr: Any, sizes: Mapping[str, int]) -> int | None:
+    try:
+        return int(function_of(expr)(sizes))
+    except (ArithmeticError, ValueError):  # a division by zero: no call has these sizes
+        return None
+
+
+def always(condition: Any, symbols: Symbols, relations: Sequence[Relation] = ()) -> bool:
+    """Whether a condition is seen to hold for all values of its symbols that meet the relations."""
+    if condition in (True, sympy.true):
+        return True
+    given = [(s, symbols[s.name]) for s in sorted(condition.free_symbols, key=str)]
+    found = bound_sympy(condition, {s: ValueRanges(r.min, r.max) for s, r in given})
+    if found.lower in (True, sympy.true):
+        return True
+    if math.prod(r.max - r.min + 1 for _, r in given) > POINTS:
+        return False
+    names = [s.name for s, _ in given]
+    known = [r for r in relations if r.symbols <= set(names)]
+    points = (dict(zip(names, p, strict=True)) for p in itertools.product(*(range(r.min, r.max + 1) for _, r in given)))
+    return all(function_of(condition)(point) for point in points if all(r.holds(point) for r in known))
+
+
+@lru_cache(maxsize=4096)
+def _line(expr: Any, name: str) -> tuple[int, int] | None:
+    """Slope and offset of an expression of one symbol that is a line; None for others."""
+    (symbol,) = (s for s in expr.free_symbols if s.name == name)
+    slope, offset = expr.coeff(symbol, 1), expr.subs(symbol, 0)
+    line = slope.is_Integer and slope != 0 and sympy.expand(expr - slope * symbol - offset) == 0
+    return (int(slope), int(offset)) if line and offset.is_Integer else None
+
+
+def solved(expr: Any, name: str, value: int) -> int | None:
+    """The symbol's value for which a line (``4*s + 1``) has a value; None if no whole number is that."""
+    line = _line(expr, name)
+    if line is None or (value - line[1]) % line[0] != 0:
+        return None
+    return (value - line[1]) // line[0]
