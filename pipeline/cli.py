@@ -22,6 +22,7 @@ import torch
 from pipeline import __version__
 from pipeline.agreement import Agreement, measure
 from pipeline.compiled import Compiled
+from pipeline.compose import Pipeline
 from pipeline.defaults import default
 from pipeline.errors import CaptureError, PipelineError
 from pipeline.inputs import Input
@@ -30,6 +31,10 @@ from pipeline.progress import StageProgress
 from pipeline.reporting import CompilationReport, write
 from pipeline.settings import CompilationSettings
 from pipeline.sources import Source, SourceError, first_line, load
+from pipeline.stages.autocast import autocast
+
+PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""What ``--precision`` takes; fp32 leaves the model in its own dtypes."""
 
 
 class UsageError(Exception):
@@ -107,6 +112,7 @@ def _add_compile(commands: Any) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; default: NAME.engines")
     parser.add_argument("--force", action="store_true", help="replace DIR if it has files already")
     parser.add_argument("--no-check", action="store_true", help="do not compare the result with eager")
+    _add_precision(parser)
     _add_settings(parser)
     parser.set_defaults(run=compile_command)
 
@@ -121,6 +127,7 @@ def _add_support(commands: Any) -> None:
 def _add_print(commands: Any) -> None:
     parser = commands.add_parser("print", help="print the TensorRT networks of a model; build nothing")
     _add_source(parser)
+    _add_precision(parser)
     _add_settings(parser)
     parser.set_defaults(run=print_command)
 
@@ -140,6 +147,34 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated",
     )
+
+
+def _add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision",
+        choices=sorted(PRECISIONS),
+        default="fp32",
+        help="fp16, bf16: mixed precision, products in halves, norms and softmax in float32; inputs and outputs keep "
+        "their dtypes; fp32 (default): the dtypes that the model has",
+    )
+    parser.add_argument(
+        "--precision-exclude",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="an operator (aten.softmax, aten.conv*) or module path (*.classifier) that --precision leaves alone; may "
+        "be repeated",
+    )
+
+
+def _pipeline(options: argparse.Namespace) -> Pipeline:
+    """The pipeline that the flags ask for."""
+    compile, dtype = default(_settings(options)), PRECISIONS[options.precision]
+    if dtype is None:
+        if options.precision_exclude:
+            raise UsageError("--precision-exclude leaves something out of --precision fp16 or bf16; give one of them")
+        return compile
+    return compile.insert(autocast(dtype, exclude=options.precision_exclude), before="decompose")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -197,13 +232,15 @@ def compile_command(options: argparse.Namespace) -> int:
     folder = options.output
     if folder is not None:
         _check_output(folder, options.force)
+    compile = _pipeline(options)
     source = _source(options)
     folder = folder or Path(f"{source.name}.engines")
     _check_output(folder, options.force)
     with StageProgress() as progress:
-        compiled = _run(default(_settings(options)).observed_by(progress), source)
+        compiled = _run(compile.observed_by(progress), source)
     agreement, note = (None, "--no-check") if options.no_check else _agreement(compiled, source)
-    report = CompilationReport.of(options.spec, compiled, progress.seconds, agreement, note)
+    precision = options.precision
+    report = CompilationReport.of(options.spec, compiled, progress.seconds, agreement, note, precision=precision)
     try:
         write(folder, compiled, report)
     except OSError as error:
@@ -259,9 +296,10 @@ def support_command(options: argparse.Namespace) -> int:
 
 def print_command(options: argparse.Namespace) -> int:
     """``pipeline print``"""
+    compile = _pipeline(options).until("convert")
     source = _source(options)
     with StageProgress() as progress:
-        converted = _run(default(_settings(options)).until("convert").observed_by(progress), source)
+        converted = _run(compile.observed_by(progress), source)
     print("\n".join(map(str, converted.networks)), end="")
     for fallback in converted.partitioned.fallbacks:
         print(f"in PyTorch: {fallback}", file=sys.stderr)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.agreement import Agreement
 from pipeline.compiled import Compiled
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
+from pipeline.program import Program, is_operator
 from pipeline.trt import CAPABILITIES
 
 
@@ -51,12 +53,21 @@ class CompilationReport:
     versions: FrozenDict[str, str]
     note: str = ""
     not_refittable: FrozenDict[str, str] = field(factory=FrozenDict)
+    precision: str = "fp32"
+    dtypes: FrozenDict[str, int] = field(factory=FrozenDict)
 
     @classmethod
     def of(
-        cls, model: str, compiled: Compiled, seconds: Mapping[str, float], agreement: Agreement | None, note: str = ""
+        cls,
+        model: str,
+        compiled: Compiled,
+        seconds: Mapping[str, float],
+        agreement: Agreement | None,
+        note: str = "",
+        *,
+        precision: str = "fp32",
     ) -> CompilationReport:
-        """The report of a compiled program; ``seconds`` are those of each stage."""
+        """The report of a compiled program; ``seconds`` are those of each stage, ``precision`` is as asked for."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -70,6 +81,8 @@ class CompilationReport:
             versions=versions(),
             note=note,
             not_refittable=compiled.refit_map.computed,
+            precision=precision,
+            dtypes=_dtypes(compiled.program),
         )
 
     def as_json(self) -> str:
@@ -84,6 +97,7 @@ class CompilationReport:
                 *(line for engine in self.engines for line in _engine_lines(engine)),
                 *(["in PyTorch:"] if self.fallbacks else []),
                 *("\n".join(f"  {line}" for line in str(f).splitlines()) for f in self.fallbacks),
+                f"precision {self.precision}: {_counts(self.dtypes)}",
                 f"error against eager: {self.agreement or f'not measured, {self.note}'}",
                 f"seconds: {', '.join(f'{name} {value:.2f}' for name, value in self.seconds.items())}",
                 f"settings: {self.settings}",
@@ -100,6 +114,18 @@ def versions() -> FrozenDict[str, str]:
     return FrozenDict(
         {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
     )
+
+
+def _dtypes(program: Program) -> FrozenDict[str, int]:
+    """How many operators give which dtype, the most frequent first; those with several results count by their first."""
+    values = (n.meta.get("val") for n in program.graph.nodes if is_operator(n))
+    firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
+    found = Counter(str(v.dtype).removeprefix("torch.") for v in firsts if isinstance(v, torch.Tensor))
+    return FrozenDict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _counts(dtypes: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} operators in {name}" for name, n in dtypes.items()) or "no operators"
 
 
 def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:

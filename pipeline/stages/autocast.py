@@ -204,7 +204,9 @@ class _Caster:
         source = copy.args[0] if copy.target in CASTS else None
         if isinstance(source, Node) and _dtype(source) == dtype and dtype in HALVES and _dtype(copy) == torch.float32:
             return source
-        return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{node.name}_{_plain(dtype)}")
+        recipe = self.program.constants.get(node.name)
+        name = recipe.name.replace(".", "_") if recipe is not None else node.name
+        return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_plain(dtype)}")
 
     def emit(self, node: Node, args: Any, kwargs: Any) -> Node:
         """The call on these arguments; as it was, if they are what they were."""
