@@ -27,6 +27,7 @@ from pipeline.functional import functional
 from pipeline.inputs import Input
 from pipeline.program import Output, Port, Program, port, results
 from pipeline.recipes import Recipe, identity
+from pipeline.recurrences import whole_recurrences
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import ShapeEnvironment
 
@@ -116,7 +117,7 @@ def _exported(
     given, named = dims.examples(model, args, kwargs, shapes, device)
     options: dict[str, Any] = {"prefer_deferred_runtime_asserts_over_guards": True} if deferred else {}
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with torch.no_grad(), warnings.catch_warnings(), oblivious:
+    with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
         return torch.export.export(model, given, kwargs=named, dynamic_shapes=shapes, strict=False, **options)
 

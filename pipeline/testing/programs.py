@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, Range, expression, port, shape_of
 from pipeline.recipes import identity
+from pipeline.recurrences import whole_recurrences
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import ShapeEnvironment
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
@@ -134,7 +135,7 @@ class _Builder:
         """The call's result on fake tensors. A guard that leaves a size one value only is an error of the call."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
-            with self.mode, torch.no_grad(), enable_python_dispatcher():
+            with self.mode, torch.no_grad(), enable_python_dispatcher(), whole_recurrences():
                 result = self.call.target(*args, **kwargs)
         except Exception as error:
             raise CallError(f"PyTorch does not take the call: {type(error).__name__}: {error}") from error

@@ -1,0 +1,174 @@
+"""Recurrent layers. What the inputs contribute is one product for all steps; the steps are a loop, or written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from attrs import frozen
+
+from pipeline.converters.context import ConversionContext
+from pipeline.impl import base, slice
+from pipeline.impl.activation import activation
+from pipeline.impl.base import ITensor, Value
+from pipeline.impl.elementwise import binary
+from pipeline.impl.matmul import linear
+from pipeline.impl.shape import concatenate
+from pipeline.trt import trt
+
+WRITTEN_OUT: Final = 8
+"""Up to so many steps are written out: TensorRT fuses them. A loop builds in the same time whatever its length."""
+
+State: TypeAlias = tuple[ITensor, ...]
+Step: TypeAlias = Callable[[ITensor, State], State]
+
+
+@frozen
+class Weights:
+    """Of one layer in one direction: ``input`` [gates * hidden, features], ``hidden`` [gates * hidden, output],
+    ``biases`` of both or (None, None), ``projection`` [output, hidden] of an LSTM or None."""
+
+    input: Value
+    hidden: Value
+    biases: tuple[Value | None, Value | None] = (None, None)
+    projection: Value | None = None
+
+
+@frozen
+class Cell:
+    """One step: (context, name, what the input contributes, state, weights) to the next state, whose first tensor is
+    the output. ``late_bias``: the hidden state's bias is not simply added to the input's."""
+
+    step: Callable[[ConversionContext, str, ITensor, State, Weights], State]
+    late_bias: bool = False
+
+
+def _hidden(ctx: ConversionContext, name: str, given: ITensor, state: State, weights: Weights) -> ITensor:
+    return binary(ctx, name, "SUM", given, linear(ctx, name, state[0], weights.hidden, None))
+
+
+def _elman(kind: str) -> Cell:
+    def step(ctx: ConversionContext, name: str, given: ITensor, state: State, weights: Weights) -> State:
+        return (activation(ctx, name, kind, _hidden(ctx, name, given, state, weights)),)
+
+    return Cell(step)
+
+
+def _lstm(ctx: ConversionContext, name: str, given: ITensor, state: State, weights: Weights) -> State:
+    enter, forget, new, leave = _gates(ctx, name, _hidden(ctx, name, given, state, weights), 4)
+    kept = binary(ctx, name, "PROD", _sigmoid(ctx, name, forget), state[1])
+    added = binary(ctx, name, "PROD", _sigmoid(ctx, name, enter), activation(ctx, name, "TANH", new))
+    cell = binary(ctx, name, "SUM", kept, added)
+    output = binary(ctx, name, "PROD", _sigmoid(ctx, name, leave), activation(ctx, name, "TANH", cell))
+    if weights.projection is not None:
+        output = linear(ctx, name, output, weights.projection, None)
+    return output, cell
+
+
+def _gru(ctx: ConversionContext, name: str, given: ITensor, state: State, weights: Weights) -> State:
+    own = linear(ctx, name, state[0], weights.hidden, weights.biases[1])
+    pairs = list(zip(_gates(ctx, name, given, 3), _gates(ctx, name, own, 3), strict=True))
+    reset, keep = (_sigmoid(ctx, name, binary(ctx, name, "SUM", *pair)) for pair in pairs[:2])
+    remembered = binary(ctx, name, "PROD", reset, pairs[2][1])
+    new = activation(ctx, name, "TANH", binary(ctx, name, "SUM", pairs[2][0], remembered))
+    change = binary(ctx, name, "SUB", state[0], new)
+    return (binary(ctx, name, "SUM", new, binary(ctx, name, "PROD", keep, change)),)
+
+
+LSTM, GRU = Cell(_lstm), Cell(_gru, late_bias=True)
+RNN_TANH, RNN_RELU = _elman("TANH"), _elman("RELU")
+
+
+def _sigmoid(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    return activation(ctx, name, "SIGMOID", x)
+
+
+def _gates(ctx: ConversionContext, name: str, x: ITensor, count: int) -> list[ITensor]:
+    """The parts of [batch, count * hidden]."""
+    size = base.dims(x)[1] // count
+    return [slice.narrow(ctx, name, x, 1, i * size, size) for i in range(count)]
+
+
+def recurrent(
+    ctx: ConversionContext,
+    name: str,
+    cell: Cell,
+    x: Value,
+    states: Sequence[Value],
+    weights: Sequence[Weights],
+    bidirectional: bool,
+) -> tuple[ITensor, ...]:
+    """All layers of a recurrent module.
+
+    x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: for each layer, for each
+    direction. Gives the output [steps, batch, directions * hidden] and the last states, shaped as the first are.
+    """
+    x, directions = base.tensor(ctx, name, x), 1 + bidirectional
+    first = [base.tensor(ctx, name, state) for state in states]
+    last: list[State] = []
+    for index in range(0, len(weights), directions):
+        outputs = []
+        for way in range(directions):
+            state = tuple(slice.select(ctx, name, s, 0, index + way) for s in first)
+            output, state = _layer(ctx, name, cell, x, state, weights[index + way], reverse=way == 1)
+            outputs.append(output)
+            last.append(state)
+        x = outputs[0] if directions == 1 else concatenate(ctx, name, outputs, -1, base.dtype_of(x))
+    return x, *(_stacked(ctx, name, parts) for parts in zip(*last, strict=True))
+
+
+def _stacked(ctx: ConversionContext, name: str, parts: Sequence[ITensor]) -> ITensor:
+    raised = [base.unsqueeze(ctx, name, part, [0]) for part in parts]
+    return raised[0] if len(raised) == 1 else concatenate(ctx, name, raised, 0, base.dtype_of(parts[0]))
+
+
+def _layer(
+    ctx: ConversionContext, name: str, cell: Cell, x: ITensor, state: State, weights: Weights, *, reverse: bool
+) -> tuple[ITensor, State]:
+    """One layer in one direction: [steps, batch, features] to [steps, batch, hidden]."""
+    steps = base.known_sizes(ctx, x)[0]
+    given = linear(ctx, name, x, weights.input, weights.biases[0])
+    if weights.biases[1] is not None and not cell.late_bias:
+        given = binary(ctx, name, "SUM", given, weights.biases[1])
+
+    def step(given: ITensor, state: State) -> State:
+        return cell.step(ctx, name, given, state, weights)
+
+    if isinstance(steps, int) and steps <= WRITTEN_OUT:
+        return _written_out(ctx, name, step, given, state, range(steps)[:: -1 if reverse else 1])
+    count = base.cast(ctx, name, base.scalar_of(ctx, name, base.size(ctx, name, x, 0)), torch.int32)
+    return _looped(ctx, name, step, given, state, count, reverse)
+
+
+def _written_out(
+    ctx: ConversionContext, name: str, step: Step, given: ITensor, state: State, order: range
+) -> tuple[ITensor, State]:
+    outputs: dict[int, ITensor] = {}
+    for at in order:
+        state = step(slice.select(ctx, name, given, 0, at), state)
+        outputs[at] = state[0]
+    return _stacked(ctx, name, [outputs[at] for at in sorted(outputs)]), state
+
+
+def _looped(
+    ctx: ConversionContext, name: str, step: Step, given: ITensor, state: State, count: ITensor, reverse: bool
+) -> tuple[ITensor, State]:
+    loop = ctx.net.add_loop()
+    _boundary(ctx, name, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
+    now = _boundary(ctx, name, "iterator", loop.add_iterator(given, 0, reverse)).get_output(0)
+    carried = [_boundary(ctx, name, "recurrence", loop.add_recurrence(s)) for s in state]
+    current = tuple(layer.get_output(0) for layer in carried)
+    following = step(now, current)
+    for layer, value in zip(carried, following, strict=True):
+        layer.set_input(1, value)
+    order = trt.LoopOutput.REVERSE if reverse else trt.LoopOutput.CONCATENATE
+    outputs = _boundary(ctx, name, "loop_output", loop.add_loop_output(following[0], order, 0))
+    outputs.set_input(1, count)
+    last = [loop.add_loop_output(value, trt.LoopOutput.LAST_VALUE, 0) for value in current]
+    return outputs.get_output(0), tuple(_boundary(ctx, name, "loop_output", v).get_output(0) for v in last)
+
+
+def _boundary(ctx: ConversionContext, name: str, kind: str, layer: Any) -> Any:
+    layer.name = ctx.unique(f"{name}:{kind}")
+    return layer
