@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
@@ -175,9 +176,9 @@ def _trace(
         result = function(*args, **kwargs)
         if result is NotImplemented:
             raise _DoesNotApply
-        return result
+        return tuple(result) if isinstance(result, tuple) else result  # of named tuples fx would make calls
 
-    with torch.no_grad(), quietly(mode):
+    with torch.no_grad(), quietly(mode), enable_python_dispatcher():
         try:
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
         except _DoesNotApply:
