@@ -22,6 +22,7 @@ __all__ = [
     "Log",
     "Message",
     "compute_capability",
+    "dtype_called",
     "dtype_name",
     "enum_member",
     "enum_name",
@@ -153,6 +154,8 @@ def _capabilities(bindings: Any) -> Capabilities:
 
 
 CAPABILITIES = _capabilities(trt)
+LIBRARY = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
+"""What plans are made by and for."""
 
 
 @functools.cache
@@ -210,6 +213,14 @@ def dtype_name(dtype: "trt.DataType") -> str:
     """torch's name ("float32") of a TensorRT dtype."""
     ours = enum_name(dtype)
     return _DTYPES.get(ours, ours.lower())
+
+
+def dtype_called(name: str) -> "trt.DataType":
+    """The TensorRT dtype that `dtype_name` calls so; TypeError where this TensorRT has none."""
+    for ours, torchs in DTYPE_NAMES.items():
+        if torchs == name:
+            return trt.DataType.__members__[ours]
+    raise TypeError(f"{CAPABILITIES.flavour} {CAPABILITIES.version} has no dtype called {name}")
 
 
 def to_trt(dtype: torch.dtype) -> "trt.DataType":

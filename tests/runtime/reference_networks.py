@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from pipeline.network import Network, Weight, describe
+from pipeline.replay import replay
 from pipeline.runtime.reference import run
 from pipeline.trt import Log, dtype_name, new_network, to_torch, to_trt, trt, weights_of
 
@@ -57,7 +58,13 @@ class Net:
     def described(self) -> Network:
         network = describe(self.net, name="test", weight_name=self.weight_name)
         assert LOG.errors_since(self.mark) == (), "describing a network must ask TensorRT nothing it refuses"
+        assert str(self.replayed(network)) == str(network), "a description must leave nothing out"
         return network
+
+    def replayed(self, network: Network) -> Network:
+        """The description of the network that is made from this description."""
+        again = replay(network, lambda name: weights_of(self.weights[name]), BUILDER, LOG)
+        return describe(again, name="test", weight_name=self.weight_name)
 
     def run(self) -> list[torch.Tensor]:
         """The outputs, in order; the reference itself compares their shapes with those that TensorRT infers."""
