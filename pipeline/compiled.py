@@ -15,7 +15,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network import Network
 from pipeline.program import Engine, Partitioned, Program
 from pipeline.recipes import Recipe
-from pipeline.settings import CompilationSettings
+from pipeline.settings import RUNTIME, CompilationSettings
 
 if TYPE_CHECKING:
     from pipeline.runtime.module import CompiledModule
@@ -114,18 +114,22 @@ class Compiled:
         ]
         return Coverage(tuple(rows), self.partitioned.fallbacks)
 
-    def module(self, executor: Executor | None = None) -> CompiledModule:
+    def module(self, executor: Executor | None = None, **runtime: Any) -> CompiledModule:
         """A new ``nn.Module`` that runs the program, with buffers of its own.
 
         Args:
             executor: ``"tensorrt"`` (needs a GPU), ``"reference"`` (the CPU), or None: TensorRT if there is a GPU.
+            runtime: settings that say how a program runs (``cuda_graphs=True``), other than it was compiled with.
 
         Raises:
             ExecutionError: TensorRT is asked for and there is no GPU, or the engine does not load.
+            TypeError: one of ``runtime`` is no setting, or one that only compiling can follow.
         """
         from pipeline.runtime.module import CompiledModule
 
-        return CompiledModule(self, executor)
+        if late := [name for name in runtime if name in self.settings.names() and name not in RUNTIME]:
+            raise TypeError(f"{', '.join(late)} is for compiling; a module can be told {', '.join(RUNTIME)}")
+        return CompiledModule(self, executor, self.settings.evolve(**runtime))
 
     @cached_property
     def _module(self) -> CompiledModule:

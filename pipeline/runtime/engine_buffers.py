@@ -60,6 +60,40 @@ def placed(value: Any, binding: Binding, device: torch.device) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
+class Arena:
+    """Memory for the activations of several engines that run one after the other: as much as the largest needs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.nbytes = device, 0
+        self._memory: torch.Tensor | None = None
+
+    def reserve(self, nbytes: int) -> None:
+        """Before any engine runs: it needs this much."""
+        self.nbytes = max(self.nbytes, nbytes)
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The memory, allocated when first asked for."""
+        if self._memory is None or self._memory.numel() < self.nbytes:
+            self._memory = torch.empty(max(self.nbytes, 256), dtype=torch.uint8, device=self.device)
+        return self._memory
+
+
+class Slab:
+    """Memory of the session's own for one input or output, at the same address for all shapes that it has room for."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._memory: torch.Tensor | None = None
+
+    def view(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor of the shape in the memory; what is too small for it is left to the tensors that lie there."""
+        size = math.prod(shape) * self.dtype.itemsize
+        if self._memory is None or self._memory.numel() < size:
+            self._memory = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8, device=self.device)
+        return self._memory[:size].view(self.dtype).view(shape)
+
+
 class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
     """Memory for an output whose shape depends on data: TensorRT asks for it, and tells the shape, while it runs."""
 

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 
+from attrs import field, frozen
+
 from pipeline.errors import ExecutionError
+from pipeline.network import Network
 from pipeline.program import Engine
-from pipeline.trt import CAPABILITIES, Log, has_gpu, trt
+from pipeline.runtime.engine_cache import RuntimeCache
+from pipeline.trt import CAPABILITIES, LIBRARY, Log, enum_member, has_gpu, trt
 
 LOG = Log()
-LIBRARY = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
 Said: TypeAlias = Callable[[], str]
 
 _loading = threading.Lock()
@@ -58,6 +61,56 @@ def require_gpu(what: str) -> None:
     """Raise ``ExecutionError`` where no engine can run."""
     if not has_gpu():
         raise ExecutionError(f"{what} runs on a GPU, and torch sees none here")
+
+
+@frozen(eq=False)
+class LoadedEngine:
+    """An engine on a GPU, of which contexts are made: shared by all that run it."""
+
+    cuda_engine: Any = field(repr=False)
+    network: Network = field(repr=False)
+    specialization: str = "none"
+    cache: RuntimeCache | None = None
+
+    @classmethod
+    def of(cls, engine: Engine, network: Network, **options: Any) -> LoadedEngine:
+        """Loads a serialized engine on the current GPU; with its compiled kernels if a ``cache`` is among the options.
+
+        Raises:
+            ExecutionError: there is no GPU, or the engine does not load; with TensorRT's words.
+        """
+        loaded = cls(load(engine), network, **options)
+        if loaded.cache is not None:
+            loaded.cache.attach(loaded.cuda_engine)
+        return loaded
+
+    @property
+    def device_memory(self) -> int:
+        """Bytes of activations at the largest shapes."""
+        return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
+
+    def keep_kernels(self) -> None:
+        """After a first run with some shapes: what it compiled is for the next start as well."""
+        if self.cache is not None:
+            self.cache.save()
+
+    def context(self, said: Said) -> Any:
+        """A new execution context that is given its memory."""
+        strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if CAPABILITIES.runtime_config:
+            config = self.cuda_engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(strategy)
+            name = self.specialization.upper()
+            kinds = trt.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = enum_member(kinds, name)
+            if self.cache is not None and self.cache.handle is not None:
+                config.set_runtime_cache(self.cache.handle)
+            made = self.cuda_engine.create_execution_context(runtime_config=config)
+        else:
+            made = self.cuda_engine.create_execution_context(strategy)
+        if made is None:
+            raise ExecutionError(f"{self.network.name}: TensorRT refused an execution context ({said()})")
+        return made
 
 
 @cache

@@ -3,51 +3,68 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.errors import ExecutionError
 from pipeline.network import Network
-from pipeline.program import Output, Port, Program, Segment, expression
+from pipeline.program import Program, Segment
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
+from pipeline.runtime.plan import CallPlan, LayoutBuilder, Runner, evaluate
+from pipeline.runtime.snapshot import Snapshot
 from pipeline.runtime.torch_segment import torch_segment
+from pipeline.runtime.worker import Executor as SegmentExecutor
+from pipeline.runtime.worker import Pool, Worker
+from pipeline.settings import CompilationSettings
 from pipeline.trt import has_gpu
 
 if TYPE_CHECKING:
     from pipeline.compiled import Compiled, Executor
+    from pipeline.runtime.engine_load import LoadedEngine
 
 log = logging.getLogger(__name__)
-Runner = Callable[[list[torch.Tensor]], Sequence[Any]]
+
+PLANS = 256
+"""For how many combinations of shapes a module remembers its plan."""
 
 
 class CompiledModule(torch.nn.Module):
     """Runs a compiled program. Buffers that the program mutates are this module's own copies.
 
     Inputs may be on any device; outputs are on the device of the inputs. ``executor`` says where engines run.
+    Several threads and streams may call it at once: each call has an execution context of its own, up to
+    ``settings.execution_contexts`` of them. Threads that call a program which mutates buffers have to take turns.
     """
 
-    def __init__(self, compiled: Compiled, executor: Executor | None = None) -> None:
+    def __init__(
+        self, compiled: Compiled, executor: Executor | None = None, settings: CompilationSettings | None = None
+    ) -> None:
         super().__init__()
-        self.compiled = compiled
+        self.compiled, self.settings = compiled, settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled)
         if self.executor == "tensorrt" and not has_gpu():
             raise ExecutionError("TensorRT engines run on a GPU, and torch sees none here")
-        self.device = torch.device("cuda" if self.executor == "tensorrt" else "cpu")
+        on_gpu = self.executor == "tensorrt"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.program: Program = compiled.program
         parameters = Snapshot(self.program)
         for placeholder, target in self.program.buffers.items():
             self.register_buffer(placeholder, parameters[target].to(self.device, copy=True))
-        self._steps = [_step(compiled, s, self, parameters) for s in compiled.partitioned.segments]
+        self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
         self._constants = {
-            o.value: self.program.constants[o.value].evaluate(parameters).to(self.device)
+            self._layout.slots[o.value]: self.program.constants[o.value].evaluate(parameters).to(self.device)
             for o in self.program.outputs
             if not o.constant and o.value in self.program.constants
         }
-        self._nodes = {n.name: n.meta.get("val") for n in self.program.graph.nodes}
+        self._parts = [_part(self, s, parameters) for s in compiled.partitioned.segments]
+        self._workers: Pool[Worker] = Pool(self._worker, self.settings.execution_contexts)
+        with self._workers.one():
+            pass  # what cannot run says so now, not at the first call
+        self._plans: dict[Any, CallPlan] = {}
+        self._names = _flat_names(self.program.in_spec)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs that the model gives for these inputs.
@@ -56,99 +73,88 @@ class CompiledModule(torch.nn.Module):
             ShapeError: an input's size is outside its range, or breaks a relation.
             TypeError: an input's type or dtype, or the structure of the inputs, is not what was compiled.
         """
-        given = flatten_inputs(self.program, args, kwargs)
-        symbols = bind_symbols(self.program, given)
-        values: dict[str, Any] = {name: self.get_buffer(name) for name in self.program.buffers}
-        for port, value in zip(self.program.inputs, given, strict=True):
-            values[port.name] = self._arrive(port, value)
-        with torch.no_grad():
-            for segment, run in self._steps:
-                outputs = run([self._value(p, values, symbols) for p in segment.inputs])
-                for port, result in zip(segment.outputs, outputs, strict=True):
-                    values[port.name] = result
-                    _learn(port, result, symbols)
-            return self._give_back(given, values, symbols)
-
-    def _arrive(self, port: Port, value: Any) -> Any:
-        if port.kind != "tensor":
-            return value
-        value = value.detach().to(self.device)
-        return value.float() if value.dtype == torch.float64 and self.program.settings.truncate_double else value
-
-    def _value(self, port: Port, values: Mapping[str, Any], symbols: Mapping[str, int]) -> Any:
-        if port.kind == "symint":
-            return evaluate(port.value, symbols)
-        return values[port.name]
-
-    def _give_back(self, given: Sequence[Any], values: Mapping[str, Any], symbols: Mapping[str, int]) -> Any:
-        home = next((v.device for v in given if isinstance(v, torch.Tensor)), self.device)
-        by_name = {p.name: v for p, v in zip(self.program.inputs, given, strict=True)}
-        results, written = [], []
-        for output in self.program.outputs:
-            value = self._output(output, by_name, values, symbols)
-            if output.kind == "user":
-                results.append(value.to(home) if isinstance(value, torch.Tensor) else value)
-            else:
-                written.append((output, value))
-        for output, value in written:
-            target = by_name[output.target] if output.kind == "input" else self.get_buffer(self._buffer(output.target))
-            target.copy_(value)
+        leaves, plan = self._planned(args, kwargs)
+        with self._workers.one() as worker:
+            results = worker(plan, leaves)
         return tree_unflatten(results, self.program.out_spec)
 
-    def _buffer(self, target: str) -> str:
-        return next(p for p, name in self.program.buffers.items() if name == target)
+    def _planned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], CallPlan]:
+        """The inputs in order and their plan: found by shapes where it can be, else made after every check."""
+        names = self._names
+        if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
+            try:
+                leaves = [*args, *[kwargs[name] for name in names[1]]]
+                return leaves, self._plans[_key(leaves)]
+            except (KeyError, TypeError):
+                pass  # another structure, a new shape, or something that cannot be hashed
+        given = flatten_inputs(self.program, args, kwargs)
+        key = _key(given)
+        try:
+            known = self._plans.get(key)
+        except TypeError:
+            return given, self._plan(given)
+        return given, known or self._remember(key, self._plan(given))
 
-    def _output(
-        self, output: Output, given: Mapping[str, Any], values: Mapping[str, Any], symbols: Mapping[str, int]
-    ) -> Any:
-        if output.constant:
-            return output.value
-        if output.value in given:
-            return given[output.value]
-        if output.value in self._constants:
-            return self._constants[output.value]
-        expected = self._nodes[output.value]
-        if isinstance(expected, torch.SymInt):
-            return evaluate(expression(expected), symbols)
-        value = values[output.value]
-        return value.clone() if output.value in self.program.buffers else value.to(expected.dtype)
+    def _remember(self, key: Any, plan: CallPlan) -> CallPlan:
+        while len(self._plans) >= PLANS:
+            self._plans.pop(next(iter(self._plans)), None)
+        self._plans[key] = plan
+        return plan
+
+    def _plan(self, given: Sequence[Any]) -> CallPlan:
+        symbols, layout = bind_symbols(self.program, given), self._layout
+        template: list[Any] = [None] * len(layout.slots)
+        for slot, value in (*layout.constants, *self._constants.items()):
+            template[slot] = value
+        for slot, expr in layout.sizes:
+            template[slot] = evaluate(expr, symbols)
+        for name in self.program.buffers:
+            template[layout.slots[name]] = self.get_buffer(name)
+        moves = []
+        for position, (port, value) in enumerate(zip(self.program.inputs, given, strict=True)):
+            slot = layout.slots[port.name]
+            if port.kind == "tensor":
+                narrowed = value.dtype == torch.float64 and self.program.settings.truncate_double
+                moves.append((position, slot, value.device != self.device or narrowed))
+            else:
+                template[slot] = value
+        home = next((v.device for v in given if isinstance(v, torch.Tensor)), self.device)
+        return CallPlan(template, symbols, tuple(moves), None if home == self.device else home)
+
+    def _worker(self) -> Worker:
+        if self.executor == "reference":
+            return SegmentExecutor(self._layout, self._parts, self.device)
+        from pipeline.runtime.cuda_graphs import CudaGraphs
+        from pipeline.runtime.cuda_worker import CudaWorker
+
+        graphs = None
+        if self.settings.cuda_graphs:
+            graphs = CudaGraphs(self.settings.max_cuda_graphs, self.settings.reuse_outputs)
+        return CudaWorker(self._layout, self._parts, self.device, self.settings, graphs)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
+        """As for every module (``.to``, ``.half``); plans and graphs hold the buffers as they were, so they go."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._plans.clear()
+        self._workers.clear()
+        return self
 
 
-def evaluate(expr: Any, symbols: Mapping[str, int]) -> int:
-    """The value of a size for these values of the symbols."""
-    if isinstance(expr, int):
-        return expr
-    if expr.is_Symbol:
-        return symbols[str(expr)]
-    return int(expr.xreplace({s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols}))
+def _key(leaves: Sequence[Any]) -> Any:
+    """By what a plan is found: shapes, dtypes and devices of tensors, and other inputs themselves."""
+    return tuple([(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else (type(v), v) for v in leaves])
 
 
-class Snapshot(Mapping[str, torch.Tensor]):
-    """Copies of the model's parameters as they were when it was compiled, made as they are asked for.
+def _flat_names(spec: Any) -> tuple[int, tuple[str, ...]] | None:
+    """The number of positional inputs and the names of the others, if none of them is a container."""
+    positional, named = _children(spec)
+    if any(c.num_leaves != 1 or c.num_children for c in (*_children(positional), *_children(named))):
+        return None
+    return positional.num_children, tuple(named.context or ())
 
-    A parameter that has been changed in place since is an ``ExecutionError``: its value is gone.
-    """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.copies: dict[str, torch.Tensor] = {}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self.copies:
-            tensor = self.program.parameters[name]
-            if tensor._version != self.program.versions.get(name, tensor._version):
-                raise ExecutionError(
-                    f"{name} changed in place after compiling",
-                    "call compiled.module() before changing the model, or use pipeline.refit_module_weights",
-                )
-            self.copies[name] = tensor.detach().clone()
-        return self.copies[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.program.parameters)
-
-    def __len__(self) -> int:
-        return len(self.program.parameters)
+def _children(spec: Any) -> Sequence[Any]:
+    return spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs  # type: ignore[no-any-return]
 
 
 def _default_executor(compiled: Compiled) -> Executor:
@@ -158,27 +164,25 @@ def _default_executor(compiled: Compiled) -> Executor:
     return "reference"
 
 
-def _learn(port: Port, result: Any, symbols: dict[str, int]) -> None:
-    """Sizes that only running a segment tells."""
-    if port.kind == "symint":
-        symbols.setdefault(str(port.value), int(result))
-    for dim, size in zip(port.shape, getattr(result, "shape", ()), strict=False):
-        if not isinstance(dim, int) and dim.is_Symbol:
-            symbols.setdefault(str(dim), int(size))
-
-
-def _step(
-    compiled: Compiled, segment: Segment, module: CompiledModule, parameters: Mapping[str, torch.Tensor]
-) -> tuple[Segment, Runner]:
+def _part(module: CompiledModule, segment: Segment, parameters: Mapping[str, torch.Tensor]) -> Any:
+    """What runs a segment, for all workers: a function, or an engine of which each worker makes a context."""
+    compiled = module.compiled
     if segment.kind == "torch":
-        return segment, torch_segment(compiled.program, segment, parameters, module.device)
+        return torch_segment(compiled.program, segment, parameters, module.device)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     network = compiled.networks[index]
     if module.executor == "reference":
-        return segment, _reference(compiled, network, parameters)
-    from pipeline.runtime.engine import EngineRunner
+        return _reference(compiled, network, parameters)
+    return _loaded(module, index, network)
 
-    return segment, EngineRunner(compiled.engines[index], network)
+
+def _loaded(module: CompiledModule, index: int, network: Network) -> LoadedEngine:
+    from pipeline.runtime.engine_cache import RuntimeCache
+    from pipeline.runtime.engine_load import LoadedEngine
+
+    settings, engine = module.settings, module.compiled.engines[index]
+    cache = RuntimeCache.of(engine, settings.runtime_cache)
+    return LoadedEngine.of(engine, network, specialization=settings.kernel_specialization, cache=cache)
 
 
 def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> Runner:

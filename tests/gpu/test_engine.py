@@ -11,7 +11,7 @@ import torch
 
 from pipeline import ExecutionError
 from pipeline.runtime.engine import EngineRunner
-from pipeline.runtime.engine_load import LIBRARY, listening
+from pipeline.runtime.engine_load import LIBRARY
 from pipeline.trt import CAPABILITIES, to_trt, trt
 from tests.gpu.networks import Ranges, engine_of, on_gpu, runner_of
 from tests.runtime.reference_networks import Net
@@ -263,8 +263,7 @@ def test_an_output_through_an_allocator(shape: tuple[int, ...]) -> None:
     """As outputs whose shape depends on data get their memory; RTX has no layer that needs it, but asks if told to."""
     runner = runner_of(doubled(torch.ones(shape)))
     session = runner._session
-    with listening() as said:
-        session._buffer(session.known["out0"], said)
+    session._buffer(session.known["out0"])
     results = []
     for i in range(3):
         x = torch.full(shape, float(i), device="cuda")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,16 +26,11 @@ class FakeStream:
         self.calls.append("synchronize")
 
 
-class FakeLane:
-    """Enqueues at once, and remembers what a run was to keep alive."""
+class FakeConfig:
+    """A runtime configuration that keeps what it is told."""
 
-    def __init__(self, calls: list[Any]) -> None:
-        self.device, self.calls, self.kept = CPU, calls, list[torch.Tensor]()
-
-    @contextmanager
-    def turn(self, host: Sequence[torch.Tensor] = ()) -> Iterator[Any]:
-        self.kept = list(host)
-        yield FakeStream(self.calls)
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self.strategy = strategy
 
 
 def say(text: str) -> None:
@@ -73,6 +67,10 @@ class FakeContext:
         self.addresses[name] = address
         return self.answer("set_tensor_address", name)
 
+    def set_device_memory(self, address: int, size: int) -> None:
+        assert address and size >= self.engine.device_memory_size_v2
+        self.calls.append(("set_device_memory",))
+
     def set_output_allocator(self, name: str, allocator: Any) -> bool:
         self.allocators[name] = allocator
         return self.answer("set_output_allocator", name)
@@ -94,13 +92,16 @@ class FakeContext:
 
     def read(self, tensor: Tensor) -> torch.Tensor:
         shape, dtype = self.shapes.get(tensor.name, tensor.shape), torch_dtype(tensor.dtype)
-        value = torch.empty(shape, dtype=dtype)
+        value = torch.zeros(shape, dtype=dtype)
+        if tensor.name not in self.addresses:
+            return value  # shapes may be asked for before the inputs have addresses
         ctypes.memmove(value.data_ptr() or None, self.addresses[tensor.name], value.nbytes)
         return value
 
     def execute_async_v3(self, stream: int) -> bool:
         if not self.answer("execute_async_v3", stream):
             return False
+        assert all(t.name in self.addresses for t in self.engine.network.inputs)
         for name, value in self.results().items():
             allocator = self.allocators.get(name)
             address = self.addresses.get(name) if allocator is None else self.allocate(allocator, name, value)
@@ -156,10 +157,13 @@ class FakeEngine:
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self.alias.get(name)
 
-    def create_runtime_config(self) -> str:
-        return "defaults"
+    device_memory_size_v2 = 1000
 
-    def create_execution_context(self, runtime_config: str | None = None) -> FakeContext | None:
+    def create_runtime_config(self) -> FakeConfig:
+        return FakeConfig()
+
+    def create_execution_context(self, runtime_config: FakeConfig) -> FakeContext | None:
+        assert runtime_config.strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if "create_execution_context" in self.refuse:
             say("fake out of memory")
             return None

@@ -1,0 +1,77 @@
+"""A worker whose engines run on a GPU: execution contexts of its own, one arena, and CUDA graphs if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pipeline.runtime.cuda_graphs import CudaGraphs
+from pipeline.runtime.engine_buffers import Arena
+from pipeline.runtime.engine_load import LoadedEngine
+from pipeline.runtime.engine_session import Session
+from pipeline.runtime.engine_stream import Lane
+from pipeline.runtime.plan import CallPlan, Layout, Runner, Step
+from pipeline.runtime.worker import Executor
+from pipeline.settings import CompilationSettings
+
+
+class Turn:
+    """What the run under way is told: its stream, and whether it is captured in a CUDA graph."""
+
+    def __init__(self) -> None:
+        self.stream: Any = None
+        self.captured = False
+
+
+class EngineStep:
+    """An engine as a step of a program. ``own``: nobody keeps its outputs, so that they need not be copied."""
+
+    def __init__(self, session: Session, turn: Turn, own: bool) -> None:
+        self.session, self.turn, self.own = session, turn, own
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        turn = self.turn
+        return self.session(inputs, turn.stream, own=self.own, loose=turn.captured)
+
+
+class CudaWorker:
+    """Runs a program on the current stream of a GPU, one call at a time."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        parts: Sequence[Runner | LoadedEngine],
+        device: torch.device,
+        settings: CompilationSettings,
+        graphs: CudaGraphs | None,
+    ) -> None:
+        self.lane, self.turn, self.graphs = Lane(device), Turn(), graphs
+        arena = Arena(device)
+        with self.lane.guard(), self.lane.turn() as stream:
+            runners = [
+                EngineStep(Session(part, stream, arena), self.turn, settings.reuse_outputs or _inner(layout, step))
+                if isinstance(part, LoadedEngine)
+                else part
+                for step, part in zip(layout.steps, parts, strict=True)
+            ]
+        self.executor = Executor(layout, runners, device)
+
+    def __call__(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+        """The program's outputs for these inputs, in the order of the current stream."""
+        with self.lane.guard(), torch.no_grad():
+            if self.graphs is not None:
+                graph = self.graphs.get(plan, leaves, self)
+                if graph is not None:
+                    self.lane.here()
+                    return graph(leaves)
+            with self.lane.turn() as self.turn.stream:
+                return self.executor(plan, leaves)
+
+
+def _inner(layout: Layout, step: Step) -> bool:
+    """Whether only engines read what a step gives."""
+    others = {i for s in layout.steps if s.segment.kind == "torch" for i in s.takes}
+    returned = {r.slot for r in layout.returns} | {w.slot for w in layout.writes}
+    return not (set(step.gives) & (others | returned))

@@ -1,0 +1,267 @@
+"""An engine with an execution context: shapes and addresses are set when they change, a run only enqueues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen
+
+from pipeline.errors import ExecutionError
+from pipeline.runtime.engine_buffers import Arena, Binding, OutputBuffer, Slab, bindings, described, placed
+from pipeline.runtime.engine_load import LOG, LoadedEngine, Said, listening
+
+COPIED = 16 << 20
+"""Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
+TensorRT-RTX 1.4 about 0.12 ms of the host for ResNet-50 (all its kernels are told again), a copy of 16 MiB on an H200
+0.01 ms of the GPU and 5 us of the host."""
+PLANS = 64
+"""How many shapes a session remembers."""
+
+
+@frozen(eq=False)
+class EnginePlan:
+    """What runs with the same shapes have in common.
+
+    ``copies``: (input number, memory of the session's own) for the inputs that are copied; ``loose``: the numbers of
+    the inputs whose own memory is read. ``results``: memory of the session's own for each output, or None where each
+    run has new memory, of ``shapes`` (None where only the run tells). ``fixed`` is bound once and kept alive.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    fixed: tuple[tuple[str, torch.Tensor], ...] = field(repr=False)
+    copies: tuple[tuple[int, torch.Tensor], ...] = field(repr=False)
+    loose: tuple[int, ...]
+    outputs: tuple[tuple[int, ...] | None, ...] = ()
+    results: tuple[torch.Tensor | None, ...] = field(default=(), repr=False)
+
+
+class Session:
+    """An engine with an execution context, for one run at a time.
+
+    Shapes are set and inferred when they change; a run copies its inputs in, enqueues, and copies its outputs out.
+    Tensors of more than ``COPIED`` bytes are read and written where they are.
+    """
+
+    def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, arena: Arena) -> None:
+        self.loaded, self.network, self.device, self.arena = loaded, loaded.network, arena.device, arena
+        engine = loaded.cuda_engine
+        self.known = bindings(engine)
+        self.inputs = [self._bound(tensor.name) for tensor in self.network.inputs]
+        self.outputs = [self._bound(tensor.name) for tensor in self.network.outputs]
+        self.written = {b.alias for b in self.outputs if b.alias}
+        self.on_host = [i for i, b in enumerate(self.inputs) if b.on_host]
+        self.buffers: dict[str, OutputBuffer] = {}
+        self.slabs = {b.name: Slab(b.dtype, self.device) for b in self.known.values()}
+        self.empty = {b.name: torch.empty(256, dtype=torch.uint8, device=self._home(b)) for b in self.known.values()}
+        self.plans: dict[Any, EnginePlan] = {}
+        self._current: EnginePlan | None = None
+        self._fresh = True
+        self._addresses: dict[str, int] = {}
+        self.arena.reserve(loaded.device_memory)
+        with listening() as said:
+            self.context = loaded.context(said)
+            self._require(self.context.set_optimization_profile_async(0, stream.cuda_stream), "profile 0", said)
+
+    def __call__(
+        self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, own: bool = False, loose: bool = False
+    ) -> list[Any]:
+        """The outputs of a run on the stream, which has to be the current one.
+
+        Args:
+            inputs: tensors and ints in the order of the network's inputs.
+            stream: where the run is enqueued.
+            own: give the session's own memory, which the next run overwrites, instead of copies of it.
+            loose: copy nothing: read every input where it is, write every output to new memory.
+        """
+        key = (loose, *[(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs], self._values(inputs))
+        plan = self.plans.get(key)
+        if plan is None or plan is not self._current:
+            plan = self._enter(plan, key, inputs, loose=loose)
+        for position, memory in plan.copies:
+            memory.copy_(inputs[position])
+        held = [self._read(self.inputs[i], inputs[i]) for i in plan.loose]
+        results = [
+            memory if memory is not None else self._receive(binding, shape)
+            for binding, shape, memory in zip(self.outputs, plan.outputs, plan.results, strict=True)
+        ]
+        self._enqueue(stream)
+        del held
+        if self._fresh:
+            self._fresh = False
+            self.loaded.keep_kernels()
+        copied = [memory is not None and not own for memory in plan.results]
+        return [self._finished(b, r, c) for b, r, c in zip(self.outputs, results, copied, strict=True)]
+
+    def _values(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The inputs whose values TensorRT reads on the host: other values, another plan."""
+        return tuple(
+            tuple(v.flatten().tolist()) if isinstance(v := inputs[i], torch.Tensor) else v for i in self.on_host
+        )
+
+    def _bound(self, name: str) -> Binding:
+        if name not in self.known:
+            raise ExecutionError(f"{self.network.name} has no {name}, only {', '.join(map(str, self.known.values()))}")
+        return self.known[name]
+
+    def _home(self, binding: Binding) -> torch.device:
+        return torch.device("cpu") if binding.on_host else self.device
+
+    def _require(self, done: bool, what: str, said: Said) -> None:
+        if not done:
+            raise ExecutionError(f"{self.network.name}: TensorRT refused {what} ({said()})")
+
+    def _enter(self, plan: EnginePlan | None, key: Any, inputs: Sequence[Any], *, loose: bool) -> EnginePlan:
+        """Make a plan the current one: shapes and addresses are TensorRT's from here on."""
+        if len(inputs) != len(self.inputs):
+            raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, was given {len(inputs)}")
+        self._current = None
+        with listening() as said:
+            made = plan or self._inputs_of(inputs, loose=loose)
+            for name, shape in made.shapes:
+                taken = self.context.set_input_shape(name, shape)
+                self._require(taken, f"the shape {list(shape)} of input {name}{self._range(name)}", said)
+            for name, memory in made.fixed:
+                self._address(name, memory, said)
+            for position, memory in made.copies:
+                self._address(self.inputs[position].name, memory, said)
+            self._infer(said)
+            made = plan or self._outputs_of(made, loose=loose)
+            for binding, result in zip(self.outputs, made.results, strict=True):
+                if result is not None:
+                    self._address(binding.name, result, said)
+            lend_memory(self.context, self.arena.memory)
+        if plan is None:
+            self._remember(key, made)
+            self._fresh = not loose
+        self._current = made
+        return made
+
+    def _remember(self, key: Any, plan: EnginePlan) -> None:
+        if len(self.plans) >= PLANS:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # a run may still read the host memory of the plan that goes
+            self.plans.pop(next(iter(self.plans)))
+        self.plans[key] = plan
+
+    def _inputs_of(self, inputs: Sequence[Any], *, loose: bool) -> EnginePlan:
+        """Where each input of such shapes will be read."""
+        shapes, fixed, copies, free = [], [], [], []
+        for position, (binding, value) in enumerate(zip(self.inputs, inputs, strict=True)):
+            tensor = self._checked(binding, value)
+            if not binding.on_host:
+                shapes.append((binding.name, tuple(tensor.shape)))
+            if binding.on_host or not isinstance(value, torch.Tensor):
+                fixed.append((binding.name, placed(value, binding, self.device)))
+            elif binding.name in self.written or (not loose and tensor.nbytes <= COPIED):
+                copies.append((position, self.slabs[binding.name].view(tuple(tensor.shape))))
+            else:
+                free.append(position)
+        return EnginePlan(tuple(shapes), tuple(fixed), tuple(copies), tuple(free))
+
+    def _checked(self, binding: Binding, value: Any) -> torch.Tensor:
+        tensor = torch.as_tensor(value)
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        narrowed = dtype == torch.float64 and binding.dtype == torch.float32
+        if (dtype != binding.dtype and not narrowed) or (binding.on_host and shape != binding.shape):
+            what = described(dtype, shape)
+            raise ExecutionError(f"{self.network.name}: input {binding.name} is {what}, the engine takes {binding}")
+        return tensor
+
+    def _outputs_of(self, plan: EnginePlan, *, loose: bool) -> EnginePlan:
+        """Where each output goes, now that its shape is inferred."""
+        copies = {self.inputs[position].name: memory for position, memory in plan.copies}
+        shapes, results = list[tuple[int, ...] | None](), list[torch.Tensor | None]()
+        for binding in self.outputs:
+            shape = tuple(self.context.get_tensor_shape(binding.name))
+            known = -1 not in shape and binding.name not in self.buffers
+            small = known and torch.Size(shape).numel() * binding.dtype.itemsize <= COPIED
+            shapes.append(shape if known else None)
+            if binding.alias:
+                results.append(copies[binding.alias])
+            else:
+                kept = small and not loose and not binding.on_host
+                results.append(self.slabs[binding.name].view(shape) if kept else None)
+        return EnginePlan(plan.shapes, plan.fixed, plan.copies, plan.loose, tuple(shapes), tuple(results))
+
+    def _range(self, name: str) -> str:
+        ranges = self.network.profile.ranges if self.network.profile else ()
+        spans = (f", built for {list(low)} to {list(high)}" for n, low, _, high in ranges if n == name)
+        return next(spans, f", built for {list(self.known[name].shape)}")
+
+    def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
+        """Let an input be read where it is, or where a copy of it lies that TensorRT can read."""
+        tensor = placed(self._checked(binding, value), binding, self.device)
+        self._address(binding.name, tensor)
+        return tensor
+
+    def _address(self, name: str, tensor: torch.Tensor, said: Said | None = None) -> None:
+        # A tensor without elements has no memory in torch; TensorRT wants an address, another for each tensor.
+        address = (tensor if tensor.numel() else self.empty[name]).data_ptr()
+        if self._addresses.get(name) != address:
+            self._addresses.pop(name, None)
+            mark = LOG.mark()
+            if not self.context.set_tensor_address(name, address):
+                self._require(False, f"the address of {name}", said or _since(mark))
+            self._addresses[name] = address
+
+    def _infer(self, said: Said) -> None:
+        try:
+            missing = self.context.infer_shapes()
+        except RuntimeError as error:
+            raise ExecutionError(f"{self.network.name}: shapes cannot be inferred: {error} ({said()})") from error
+        self._require(not missing, f"to infer shapes without more about {', '.join(missing)}", said)
+
+    def _receive(self, binding: Binding, shape: tuple[int, ...] | None) -> torch.Tensor | OutputBuffer:
+        """Bind an output to new memory, or where its shape is not known yet to a buffer that is asked for memory."""
+        if shape is None:
+            return self._buffer(binding)
+        tensor = torch.empty(shape, dtype=binding.dtype, device=self._home(binding))
+        self._address(binding.name, tensor)
+        return tensor
+
+    def _buffer(self, binding: Binding) -> OutputBuffer:
+        if binding.name not in self.buffers:
+            buffer, mark = OutputBuffer(binding, self.device), LOG.mark()
+            taken = self.context.set_output_allocator(binding.name, buffer)
+            self._require(taken, f"an output allocator for {binding.name}", _since(mark))
+            self.buffers[binding.name] = buffer
+        return self.buffers[binding.name]
+
+    def _enqueue(self, stream: torch.cuda.Stream) -> None:
+        mark = LOG.mark()
+        for buffer in self.buffers.values():
+            buffer.begin(stream)
+        done = self.context.execute_async_v3(stream.cuda_stream)
+        if done and any(binding.on_host for binding in self.outputs):
+            stream.synchronize()
+        if self.buffers:
+            errors = [buffer.error for buffer in self.buffers.values() if buffer.error is not None]
+            if errors:
+                raise ExecutionError(f"{self.network.name}: no memory for an output: {errors[0]}") from errors[0]
+        if not done:
+            self._current = None
+            self._require(done, "to run", _since(mark))
+
+    def _finished(self, binding: Binding, result: torch.Tensor | OutputBuffer, copied: bool) -> torch.Tensor:
+        if isinstance(result, OutputBuffer):
+            taken = result.take()
+            if taken is None:
+                raise ExecutionError(f"{self.network.name}: TensorRT asked for no memory for output {binding.name}")
+            return taken.to(self.device)
+        if copied:
+            return result.clone()
+        return result.to(self.device) if binding.on_host else result
+
+
+def lend_memory(context: Any, memory: torch.Tensor) -> None:
+    """Give a context its memory for activations."""
+    if hasattr(context, "set_device_memory"):
+        context.set_device_memory(memory.data_ptr(), memory.numel())
+    else:
+        context.device_memory = memory.data_ptr()
+
+
+def _since(mark: int) -> Said:
+    return lambda: "; ".join(LOG.errors_since(mark)) or "TensorRT gave no reason"

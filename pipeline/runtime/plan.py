@@ -1,0 +1,204 @@
+"""What of a call does not depend on the call: which value goes where, and for given shapes the value of every size.
+
+A program's values live in *slots*, a list that each call copies and fills. ``Layout`` numbers them, once for each
+module. ``CallPlan`` is made at the first call with certain shapes, dtypes and devices, after every check, and found
+again by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from attrs import field, frozen
+
+from pipeline.program import Expr, Output, Port, Program, Segment, expression
+
+Runner: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+Slots: TypeAlias = list[Any]
+
+
+@frozen
+class Step:
+    """A segment and the slots it reads and fills.
+
+    ``late`` are sizes that only earlier segments tell, worked out before it runs; ``learns`` the sizes that it tells
+    itself: (position among its outputs, dim or None for an int, symbol).
+    """
+
+    segment: Segment
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    late: tuple[tuple[int, Expr], ...] = ()
+    learns: tuple[tuple[int, int | None, str], ...] = ()
+
+
+@frozen
+class Return:
+    """An output of the program: the value in a slot, or input number ``given`` itself.
+
+    A tensor comes back with ``dtype``; ``copied`` where the slot's memory is not the caller's to keep.
+    """
+
+    slot: int
+    given: int | None = None
+    dtype: torch.dtype | None = None
+    copied: bool = False
+
+
+@frozen
+class Write:
+    """A mutation: the value in a slot is written to input number ``given``, or to the buffer in slot ``buffer``."""
+
+    slot: int
+    given: int | None = None
+    buffer: int | None = None
+
+
+@frozen
+class Layout:
+    """A program's slots: their number by name, and what happens to them in order."""
+
+    program: Program = field(repr=False)
+    slots: Mapping[str, int]
+    steps: tuple[Step, ...]
+    returns: tuple[Return, ...]
+    writes: tuple[Write, ...]
+    sizes: tuple[tuple[int, Expr], ...]
+    constants: tuple[tuple[int, Any], ...]
+    late: tuple[tuple[int, Expr], ...]
+
+    @property
+    def static(self) -> bool:
+        """Whether the inputs' shapes tell every shape in the program."""
+        return not self.late and not any(step.late or step.learns for step in self.steps)
+
+
+@frozen(eq=False)
+class CallPlan:
+    """What calls with the same shapes, dtypes, devices and numbers have in common.
+
+    ``template`` holds the slots that are the same at every such call. ``moves`` are the tensors among the inputs:
+    (number, slot, whether it has to be brought to the device or dtype of the program). Outputs return to ``home``.
+    """
+
+    template: Slots = field(repr=False)
+    symbols: Mapping[str, int]
+    moves: tuple[tuple[int, int, bool], ...]
+    home: torch.device | None
+
+
+class LayoutBuilder:
+    """Numbers a program's values."""
+
+    def __init__(self, program: Program, segments: Iterable[Segment]) -> None:
+        self.program = program
+        self.slots: dict[str, int] = {}
+        self.sizes: dict[int, Expr] = {}
+        self.constants: dict[int, Any] = {}
+        self.late: list[tuple[int, Expr]] = []
+        self.nodes = {n.name: n.meta.get("val") for n in program.graph.nodes}
+        self.known = {str(s) for p in program.inputs for s in _symbols(p)}
+        for port in program.inputs:
+            self._slot(port.name)
+        for name in program.buffers:
+            self._slot(name)
+        self.steps = tuple(map(self._step, segments))
+
+    def layout(self) -> Layout:
+        """The finished layout."""
+        outputs = self.program.outputs
+        returns = tuple(self._return(o) for o in outputs if o.kind == "user")
+        writes = tuple(self._write(o) for o in outputs if o.kind != "user")
+        sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
+        return Layout(self.program, self.slots, self.steps, returns, writes, sizes, constants, tuple(self.late))
+
+    def _slot(self, name: str) -> int:
+        return self.slots.setdefault(name, len(self.slots))
+
+    def _step(self, segment: Segment) -> Step:
+        before = set(self.known)
+        late = tuple(
+            (self._slot(_size_name(p.value)), p.value)
+            for p in segment.inputs
+            if p.kind == "symint" and not self._early(p.value)
+        )
+        takes = tuple(self._taken(p) for p in segment.inputs)
+        gives = tuple(self._slot(p.name) for p in segment.outputs)
+        learns = tuple(self._learnt(segment.outputs, before))
+        return Step(segment, takes, gives, late, learns)
+
+    def _early(self, expr: Expr) -> bool:
+        """Whether the inputs' shapes tell a size: its slot is then filled by the plan."""
+        early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self._from_inputs()
+        if early:
+            self.sizes[self._slot(_size_name(expr))] = expr
+        return early
+
+    def _from_inputs(self) -> set[str]:
+        return {str(s) for p in self.program.inputs for s in _symbols(p)}
+
+    def _taken(self, port: Port) -> int:
+        return self._slot(_size_name(port.value) if port.kind == "symint" else port.name)
+
+    def _learnt(self, outputs: Sequence[Port], known: set[str]) -> Iterable[tuple[int, int | None, str]]:
+        for position, port in enumerate(outputs):
+            places = [(None, port.value)] if port.kind == "symint" else list(enumerate(port.shape))
+            for dim, size in places:
+                if not isinstance(size, int) and size.is_Symbol and str(size) not in known:
+                    known.add(str(size))
+                    self.known.add(str(size))
+                    yield position, dim, str(size)
+
+    def _return(self, output: Output) -> Return:
+        names = [p.name for p in self.program.inputs]
+        if not output.constant and output.value in names:
+            return Return(self._slot(output.value), given=names.index(output.value))
+        slot = self._value(output)
+        expected = None if output.constant else self.nodes[output.value]
+        dtype = expected.dtype if isinstance(expected, torch.Tensor) and not self._constant(output) else None
+        return Return(slot, dtype=dtype, copied=not output.constant and output.value in self.program.buffers)
+
+    def _constant(self, output: Output) -> bool:
+        return output.constant or output.value in self.program.constants
+
+    def _value(self, output: Output) -> int:
+        """The slot of what an output gives."""
+        if output.constant:
+            slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
+            self.constants[slot] = output.value
+            return slot
+        expected = self.nodes[output.value]
+        if isinstance(expected, torch.SymInt):
+            expr = expression(expected)
+            slot = self._slot(_size_name(expr))
+            if not self._early(expr):
+                self.late.append((slot, expr))
+            return slot
+        return self._slot(output.value)
+
+    def _write(self, output: Output) -> Write:
+        slot = self._value(output)
+        if output.kind == "input":
+            return Write(slot, given=[p.name for p in self.program.inputs].index(output.target))
+        return Write(slot, buffer=next(self._slot(p) for p, n in self.program.buffers.items() if n == output.target))
+
+
+def _symbols(port: Port) -> set[Any]:
+    sizes = [port.value] if port.kind == "symint" else port.shape
+    return {s for size in sizes if not isinstance(size, int) for s in size.free_symbols}
+
+
+def _size_name(expr: Expr) -> str:
+    return f"size {expr}"
+
+
+def evaluate(expr: Any, symbols: Mapping[str, int]) -> int:
+    """The value of a size for these values of the symbols."""
+    if isinstance(expr, int):
+        return expr
+    if expr.is_Symbol:
+        return symbols[str(expr)]
+    return int(expr.xreplace({s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols}))

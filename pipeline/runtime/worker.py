@@ -1,0 +1,141 @@
+"""One call at a time through a program's segments, and a pool of those who do it, for threads and streams."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from pipeline.runtime.plan import CallPlan, Layout, Runner, Slots, evaluate
+
+
+class Worker(Protocol):
+    """Runs a program, for one caller at a time."""
+
+    def __call__(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+        """The program's outputs for these inputs."""
+
+
+class Executor:
+    """Runs a program's segments in order on values in slots. Keeps nothing of a call."""
+
+    def __init__(self, layout: Layout, runners: Sequence[Runner], device: torch.device) -> None:
+        self.layout, self.runners, self.device = layout, runners, device
+        self._steps = tuple(zip(layout.steps, runners, strict=True))
+        self._double = layout.program.settings.truncate_double
+
+    def __call__(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+        """The outputs of a call. Mutated inputs and buffers are written back."""
+        slots = plan.template.copy()
+        for given, slot, moved in plan.moves:
+            slots[slot] = self.arrive(leaves[given]) if moved else leaves[given].detach()
+        symbols = self.run(slots, plan.symbols)
+        results = self.results(slots, leaves, plan, symbols)
+        self.write(slots, leaves)
+        return results
+
+    def arrive(self, value: torch.Tensor) -> torch.Tensor:
+        """An input on the program's device, in the dtype in which it computes."""
+        value = value.detach().to(self.device)
+        return value.float() if value.dtype == torch.float64 and self._double else value
+
+    def run(self, slots: Slots, symbols: Mapping[str, int]) -> Mapping[str, int]:
+        """Fill the slots of all segments' outputs; the sizes known in the end."""
+        for step, run in self._steps:
+            for slot, expr in step.late:
+                slots[slot] = evaluate(expr, symbols)
+            outputs = run([slots[i] for i in step.takes])
+            for slot, value in zip(step.gives, outputs, strict=True):
+                slots[slot] = value
+            if step.learns:
+                symbols = {**symbols, **_learnt(step.learns, outputs)}
+        for slot, expr in self.layout.late:
+            slots[slot] = evaluate(expr, symbols)
+        return symbols
+
+    def results(self, slots: Slots, leaves: Sequence[Any], plan: CallPlan, symbols: Mapping[str, int]) -> list[Any]:
+        """What the caller is given."""
+        results = []
+        for output in self.layout.returns:
+            value = slots[output.slot] if output.given is None else leaves[output.given]
+            if output.given is None and isinstance(value, torch.Tensor):
+                value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
+                value = value.clone() if output.copied else value
+                value = value if plan.home is None else value.to(plan.home)
+            results.append(value)
+        return results
+
+    def write(self, slots: Slots, leaves: Sequence[Any]) -> None:
+        """Mutations reach the buffers and the caller's inputs."""
+        for write in self.layout.writes:
+            target = leaves[write.given] if write.given is not None else slots[write.buffer or 0]
+            target.copy_(slots[write.slot])
+
+
+def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Any]) -> dict[str, int]:
+    """Sizes that only running a segment tells."""
+    return {s: int(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
+
+
+W = TypeVar("W")
+
+
+class Pool(Generic[W]):
+    """Hands out workers, the one used last first, and makes another while all are busy and fewer than ``limit``.
+
+    Beyond the limit callers wait.
+    """
+
+    def __init__(self, make: Callable[[], W], limit: int) -> None:
+        self._make, self._left = make, limit
+        self._free: list[W] = []
+        self._turn = threading.Condition()
+        self._waiting = 0
+
+    @contextmanager
+    def one(self) -> Iterator[W]:
+        """A worker for the caller alone."""
+        try:
+            worker = self._free.pop()  # atomic, and the way of every call where there is one thread
+        except IndexError:
+            worker = self._more()
+        try:
+            yield worker
+        finally:
+            self._free.append(worker)
+            if self._waiting:
+                with self._turn:
+                    self._turn.notify()
+
+    def clear(self) -> None:
+        """Forget the workers that are free."""
+        while self._free:
+            self._free.pop()
+            self._left += 1
+
+    def _more(self) -> W:
+        with self._turn:
+            if self._left:
+                self._left -= 1
+                return self._made()
+            self._waiting += 1
+            try:
+                return self._awaited()
+            finally:
+                self._waiting -= 1
+
+    def _awaited(self) -> W:
+        while True:
+            self._turn.wait_for(lambda: bool(self._free))
+            with suppress(IndexError):  # somebody was quicker
+                return self._free.pop()
+
+    def _made(self) -> W:
+        try:
+            return self._make()
+        except BaseException:
+            self._left += 1
+            raise

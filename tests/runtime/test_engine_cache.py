@@ -1,0 +1,152 @@
+"""Compiled kernels on disk: found again, safe under several processes, ignored where they cannot be read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.program import Engine
+from pipeline.runtime import engine_cache
+from pipeline.runtime.engine_cache import RuntimeCache, default_directory
+
+MAGIC = b"kernels:"
+
+
+class FakeCache:
+    """TensorRT's cache: bytes that begin with a magic word."""
+
+    def __init__(self) -> None:
+        self.data = MAGIC
+
+    def deserialize(self, data: bytes) -> bool:
+        if data.startswith(MAGIC):
+            self.data = data
+        return data.startswith(MAGIC)
+
+    def serialize(self) -> bytes:
+        return self.data
+
+
+class FakeEngine:
+    """An engine that only makes caches."""
+
+    def create_runtime_config(self) -> Any:
+        return self
+
+    def create_runtime_cache(self) -> FakeCache:
+        return FakeCache()
+
+
+def attached(path: Path | None) -> RuntimeCache:
+    cache = RuntimeCache(path)
+    cache.attach(FakeEngine())
+    return cache
+
+
+def test_what_was_compiled_is_there_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.kernels"
+    first = attached(path)
+    first.handle.data += b"one"
+    assert first.save()
+    assert attached(path).handle.data == MAGIC + b"one"
+    assert [p.name for p in path.parent.iterdir()] == ["a.kernels"], "nothing half-written stays"
+
+
+def test_nothing_is_written_without_anything_new(tmp_path: Path) -> None:
+    path = tmp_path / "a.kernels"
+    first = attached(path)
+    first.handle.data += b"one"
+    assert first.save() and not first.save()
+    assert not attached(path).save()
+    first.handle.data += b"two"
+    assert first.save()
+
+
+def test_a_file_that_cannot_be_read_is_ignored_with_a_warning(tmp_path: Path, caplog: Any) -> None:
+    path = tmp_path / "a.kernels"
+    path.write_bytes(b"rubbish")
+    with caplog.at_level(logging.WARNING):
+        cache = attached(path)
+    assert "a.kernels holds no kernels that" in caplog.text
+    assert cache.handle.data == MAGIC
+    cache.handle.data += b"one"
+    assert cache.save()
+    assert path.read_bytes() == MAGIC + b"one"
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    cache = attached(tmp_path / "file" / "a.kernels")
+    cache.handle.data += b"one"
+    with caplog.at_level(logging.WARNING):
+        assert not cache.save()
+    assert "cannot be kept" in caplog.text
+
+
+def test_in_memory_only() -> None:
+    cache = attached(None)
+    cache.handle.data += b"one"
+    assert not cache.save()
+
+
+def test_the_oldest_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_cache, "KEPT", 3)
+    for age, name in enumerate("edcba"):
+        cache = attached(tmp_path / f"{name}.kernels")
+        cache.handle.data += name.encode()
+        cache.save()
+        os.utime(tmp_path / f"{name}.kernels", (1000 + age, 1000 + age))
+    assert sorted(p.stem for p in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+def test_the_key_names_all_that_kernels_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        name, major, minor = "Some GPU", 9, 0
+
+    monkeypatch.setattr(engine_cache.torch.cuda, "get_device_properties", lambda _: Properties)
+    monkeypatch.setattr(engine_cache.torch.cuda, "current_device", lambda: 0)
+    one, other = Engine("e", b"plan", "lib", digest="1"), Engine("e", b"plan", "lib", digest="2")
+    keys = [engine_cache.cache_key(one), engine_cache.cache_key(other)]
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    keys.append(engine_cache.cache_key(one))
+    monkeypatch.setattr(engine_cache, "LIBRARY", "another")
+    keys.append(engine_cache.cache_key(one))
+    Properties.name = "Another GPU"
+    keys.append(engine_cache.cache_key(one))
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_folder_is_the_users_or_the_one_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PIPELINE_CACHE", raising=False)
+    assert default_directory().parts[-2:] == ("tensorrt-pipeline", "runtime")
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path))
+    assert default_directory() == tmp_path
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.runtime.test_engine_cache import MAGIC, attached
+for i in range(60):
+    cache = attached(Path(sys.argv[1]))
+    assert cache.handle.data.startswith(MAGIC), "half a file was read"
+    cache.handle.data = MAGIC + sys.argv[2].encode() * (1000 * (i + 1))
+    cache.save()
+"""
+
+
+def test_several_processes_use_one_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error::UserWarning", "-c", WRITER, str(tmp_path / "a.kernels")]
+    writers = [subprocess.Popen([*command, letter], stderr=subprocess.PIPE) for letter in "xy"]
+    for writer in writers:
+        _, errors = writer.communicate()
+        assert writer.returncode == 0, errors.decode()
+        assert b"holds no kernels" not in errors
+    assert (tmp_path / "a.kernels").read_bytes() in {MAGIC + c * 60000 for c in (b"x", b"y")}
+    assert len(list(tmp_path.iterdir())) == 1
