@@ -46,9 +46,9 @@ POWERS: Mapping[Any, tuple[Any, ...]] = {
 
 
 def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integers are taken apart into digits along one more dim, and 8 is TensorRT's limit."""
+    """Integers are taken apart into digits along one more dim, and 8 is TensorRT's limit; by 2**k - 1 they are not."""
     value = node.meta["val"]
-    if value.dtype == torch.bool or value.dim() < 8:
+    if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True
     return Rejection(f"the digits of integers of rank {value.dim()} need one dim more than TensorRT's 8")
 

@@ -15,6 +15,7 @@ from pipeline.impl import base
 from pipeline.impl.index import index
 from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast
+from pipeline.impl.shape import sampled
 from pipeline.program import expression
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES
@@ -28,34 +29,26 @@ NO_NONZERO = Rejection(
 )
 
 
-def _has_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The tensorrt package runs NonZero, tensorrt_rtx does not; the tensor has a dim."""
-    if not CAPABILITIES.nonzero:
-        return NO_NONZERO
-    return argument(node, "self").meta["val"].dim() > 0 or Rejection("nonzero of a tensor of rank 0")
+def runs_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The tensorrt package runs NonZero, tensorrt_rtx does not."""
+    return CAPABILITIES.nonzero or NO_NONZERO
 
 
 @dynamo_tensorrt_converter(
     aten.nonzero.default,
-    capability_validator=_has_nonzero,
+    capability_validator=runs_nonzero,
     supports_dynamic_shapes=True,
     requires_output_allocator=True,
 )
 def nonzero(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-    """nonzero(Tensor self) -> Tensor"""
-    return base.permute(ctx, name, _nonzero(ctx, name, args[0]), [1, 0])
-
-
-def _masks(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """A mask among the indices, where TensorRT runs NonZero (the tensorrt package)."""
-    values = [each.meta["val"] for each in argument(node, "indices") if each is not None]
-    if not any(value.dtype in MASKS for value in values):
-        return Rejection("no index is a mask")
-    return True if CAPABILITIES.nonzero else NO_NONZERO
+    """nonzero(Tensor self) -> Tensor. An element of rank 0 has no coordinates, and may be there or not."""
+    found = _nonzero(ctx, name, base.tensor(ctx, name, args[0], rank=1))
+    found = found if base.rank(args[0]) else sampled(ctx, name, found, [0], [0], [0])
+    return base.permute(ctx, name, found, [1, 0])
 
 
 @dynamo_tensorrt_converter(
-    aten.index.Tensor, capability_validator=_masks, supports_dynamic_shapes=True, requires_output_allocator=True
+    aten.index.Tensor, capability_validator=runs_nonzero, supports_dynamic_shapes=True, requires_output_allocator=True
 )
 def index_by_mask(
     ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
@@ -84,16 +77,9 @@ def found_at(ctx: ConversionContext, name: str, found: Any, dim: int) -> Any:
     return layer.get_output(0)
 
 
-def _has_nonzero_mask(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The tensorrt package runs NonZero, tensorrt_rtx does not; the result has a dim to count along."""
-    if not CAPABILITIES.nonzero:
-        return NO_NONZERO
-    return argument(node, "mask").meta["val"].dim() > 0 or Rejection("a mask of rank 0")
-
-
 @dynamo_tensorrt_converter(
     aten.masked_select.default,
-    capability_validator=_has_nonzero_mask,
+    capability_validator=runs_nonzero,
     supports_dynamic_shapes=True,
     requires_output_allocator=True,
 )
@@ -101,7 +87,7 @@ def masked_select(
     ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
 ) -> Any:
     """masked_select(Tensor self, Tensor mask) -> Tensor"""
-    x, mask = (base.tensor(ctx, name, value) for value in bind(target, args, kwargs))
+    x, mask = (base.tensor(ctx, name, value, rank=1) for value in bind(target, args, kwargs))
     sizes = broadcast(ctx, [x, mask])
     mask = base.expand(ctx, name, mask, sizes)
     return index(ctx, name, base.expand(ctx, name, x, sizes), _places(ctx, name, mask))

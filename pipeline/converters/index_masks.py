@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base, index_masks
+from pipeline.impl.shape import result_sizes
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES
 
@@ -48,14 +48,7 @@ def one_hot(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Ma
 
 def _cumulative(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT has cumulative sums (10.8), by which the n-th element that is picked finds the n-th of the source."""
-    x, source = argument(node, "self").meta["val"], argument(node, "source").meta["val"]
-    if not CAPABILITIES.cumulative:
-        return Rejection(f"{CAPABILITIES.flavour} {CAPABILITIES.version} has no cumulative sum")
-    if tuple(x.shape) != tuple(node.meta["val"].shape):
-        return Rejection("the mask is larger than the tensor", "expand the tensor first")
-    if 0 in source.shape and math.prod(x.shape) != 0:
-        return Rejection("there is nothing to take elements from")
-    return True
+    return CAPABILITIES.cumulative or Rejection(f"{CAPABILITIES.flavour} {CAPABILITIES.version} has no cumulative sum")
 
 
 @dynamo_tensorrt_converter(aten.masked_scatter.default, capability_validator=_cumulative, supports_dynamic_shapes=True)
@@ -64,4 +57,5 @@ def masked_scatter(
 ) -> Any:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     x, mask, source = bind(target, args, kwargs)
-    return index_masks.masked_scatter(ctx, name, base.tensor(ctx, name, x), mask, source)
+    whole = base.expand(ctx, name, base.tensor(ctx, name, x), result_sizes(ctx))
+    return index_masks.masked_scatter(ctx, name, whole, mask, source)

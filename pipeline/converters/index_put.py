@@ -29,19 +29,14 @@ def _tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
 
 
 def _writable(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integer indices, or one mask and values that are the same for all that it picks; to accumulate, every index is
-    compared with every place, in 2**31 - 1 elements at most."""
+    """Integer indices, or one mask; to accumulate, every index is compared with every place, in 2**31 - 1 elements at
+    most."""
     tensors, x = _tensors(node), argument(node, "self").meta["val"]
-    values = argument(node, "values").meta["val"]
     if all(t.dtype in INTEGERS for _, t in tensors):
         return _countable(node, x, tensors) if argument(node, "accumulate") else True
     if len(tensors) > 1:
         return Rejection("a mask beside other indices: how many elements it picks is data", "use torch.where")
-    place, mask = tensors[0]
-    trailing = x.dim() - place - mask.dim()
-    if values.dim() <= trailing or values.shape[values.dim() - trailing - 1] == 1:
-        return True
-    return Rejection("a value for each element that a mask picks: how many there are is data", "use masked_scatter")
+    return True
 
 
 def _countable(node: torch.fx.Node, x: torch.Tensor, tensors: list[tuple[int, torch.Tensor]]) -> bool | Rejection:

@@ -35,8 +35,11 @@ MAX = {
 }
 
 
-def _sizes(node: torch.fx.Node, rank: int) -> tuple[list[Any], list[Any]]:
-    """The sizes of the pooled dims before and after: ints or expressions."""
+Sizes = tuple[list[Any], list[Any]]
+"""Of the pooled dims, before and after: ints or expressions."""
+
+
+def _sizes(node: torch.fx.Node, rank: int) -> Sizes:
     made = node.meta["val"]
     result = made if isinstance(made, torch.Tensor) else made[0]
     before = argument(node, "self").meta["val"].shape[-rank:]
@@ -83,9 +86,7 @@ def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
     return Windows(kernel, kernel, [0] * len(kernel), ones, list(before), list(after))
 
 
-def _whole(
-    ctx: ConversionContext, name: str, x: ITensor, operation: trt.ReduceOperation, sizes: tuple[list[Any], list[Any]]
-) -> ITensor:
+def _whole(ctx: ConversionContext, name: str, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
     """One window a dim: a reduction, of the dims that have more than one element."""
     first = base.rank(x) - len(sizes[0])
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
@@ -94,6 +95,15 @@ def _whole(
     wide = base.cast(ctx, name, x, torch.float32) if operation == trt.ReduceOperation.AVG else x
     reduced = ctx.add(name, "reduce", wide, operation, base.axes_mask(dims, base.rank(x)), True).get_output(0)
     return base.cast(ctx, name, reduced, base.dtype_of(x))
+
+
+def _without_dynamic(
+    ctx: ConversionContext, name: str, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes
+) -> tuple[ITensor, Sizes]:
+    """``x`` with those dims reduced to their one window of which only the engine knows the size; and the sizes then."""
+    rows = [(1, 1, b, a) if not isinstance(b, int) and a == 1 else (b, a, 1, 1) for b, a in zip(*sizes, strict=True)]
+    before, after, dynamic, one = ([row[i] for row in rows] for i in range(4))
+    return _whole(ctx, name, x, operation, (dynamic, one)), (before, after)
 
 
 def _average(target: Any, rank: int) -> Callable[..., Any]:
@@ -106,7 +116,9 @@ def _average(target: Any, rank: int) -> Callable[..., Any]:
             return _whole(ctx, name, x, trt.ReduceOperation.AVG, sizes)
         if (windows := _regular(*sizes)) is not None:
             return avg_pool(ctx, name, x, windows, False, None)
-        return gathered_mean(ctx, name, x, _places(*sizes))
+        wide = base.cast(ctx, name, x, torch.float32)
+        wide, sizes = _without_dynamic(ctx, name, wide, trt.ReduceOperation.AVG, sizes)
+        return base.cast(ctx, name, gathered_mean(ctx, name, wide, _places(*sizes)), base.dtype_of(x))
 
     return convert
 
@@ -124,6 +136,7 @@ def _max(target: Any, rank: int) -> Callable[..., Any]:
             return _whole(ctx, name, x, trt.ReduceOperation.MAX, sizes), None
         if (windows := _regular(*sizes)) is not None and base.dtype_of(x).is_floating_point:
             return max_pool(ctx, name, x, windows), None
+        x, sizes = _without_dynamic(ctx, name, x, trt.ReduceOperation.MAX, sizes)
         return gathered_max(ctx, name, x, _places(*sizes)), None
 
     return convert

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
@@ -86,44 +86,41 @@ def unfold(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Map
     return base.permute(ctx, name, windows, [*range(dim + 1), *range(dim + 2, rank + 1), dim + 1])
 
 
-def _is_contiguous(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The tensor is contiguous and whole, and its shape static: an engine knows elements, not storage."""
+def is_contiguous(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The tensor is contiguous and whole: an engine knows elements, not storage."""
     value = argument(node, "self").meta["val"]
-    sizes = [*value.shape, *argument(node, "size"), *argument(node, "stride")]
-    if not all(isinstance(s, int) for s in sizes):
-        return Rejection("as_strided with sizes or strides that are dynamic", "use view, slice or unfold")
-    if not value.is_contiguous() or value.storage_offset():
-        return Rejection("as_strided of a view of another tensor: an engine has no strides", "call contiguous() first")
-    return True
+    if value.is_contiguous() and statically_known_true(value.storage_offset() == 0):
+        return True
+    return Rejection("as_strided of a view of another tensor: an engine has no strides", "call contiguous() first")
 
 
-@dynamo_tensorrt_converter(aten.as_strided.default, capability_validator=_is_contiguous)
+@dynamo_tensorrt_converter(aten.as_strided.default, capability_validator=is_contiguous, supports_dynamic_shapes=True)
 def as_strided(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
     x, size, stride, offset = bind(target, args, kwargs)
-    x = base.tensor(ctx, name, x)
-    row = base.reshape(ctx, name, x, [product(base.known_sizes(ctx, x))])
-    if list(stride) == _contiguous(size):
+    row = _row(ctx, name, x)
+    if list(stride) == [product(size[i + 1 :]) for i in range(len(size))]:
         part = narrow(ctx, name, row, 0, offset or 0, product(size))
         return base.reshape(ctx, name, part, size)
     return take(ctx, name, row, iota(ctx, name, size, stride, offset or 0), 0)
 
 
-def _contiguous(size: Sequence[int]) -> list[int]:
-    return [math.prod(size[i + 1 :]) for i in range(len(size))]
+def _row(ctx: ConversionContext, name: str, x: Any) -> Any:
+    """All elements in a row."""
+    x = base.tensor(ctx, name, x)
+    return base.reshape(ctx, name, x, [product(base.known_sizes(ctx, x))])
 
 
-def _no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The new size has no more elements than there are: what memory holds beyond them is not defined."""
-    old, new = argument(node, "self").meta["val"].numel(), math.prod(argument(node, "size"))
-    if isinstance(old, int) and isinstance(new, int) and new <= old:
+    old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
+    if statically_known_true(new <= old):
         return True
-    return Rejection(f"resizes {old} elements to {new}: the others are undefined, or their number is dynamic")
+    return Rejection(f"resizes {old} elements to {new}: others than there are would be undefined")
 
 
-@dynamo_tensorrt_converter(aten.resize.default, capability_validator=_no_larger)
+@dynamo_tensorrt_converter(aten.resize.default, capability_validator=no_larger, supports_dynamic_shapes=True)
 def resize(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
-    x = base.tensor(ctx, name, args[0])
-    row = base.reshape(ctx, name, x, [product(base.known_sizes(ctx, x))])
-    return base.reshape(ctx, name, narrow(ctx, name, row, 0, 0, product(args[1])), args[1])
+    part = narrow(ctx, name, _row(ctx, name, args[0]), 0, 0, product(args[1]))
+    return base.reshape(ctx, name, part, args[1])

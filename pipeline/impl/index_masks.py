@@ -33,9 +33,16 @@ def triangle(ctx: ConversionContext, name: str, x: ITensor, diagonal: int, lower
 
 
 def masked_scatter(ctx: ConversionContext, name: str, x: ITensor, mask: Value, source: Value) -> ITensor:
-    """``x`` with the elements of ``source``, in order, where the mask holds: how many hold so far says which."""
-    sizes = base.known_sizes(ctx, x)
-    mask = base.expand(ctx, name, base.tensor(ctx, name, mask), sizes)
+    """``x`` with the elements of ``source``, in order, where the mask holds; a mask holds nowhere if there are none."""
+    if 0 in base.dims(source):
+        return x
+    mask = base.expand(ctx, name, base.tensor(ctx, name, mask), base.known_sizes(ctx, x))
+    return _elementwise.where(ctx, name, mask, taken(ctx, name, mask, source), x, base.dtype_of(x))
+
+
+def taken(ctx: ConversionContext, name: str, mask: ITensor, source: Value) -> ITensor:
+    """Where the mask holds, the elements of ``source`` in order: how many hold so far says which. Elsewhere, any."""
+    sizes = base.known_sizes(ctx, mask)
     row = base.reshape(ctx, name, base.tensor(ctx, name, source), [product(base.known_sizes(ctx, source))])
     picked = base.reshape(ctx, name, mask, [product(sizes)])
     dim = base.constant(ctx, name, np.array(0, dtype=np.int64))
@@ -43,8 +50,7 @@ def masked_scatter(ctx: ConversionContext, name: str, x: ITensor, mask: Value, s
     layer = ctx.add(name, "cumulative", picked, dim, trt.CumulativeOperation.SUM, False, False)
     count = layer.get_output(0)
     place = _elementwise.binary(ctx, name, "MAX", _elementwise.binary(ctx, name, "SUB", count, 1), 0)
-    taken = base.reshape(ctx, name, take(ctx, name, row, place, 0), sizes)
-    return _elementwise.where(ctx, name, mask, taken, x, base.dtype_of(x))
+    return base.reshape(ctx, name, take(ctx, name, row, place, 0), sizes)
 
 
 def one_hot(ctx: ConversionContext, name: str, index: Value, classes: int) -> ITensor:

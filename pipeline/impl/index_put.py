@@ -11,6 +11,7 @@ from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.index import flat, take, wrapped
+from pipeline.impl.index_masks import taken
 from pipeline.impl.scatter import rows, scatter_reduce
 from pipeline.impl.shape import product
 
@@ -84,18 +85,37 @@ def _accumulated(ctx: ConversionContext, name: str, table: ITensor, place: Value
 def mask_put(
     ctx: ConversionContext, name: str, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool
 ) -> ITensor:
-    """``x`` with ``x[mask] = values``, or ``+=``, for a mask over the dims from ``dim`` on and values that are the same
-    for all that it picks."""
+    """``x`` with ``x[mask] = values``, or ``+=``, for a mask over the dims from ``dim`` on; the values are the same for
+    all that it picks, or one for each."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(ctx, name, mask)
-    mask = base.unsqueeze(ctx, name, mask, list(range(covered, covered + trailing)))
     value = base.tensor(ctx, name, values, base.dtype_of(x))
-    if base.rank(value) > trailing:
-        value = _spread(ctx, name, value, base.rank(value) - trailing - 1, covered)
+    place = base.rank(value) - trailing - 1
+    if place >= 0 and base.dims(value)[place] != 1:
+        value = _picked(ctx, name, x, mask, dim, value)
+    elif place >= 0:
+        value = _spread(ctx, name, value, place, covered)
+    mask = base.unsqueeze(ctx, name, mask, list(range(covered, covered + trailing)))
     if accumulate:
         value = _elementwise.binary(ctx, name, "SUM", x, value)
     return _elementwise.where(ctx, name, mask, value, x, base.dtype_of(x))
+
+
+def _picked(ctx: ConversionContext, name: str, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
+    """Values for each element that a mask picks, each at its place: the dims of the mask go first, and back."""
+    rank, covered = base.rank(x), base.rank(mask)
+    order = [*range(dim, dim + covered), *range(dim), *range(dim + covered, rank)]
+    sizes = base.known_sizes(ctx, x)
+    others = [sizes[d] for d in order[covered:]]
+    if 0 in base.dims(values) or 0 in sizes:
+        return x
+    mask = base.unsqueeze(ctx, name, mask, list(range(covered, rank)))
+    mask = base.expand(ctx, name, mask, [sizes[d] for d in order])
+    count = base.known_sizes(ctx, values)[base.rank(values) - (rank - dim - covered) - 1]
+    whole = base.expand(ctx, name, values, [*others[:dim], count, *others[dim:]])
+    rows = base.permute(ctx, name, whole, [dim, *range(dim), *range(dim + 1, len(others) + 1)])
+    return base.permute(ctx, name, taken(ctx, name, mask, rows), [order.index(d) for d in range(rank)])
 
 
 def _spread(ctx: ConversionContext, name: str, value: ITensor, place: int, count: int) -> ITensor:

@@ -65,8 +65,19 @@ def test_without_nonzero_the_reason_names_tensorrt(function: Callable[..., Any])
         lambda x: x[x[:, 0] > 1],
         lambda x: x[None][:, x > 5],
         lambda x: x.masked_select(x[0] > 1),
+        lambda x: x[0, 1].nonzero(),
+        lambda x: x[1, 1].masked_select(x[0, 1] > 0),
     ],
-    ids=["mask", "nonzero", "columns", "rows", "after a dim", "masked_select"],
+    ids=[
+        "mask",
+        "nonzero",
+        "columns",
+        "rows",
+        "after a dim",
+        "masked_select",
+        "nonzero of rank 0",
+        "masked_select of rank 0",
+    ],
 )
 def test_networks_with_nonzero(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tensorrt package would be given, on the reference executor."""

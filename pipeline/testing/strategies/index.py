@@ -73,6 +73,10 @@ def index_put(draw: Draw, target: Any) -> Call:
         given = draw(st.sampled_from([(), (1,), rest, (1, *rest)])) if rest else draw(st.sampled_from([(), (1,)]))
         mask = draw(tensors(covered, torch.bool))
         accumulate = draw(st.booleans()) and dtype.is_floating_point
+        if draw(st.booleans()):  # a value for each that the mask picks
+            picks = tuple(mask.at({}).flatten().tolist())
+            mask = TensorSpec(covered, torch.bool, ("given", picks))
+            given = (*draw(st.sampled_from([shape[:place], ()])), sum(picks), *rest)
         call = Call(target, (x, [*[None] * place, mask], draw(tensors(given, dtype)), accumulate))
         free = [d for d in range(len(shape)) if not place <= d < place + len(covered)]
         return draw(named(call, {0: free})) if given in ((), (1,)) and free else call
@@ -132,6 +136,8 @@ def masked_scatter(draw: Draw, target: Any) -> Call:
         given = (draw(tensors(("n", 3), dtype)), mask, draw(tensors((27,), dtype)))
         return Call(target, given, sizes={"n": (1, 3, 9)})
     part = tuple(1 if draw(st.booleans()) else s for s in shape)[draw(st.integers(0, len(shape))) :]
+    if draw(st.integers(0, 3)) == 0:
+        return Call(target, (draw(tensors(part, dtype)), draw(tensors(shape, torch.bool)), draw(tensors(shape, dtype))))
     source = draw(tensors((math.prod(shape) + draw(st.integers(0, 2)),), dtype))
     return Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, torch.bool)), source))
 

@@ -93,6 +93,9 @@ def unfold(draw: Draw, target: Any) -> Call:
 
 @calls(aten.as_strided.default)
 def as_strided(draw: Draw, target: Any) -> Call:
+    if draw(st.integers(0, 2)) == 0:
+        stride, width = draw(st.sampled_from(([3, 1], [1, 1], [3, 0]))), draw(st.sampled_from((1, 2, 3)))
+        return Call(target, (draw(tensors(("n", 3), draw(dtypes))), [Size("n"), width], stride), sizes={"n": 2})
     size = draw(shapes(0, 3, zero=False, max_size=3))
     stride = [draw(st.integers(0, 3)) for _ in size]
     offset = draw(st.integers(0, 2))
@@ -103,6 +106,9 @@ def as_strided(draw: Draw, target: Any) -> Call:
 
 @calls(aten.resize.default)
 def resize(draw: Draw, target: Any) -> Call:
+    if draw(st.integers(0, 2)) == 0:
+        size = draw(st.sampled_from(([2, Size("n")], [Size("n", 3)], [3, Size("n")])))
+        return Call(target, (draw(tensors(("n", 3), draw(dtypes))), size), sizes={"n": 2})
     shape = draw(shapes(0, 3, zero=False))
     count = torch.Size(shape).numel()
     size = draw(st.sampled_from([(count,), (1, max(count // 2, 1)), (), (2, count // 2), (0, 3)]))

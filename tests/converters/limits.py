@@ -1,0 +1,312 @@
+"""The limits that validators state, each with a call just inside and a call just outside."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.testing import Call, Size, TensorSpec
+
+aten = torch.ops.aten
+LONG, HALF, MASK = torch.int64, torch.bfloat16, torch.bool
+
+
+@frozen
+class Limit:
+    """``says`` is part of the reason for which ``outside`` is refused. ``fails`` is how it shows that the reason is
+    true once nobody refuses: a kind of ``CheckError``, or several. ``measured`` are the words of docs/tensorrt.md that
+    say so, where it does not show on a machine without a GPU.
+    """
+
+    says: str
+    inside: Call
+    outside: Call
+    fails: str = "converts"
+    measured: str = ""
+
+
+def x(*shape: Any, dtype: torch.dtype = torch.float32, values: Any = "normal", **more: Any) -> TensorSpec:
+    return TensorSpec(shape, dtype, values, **more)
+
+
+def indices(*shape: Any, below: int = 2) -> TensorSpec:
+    return TensorSpec(shape, LONG, ("below", below))
+
+
+def call(target: Any, *args: Any, outputs: Any = None, sizes: Any = None, **kwargs: Any) -> Call:
+    """A call; its sizes go from 5 to 8 unless more is said."""
+    names = {n for a in args for n in _names(a)} - set(sizes or {})
+    return Call(target, args, kwargs, {**dict.fromkeys(sorted(names), (5, 6, 8)), **(sizes or {})}, outputs)
+
+
+def _names(argument: Any) -> tuple[str, ...]:
+    if isinstance(argument, list):
+        return tuple(name for each in argument for name in _names(each))
+    return argument.names if isinstance(argument, TensorSpec | Size) else ()
+
+
+def pool(target: Any, spec: TensorSpec, *windows: Any, **more: Any) -> Call:
+    return call(target, spec, *windows, **more)
+
+
+def attention(*shape: Any, p: float = 0.0) -> Call:
+    return call(aten.scaled_dot_product_attention.default, *[x(*shape)] * 3, None, p)
+
+
+def convolution(spec: TensorSpec, weight: TensorSpec, transposed: bool = False, groups: int = 1) -> Call:
+    return call(aten.convolution.default, spec, weight, None, [1], [0], [1], transposed, [0], groups)
+
+
+def bilinear(spec: TensorSpec, size: Any, scales: Any = None, target: Any = aten.upsample_bilinear2d.vec) -> Call:
+    return call(target, spec, size, False, scales)
+
+
+def _norm(spec: TensorSpec) -> Call:
+    return call(aten.group_norm.default, spec, 1)
+
+
+def _instances(own: bool) -> Call:
+    statistics = [x(4, values="positive", constant=True)] * 2
+    return call(aten.instance_norm.default, x("n", 4, 6), None, None, *statistics, own, 0.1, 1e-5, False)
+
+
+LONGEST = 3840
+
+LIMITS = (
+    Limit("its dropout_p is not 0", attention(1, 2, "n", 4), attention(1, 2, "n", 4, p=0.5), "values"),
+    Limit("the head dim, is", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
+    Limit(
+        "reads its log-sum-exp",
+        call(aten._scaled_dot_product_flash_attention_for_cpu.default, *[x(1, 2, "n", 4)] * 3, outputs=(0,)),
+        call(aten._scaled_dot_product_flash_attention_for_cpu.default, *[x(1, 2, "n", 4)] * 3, outputs=(0, 1)),
+    ),
+    Limit(
+        "TensorRT convolves floating-point tensors only",
+        convolution(x("n", 2, 5, dtype=torch.float16), x(3, 2, 2, dtype=torch.float16)),
+        convolution(x("n", 2, 5, dtype=LONG), x(3, 2, 2, dtype=LONG)),
+        "converts|builds",
+    ),
+    Limit(
+        "TensorRT takes kernels of static shape only",
+        convolution(x("n", 2, 9), x(3, 2, 2)),
+        convolution(x("n", 2, 9), x(3, 2, "k")),
+        "converts|builds",
+    ),
+    Limit(
+        "transposed convolution in bfloat16 with groups",
+        convolution(x("n", 2, 5, dtype=HALF), x(2, 2, 2, dtype=HALF), True),
+        convolution(x("n", 2, 5, dtype=HALF), x(2, 2, 2, dtype=HALF), True, 2),
+        measured="gave -5e16 for 0.7",
+    ),
+    Limit(
+        "takes arithmetic on floats",
+        call(aten.arange.start_step, 0, Size("n"), 2, dtype=torch.float32, sizes={"n": (1, 3, 8)}),
+        call(aten.arange.start_step, 0, Size("n"), 0.25, dtype=torch.float32, sizes={"n": (1, 3, 8)}),
+    ),
+    Limit(
+        "dropout draws random numbers",
+        call(aten.native_dropout.default, x("n", 9), 0.5, False),
+        call(aten.native_dropout.default, x("n", 9), 0.5, None),
+        "values",
+    ),
+    Limit(
+        "one dim more than TensorRT's 8",
+        call(aten.bitwise_and.Scalar, x(*[1] * 7, 3, dtype=LONG), 7),
+        call(aten.bitwise_or.Tensor, *[x(*[1] * 7, 3, dtype=LONG)] * 2),
+    ),
+    Limit(
+        "reads what the gradient needs",
+        call(aten._embedding_bag.default, x(4, 3), indices("n"), x(1, dtype=LONG, values="zeros"), outputs=(0,)),
+        call(aten._embedding_bag.default, x(4, 3), indices("n"), x(1, dtype=LONG, values="zeros"), outputs=(0, 1)),
+    ),
+    Limit(
+        "offsets go with a row of them",
+        call(aten._embedding_bag.default, x(4, 3), indices(5), x(2, dtype=LONG, values="zeros"), outputs=(0,)),
+        call(aten._embedding_bag.default, x(4, 3), indices(2, 5), x(2, dtype=LONG, values="zeros"), outputs=(0,)),
+    ),
+    Limit(
+        "the shape of the result depends on its values",
+        call(aten.index.Tensor, x("n", 3), [indices(4)]),
+        call(aten.index.Tensor, x(4, 3), [x(4, dtype=MASK)]),
+        "converts|builds",
+    ),
+    Limit(
+        "runs no NonZero layer",
+        call(aten.index.Tensor, x("n", 3), [indices(4)]),
+        call(aten.nonzero.default, x(4, 3)),
+        "builds",
+    ),
+    Limit(
+        "a mask beside other indices",
+        call(aten.index_put.default, x(4, 3), [x(4, dtype=MASK)], x(1)),
+        call(aten.index_put.default, x(4, 3), [x(4, dtype=MASK), indices(1)], x(1)),
+        "values",
+    ),
+    Limit(
+        "accumulates into a tensor of rank 8",
+        call(aten.index_put.default, x(*[2] * 7), [indices(3)], x(1), True),
+        call(aten.index_put.default, x(*[2] * 8), [indices(3)], x(1), True),
+    ),
+    Limit(
+        "dim 1 of its input, the channels, is",
+        _norm(x("n", 4, 6)),
+        _norm(x(2, "n", 6)),
+    ),
+    Limit("it uses running statistics", _instances(True), _instances(False), "values"),
+    Limit(
+        "dilated pooling needs static sizes",
+        pool(aten.max_pool2d.default, x("n", 2, 6, 6), [2, 2], [2, 2], [0, 0], [2, 2]),
+        pool(aten.max_pool2d.default, x(2, 2, 6, "n"), [2, 2], [2, 2], [0, 0], [2, 2]),
+    ),
+    Limit(
+        "pooling of integers needs static sizes",
+        pool(aten.max_pool2d.default, x("n", 2, 6, 6, dtype=LONG), [2, 2]),
+        pool(aten.max_pool2d.default, x(2, 2, 6, "n", dtype=LONG), [2, 2]),
+    ),
+    Limit(
+        "pooling with indices needs static sizes",
+        pool(aten.max_pool2d_with_indices.default, x("n", 2, 6, 6), [2, 2]),
+        pool(aten.max_pool2d_with_indices.default, x(2, 2, 6, "n"), [2, 2]),
+    ),
+    Limit(
+        "this ceil_mode needs static sizes",
+        pool(aten.max_pool2d.default, x("n", 2, 6, "m"), [2, 2], [2, 2], [0, 0], [1, 1], True),
+        pool(aten.max_pool2d.default, x(2, 2, 6, "n"), [2, 2], [3, 3], [1, 1], [1, 1], True),
+        "values|runs",
+    ),
+    Limit(
+        "TensorRT averages floating-point tensors only",
+        pool(aten.avg_pool2d.default, x("n", 2, 6, 6, dtype=HALF), [2, 2]),
+        pool(aten.avg_pool2d.default, x("n", 2, 6, 6, dtype=LONG, values="large"), [2, 2]),
+        "values",
+    ),
+    Limit(
+        "averaging with ceil_mode, which RTX 1.4 builds and then refuses to run at some sizes",
+        pool(aten.avg_pool2d.default, x("n", 2, 6, 6), [2, 2], [2, 2], [0, 0], True),
+        pool(aten.avg_pool2d.default, x(2, 2, 6, "n"), [2, 2], [2, 2], [0, 0], True),
+        measured="built and then would not run at some sizes",
+    ),
+    Limit(
+        "needs a static size",
+        call(aten._adaptive_avg_pool2d.default, x(2, 2, 6, "n"), [3, 1]),
+        call(aten._adaptive_avg_pool2d.default, x(2, 2, 6, "n"), [1, 3]),
+    ),
+    Limit(
+        "pooling with indices needs a static size",
+        call(aten.adaptive_max_pool2d.default, x("n", 2, 6, 6), [3, 1]),
+        call(aten.adaptive_max_pool2d.default, x(2, 2, 6, "n"), [3, 1]),
+    ),
+    Limit(
+        "the bins span the range of the data",
+        call(aten.histc.default, x("n"), 3, 0, 1),
+        call(aten.histc.default, x("n"), 3),
+        "values",
+    ),
+    Limit(
+        "TensorRT samples on grids of planes",
+        call(aten.grid_sampler.default, x("n", 2, 4, 5), x("n", 3, 4, 2), 0, 0, False),
+        call(aten.grid_sampler.default, x(2, 2, 4, 5, 3), x(2, 3, 4, 2, 3), 0, 0, False),
+    ),
+    Limit(
+        "TensorRT interpolates floating-point tensors only",
+        bilinear(x("n", 2, 4, 5, dtype=HALF), [7, 6]),
+        bilinear(x("n", 2, 4, 5, dtype=torch.uint8), [7, 6]),
+        "values",
+    ),
+    Limit(
+        "antialiasing needs static sizes",
+        bilinear(x("n", 2, 4, 5), [7, 6], target=aten._upsample_bilinear2d_aa.vec),
+        bilinear(x(2, 2, 4, "n"), [7, 6], target=aten._upsample_bilinear2d_aa.vec),
+        "converts|values",
+    ),
+    Limit(
+        "and TensorRT rounds its product with the scale",
+        bilinear(x(2, 2, 4, "n"), None, [2.0, 1.5]),
+        bilinear(x(2, 2, 4, "n"), None, [2.0, 1.7]),
+        "converts|values",
+    ),
+    Limit(
+        "comparing every index with every place takes",
+        call(aten.scatter_add.default, x(2, 3), 1, indices(2, 4), x(2, 4)),
+        call(aten.scatter_add.default, x(1, 1 << 15), 1, indices(1, 1 << 16), x(1, 1 << 16)),
+        measured="A tensor of 2^31 elements",
+    ),
+    Limit(
+        "reduces into a tensor of rank 8",
+        call(aten.scatter_add.default, x(*[2] * 7), 1, indices(*[2] * 7), x(*[2] * 7)),
+        call(aten.scatter_add.default, x(*[2] * 8), 1, indices(*[2] * 8), x(*[2] * 8)),
+    ),
+    Limit(
+        "others than there are would be undefined",
+        call(aten.resize.default, x("n", 3), [2, Size("n")]),
+        call(aten.resize.default, x(4, 3), [2, 7]),
+        "builds",
+    ),
+    Limit(
+        "TensorRT sorts at most 3840",
+        call(aten.sort.default, x(LONGEST, values="distinct")),
+        call(aten.sort.default, x(LONGEST + 1, values="distinct")),
+    ),
+    Limit(
+        "TensorRT takes at most 3840",
+        call(aten.topk.default, x(2, LONGEST, values="distinct"), LONGEST),
+        call(aten.topk.default, x(2, LONGEST + 1, values="distinct"), LONGEST + 1),
+    ),
+)
+
+
+@frozen(eq=False)
+class Model:
+    """A limit of graphs: ``says`` is part of the reason, ``targets`` are the operators that are refused."""
+
+    says: str
+    function: Callable[..., Any]
+    args: tuple[torch.Tensor, ...]
+    targets: tuple[Any, ...] = ()
+    dynamic: Any = None
+
+    def module(self) -> torch.nn.Module:
+        """A module that computes the function."""
+        function = self.function
+
+        class Function(torch.nn.Module):
+            def forward(self, *args: torch.Tensor) -> Any:
+                return function(*args)
+
+        return Function().eval()
+
+
+IMAGE = torch.arange(12.0).reshape(3, 4)
+ROWS = ({0: torch.export.Dim("rows", min=2, max=8)},)
+
+MODELS = (
+    Model(
+        "as_strided of a view of another tensor",
+        lambda x: (x + 1).mT.as_strided((2, 2), (2, 1)),
+        (IMAGE,),
+        (aten.as_strided.default,),
+    ),
+    Model("is float64, which TensorRT does not have", lambda x: x + 1, (IMAGE.double(),)),
+    Model("is int16, which TensorRT does not have", lambda x: x + 1, (IMAGE.short(),)),
+    Model("takes for quantized weights only", lambda x: x + 1, (IMAGE.to(torch.int8),)),
+    Model("has rank 9, TensorRT takes at most 8", lambda x: x + 1, (IMAGE.reshape(*[1] * 7, 3, 4),)),
+    Model(
+        "that Python reads from a tensor",
+        lambda x, y: x * y.item(),
+        (IMAGE, torch.tensor(1.5)),
+        (aten._local_scalar_dense.default,),
+    ),
+    Model(
+        "is read from a tensor by Python",
+        lambda x, n: (x * 2)[: n.item()] + 1,
+        (IMAGE, torch.tensor(2)),
+        (aten._local_scalar_dense.default,),
+    ),
+    Model("is computed in Python", lambda x, n: (x * 2)[: n.item()] + 1, (IMAGE, torch.tensor(2))),
+    Model("only symbolic ints enter an engine", lambda x: x * (x.shape[0] / 3), (IMAGE,), (operator.truediv,), (ROWS,)),
+    Model("is a symbolic float, which stays in Python", lambda x: x * (x.shape[0] / 3), (IMAGE,), (), (ROWS,)),
+)
