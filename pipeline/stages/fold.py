@@ -62,10 +62,11 @@ def _is_constant(node: torch.fx.Node, constant: dict[torch.fx.Node, bool], progr
         return node.name in program.constants
     if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
         return False
-    return node.target is operator.getitem or (_is_pure(node.target) and _is_small(node))
+    return node.target is operator.getitem or (is_pure(node.target) and _is_small(node))
 
 
-def _is_pure(target: Any) -> bool:
+def is_pure(target: Any) -> bool:
+    """Whether an operator always gives the same for the same arguments, and changes none of them."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and target._schema.name.split("::")[1] not in _UNDEFINED
