@@ -8,8 +8,9 @@ changes what they hold.
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +59,12 @@ class Port:
     ranges: tuple[Range, ...] = ()
     kind: Literal["tensor", "symint", "constant"] = "tensor"
     value: Any = None
+
+    def nbytes(self, size: Callable[[Range], int]) -> int:
+        """The bytes of a tensor, each dim as ``size`` chooses from its range."""
+        if self.kind != "tensor" or self.dtype is None:
+            return 0
+        return self.dtype.itemsize * math.prod(map(size, self.ranges))
 
     def __str__(self) -> str:
         if self.kind == "constant":
@@ -227,13 +234,47 @@ class Segment:
 
 
 @frozen
+class Cut:
+    """The tensors that go from one segment to a later one. Sizes cross as well, but weigh nothing."""
+
+    source: str
+    target: str
+    tensors: tuple[Port, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that cross at the sizes that engines are tuned for."""
+        return sum(port.nbytes(lambda r: r.opt) for port in self.tensors)
+
+    @property
+    def max_nbytes(self) -> int:
+        """Bytes that cross at most."""
+        return sum(port.nbytes(lambda r: r.max) for port in self.tensors)
+
+    def __str__(self) -> str:
+        count = f"{len(self.tensors)} tensor{'s'[: len(self.tensors) != 1]}"
+        size = in_bytes(self.nbytes) + (f" (at most {in_bytes(self.max_nbytes)})" * (self.nbytes != self.max_nbytes))
+        return f"{self.source} -> {self.target}: {count}, {size}: {', '.join(p.name for p in self.tensors)}"
+
+
+def in_bytes(number: int) -> str:
+    """``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} byte{'s'[: number != 1]}"
+
+
+@frozen
 class Partitioned:
-    """A program cut into segments, in the order in which they run, and why each node outside an engine is there."""
+    """A program cut into segments, in the order in which they run; why each node outside an engine is there; and what
+    crosses from segment to segment. It prints as a table of all three."""
 
     program: Program
     segments: tuple[Segment, ...]
     verdicts: FrozenDict[str, Verdict] = field(repr=False)
     fallbacks: tuple[Any, ...] = ()
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def engine_segments(self) -> tuple[Segment, ...]:
@@ -241,7 +282,9 @@ class Partitioned:
         return tuple(s for s in self.segments if s.kind == "engine")
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.segments), *map(str, self.fallbacks)])
+        from pipeline.partitioning.printing import printed
+
+        return printed(self)
 
 
 @frozen

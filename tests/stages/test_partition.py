@@ -52,7 +52,7 @@ def test_random_programs_are_cut_rightly(steps: list[tuple[bool, int, int]], blo
 
 def test_small_segments_run_in_pytorch_and_say_so() -> None:
     model = Program([(False, 0, 1), (True, 3, 2), (False, 4, 0)]).eval()
-    x = (torch.ones(2),) * 3
+    x = tuple(torch.ones(2) for _ in range(3))
     partitioned = pipeline.default(torch_executed_ops={"aten.mul.Tensor"}).until("partition")(model, args=x)
     assert [s.kind for s in partitioned.segments] == ["torch"]
     reasons = [f.reason for f in partitioned.fallbacks]
@@ -85,7 +85,9 @@ def test_ports_have_ranges(seed: int) -> None:
 
 
 def test_no_more_engines_than_asked_for() -> None:
-    steps = [(False, 0, 1), (False, 3, 1), (True, 4, 2), (False, 5, 0), (True, 6, 1), (False, 7, 0), (False, 8, 7)]
+    add, mul = False, True
+    steps = [(add, 0, 1), (add, 3, 1), (add, 4, 3), (mul, 5, 2), (add, 6, 0), (add, 7, 1), (add, 8, 0)]
+    steps += [(mul, 9, 1), (add, 10, 0), (add, 11, 1), (add, 12, 11), (add, 13, 12)]
     model, x = Program(steps).eval(), tuple(torch.randn(2) for _ in range(3))
     options = {"torch_executed_ops": {"aten.mul.Tensor"}, "min_block_size": 1}
     assert len(pipeline.default(**options).until("partition")(model, args=x).engine_segments) == 3

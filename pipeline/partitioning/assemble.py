@@ -1,0 +1,252 @@
+"""From groups of operators to segments: what each reads and gives, what is copied into it, what crosses the cuts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from attrs import define, field
+
+from pipeline.errors import Fallback, source_line
+from pipeline.partitioning.flow import Node, copies, maker, new_symbols, operands, symbols_of
+from pipeline.program import (
+    Cut,
+    Partitioned,
+    Port,
+    Segment,
+    Validated,
+    expression,
+    is_operator,
+    port,
+    results,
+    shape_of,
+)
+from pipeline.recipes import qualified_name
+
+Kind: TypeAlias = Literal["engine", "torch"]
+Group: TypeAlias = tuple[Kind, Sequence[str]]
+
+ONLY_TORCH = "only operators that run in PyTorch read it"
+
+
+def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str, str]) -> Partitioned:
+    """The segments that groups of operators make: the last step of a partitioner.
+
+    Args:
+        validated: what the partitioner was given.
+        groups: the kind and the names of the operators of each segment, in an order in which they can run. Every
+            operator is in one of them; those that only depend on constants and sizes may be left out, and are copied
+            to wherever they are read.
+        reasons: why each operator outside an engine is there, by name.
+
+    Raises:
+        ValueError: an operator is in no group or in two, is in an engine that cannot run it, or runs before what it
+            reads; the message names it.
+    """
+    return _Assembly(validated, [(kind, list(names)) for kind, names in groups], dict(reasons)).partitioned()
+
+
+@define(eq=False)
+class _Part:
+    """A segment in the making."""
+
+    kind: Kind
+    nodes: list[Node]
+    made: frozenset[str] = frozenset()
+    tensors: list[Node] = field(factory=list)
+    sizes: list[Node] = field(factory=list)
+    constants: list[str] = field(factory=list)
+
+
+class _Assembly:
+    def __init__(self, validated: Validated, groups: list[tuple[Kind, list[str]]], reasons: dict[str, str]) -> None:
+        self.validated, self.program, self.reasons = validated, validated.program, reasons
+        self.place = {n: i for i, n in enumerate(self.program.graph.nodes)}
+        self.named = {n.name: n for n in self.place}
+        self.returned = [n for n in results(self.program.graph) if isinstance(n, Node)]
+        self.ports: dict[Node, Port] = {}
+        self.home: dict[Node, int] = {}
+        groups = [group for group in groups if group[1]]
+        for at, (_, names) in enumerate(groups):
+            for name in names:
+                self._settle(name, at)
+        self.copied = copies(self.program, lambda n: validated.verdicts[n.name].supported) - self.home.keys()
+        self.parts = [_Part(kind, self._with_copies(kind, names)) for kind, names in groups]
+        self._house_the_rest()
+
+    def partitioned(self) -> Partitioned:
+        """Checked, with ports, cuts and fallbacks."""
+        self._check()
+        for part in self.parts:
+            self._reads(part)
+        self._check_order()
+        segments = tuple(self._segments())
+        return Partitioned(
+            self.program, segments, self.validated.verdicts, tuple(self._fallbacks()), tuple(cuts(segments))
+        )
+
+    def _settle(self, name: str, at: int) -> None:
+        node = self.named.get(name)
+        if node is None or not is_operator(node):
+            raise ValueError(f"{name} is no operator of the program")
+        if node in self.home:
+            raise ValueError(f"{name} is in two segments")
+        self.home[node] = at
+
+    def _with_copies(self, kind: Kind, names: list[str]) -> list[Node]:
+        """The nodes of a segment in order: its operators, the items of their results, and what is copied."""
+        inside = {self.named[name]: None for name in names}
+        waiting = list(inside)
+        while waiting:
+            node = waiting.pop()
+            found = [n for n in map(maker, operands(node)) if n in self.copied and n not in inside]
+            inside |= dict.fromkeys(found)
+            waiting += found
+        for node in list(inside):
+            inside |= dict.fromkeys(_items(node))
+        return sorted(inside, key=self.place.__getitem__)
+
+    def _house_the_rest(self) -> None:
+        """What is copied to no segment, because only the program's outputs need it, goes to the last engine."""
+        housed = {n for part in self.parts for n in part.nodes}
+        rest = [n.name for n in self.place if n in self.copied and n not in housed]
+        if not rest:
+            return
+        if not self.parts:
+            self.parts.append(_Part("engine", []))
+        part = next((p for p in reversed(self.parts) if p.kind == "engine"), self.parts[-1])
+        part.nodes = self._with_copies(part.kind, [*(n.name for n in part.nodes if is_operator(n)), *rest])
+
+    def _check(self) -> None:
+        for node in self.place:
+            if is_operator(node) and node not in self.home and node not in self.copied:
+                raise ValueError(f"{node.name} is in no segment")
+        for part in self.parts:
+            for node in part.nodes:
+                if part.kind == "engine" and not self.validated.verdicts[node.name].supported:
+                    raise ValueError(f"{node.name} is in an engine, which cannot run it")
+
+    def _check_order(self) -> None:
+        done: set[Node] = set()
+        for part in self.parts:
+            for node in part.tensors:
+                if node.op == "call_function" and node not in done:
+                    raise ValueError(f"{part.nodes[0].name} would run before {node.name}, which it depends on")
+            done |= set(part.nodes)
+
+    def _reads(self, part: _Part) -> None:
+        inside = set(part.nodes)
+        part.made = frozenset(s for n in part.nodes for s in new_symbols(n))
+        seen: dict[Node, None] = {}
+        for node in part.nodes:
+            self._read(part, node, inside, seen)
+        for node in seen:
+            if node.name in self.program.constants:
+                part.constants.append(node.name)
+            elif isinstance(node.meta.get("val"), torch.SymInt):
+                part.sizes.append(node)
+            else:
+                part.tensors.append(node)
+
+    def _read(self, part: _Part, node: Node, inside: set[Node], seen: dict[Node, None]) -> None:
+        """What a node reads from outside. A size that hangs on what the segment itself makes is worked out inside."""
+        for source in operands(node):
+            if source in inside or source in seen:
+                continue
+            if isinstance(source.meta.get("val"), torch.SymInt) and symbols_of(source) & part.made:
+                self._read(part, source, inside, seen)
+            else:
+                seen[source] = None
+
+    def _segments(self) -> Iterator[Segment]:
+        needed = {n for part in self.parts for n in part.tensors} | set(self.returned)
+        given: set[Node] = set()
+        for at, part in enumerate(self.parts):
+            outputs = [n for n in part.nodes if n in needed and n not in given and _is_value(n)]
+            outputs += self._carriers(part, outputs, self.parts[at + 1 :])
+            given |= set(outputs)
+            yield Segment(
+                name=f"{part.kind}_{at}",
+                kind=part.kind,
+                nodes=tuple(n.name for n in part.nodes),
+                inputs=tuple(self._inputs(part)),
+                outputs=tuple(map(self._port, outputs)),
+                constants=tuple(part.constants),
+            )
+
+    def _carriers(self, part: _Part, outputs: list[Node], later: list[_Part]) -> Iterator[Node]:
+        """Values that tell later segments, or the outputs, sizes that only this one knows."""
+        wanted = {s for n in self.returned for s in symbols_of(n)}
+        wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
+        wanted = (wanted & part.made) - _told(map(self._port, outputs))
+        for node in part.nodes:
+            if wanted and _is_value(node) and (tells := wanted & _told([self._port(node)])):
+                wanted -= tells
+                yield node
+
+    def _inputs(self, part: _Part) -> Iterator[Port]:
+        tensors = list(map(self._port, part.tensors))
+        yield from tensors
+        if part.kind == "torch":
+            yield from map(self._port, part.sizes)
+            return
+        known = _told(tensors) | part.made
+        for node in (*part.nodes, *part.sizes):
+            for name in sorted(symbols_of(node) - known):
+                known |= {name}
+                yield Port(name, torch.int64, (), (self.program.symbols[name],), "symint", _symbol(node, name))
+
+    def _port(self, node: Node) -> Port:
+        if node not in self.ports:
+            self.ports[node] = port(node.name, node.meta["val"], self.program.symbols)
+        return self.ports[node]
+
+    def _fallbacks(self) -> Iterator[Fallback]:
+        engines = {n for part in self.parts if part.kind == "engine" for n in part.nodes}
+        for node in self.place:
+            if is_operator(node) and node not in engines:
+                reason = self.reasons.get(node.name, ONLY_TORCH if node in self.copied else "")
+                yield fallback(self.validated, node, reason)
+
+
+def fallback(validated: Validated, node: Node, reason: str) -> Fallback:
+    """A node that runs in PyTorch, with the hints of its verdict."""
+    hint = "; ".join(dict.fromkeys(r.hint for r in validated.verdicts[node.name].reasons if r.hint))
+    return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
+
+
+def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
+    """What crosses from each segment to each later one that reads it."""
+    source = {port.name: segment.name for segment in segments for port in segment.outputs}
+    for segment in segments:
+        crossing: dict[str, list[Port]] = defaultdict(list)
+        for taken in segment.inputs:
+            if taken.kind == "tensor" and taken.name in source:
+                crossing[source[taken.name]].append(taken)
+        yield from (Cut(name, segment.name, tuple(ports)) for name, ports in crossing.items())
+
+
+def _items(node: Node) -> Iterator[Node]:
+    """The items of an operator's result that are tensors."""
+    for user in node.users:
+        if user.op == "call_function" and not is_operator(user) and isinstance(user.meta.get("val"), torch.Tensor):
+            yield user
+            yield from _items(user)
+
+
+def _is_value(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt)
+
+
+def _told(ports: Iterable[Port]) -> frozenset[str]:
+    """The symbols that can be read off values as they are."""
+    sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
+    return frozenset(str(d) for d in sizes if not isinstance(d, int) and d.is_Symbol)
+
+
+def _symbol(node: Node, name: str) -> object:
+    values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
+    sizes = [e for v in values for e in (shape_of(v) if isinstance(v, torch.Tensor) else [expression(v)])]
+    return next(s for e in sizes if not isinstance(e, int) for s in e.free_symbols if str(s) == name)

@@ -1,0 +1,141 @@
+"""Borders: cheap operators beside PyTorch go to the side on which fewer bytes cross.
+
+Engines give up what is cheap (views, casts, elementwise operators) where only PyTorch reads it, or only PyTorch makes
+what it reads, as far as that makes the values smaller that cross: an ``expand`` is done after the cut, a cast to half
+before it, and a lone ``reshape`` between two PyTorch operators is no engine. Of elementwise operators only those go
+that touch what PyTorch runs for another reason: engines compute many of them at once, and PyTorch one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from pipeline.partitioning.flow import Flow
+from pipeline.partitioning.kinds import is_cheap, moves
+from pipeline.partitioning.levels import sizes
+from pipeline.partitioning.units import Units
+
+
+def cheaper_in_torch(
+    flow: Flow, units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int, earlier: Collection[int] = ()
+) -> dict[int, int]:
+    """The operators that PyTorch should run, each with the bytes that moving it and its like saves.
+
+    An engine with at least ``least`` operators keeps as many, or gives up all. ``earlier`` are the operators that
+    PyTorch was given in this way before.
+    """
+    sides = Sides(flow, [in_torch[unit] for unit in units.of], frozenset(earlier))
+    room = Room(sizes(units, in_torch, level), least)
+    moved: dict[int, int] = {}
+    for i in (*reversed(range(len(flow.nodes))), *range(len(flow.nodes))):
+        if i not in moved and _may_move(flow, units, sides, i):
+            saved, cone = _best(flow, units, sides, i)
+            if cone and room.take(Counter(level[units.of[j]] for j in cone)):
+                moved |= dict.fromkeys(cone, saved)
+            else:
+                for j in cone:
+                    sides.move(j, to_torch=False)
+    return moved
+
+
+def _may_move(flow: Flow, units: Units, sides: Sides, i: int) -> bool:
+    """Whether an operator is cheap, in an engine, bound to no other, and PyTorch's on one side."""
+    if sides.in_torch[i] or not is_cheap(flow.nodes[i]):
+        return False
+    unit = units.of[i]
+    if len(units.members[unit]) > 1 or len(units.kin[unit]) > 1:
+        return False
+    return (sides.feeds_torch(i) or sides.fed_by_torch(i)) and (moves(flow.nodes[i]) or sides.touches(i))
+
+
+def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list[int]]:
+    """The bytes saved by moving an operator and those of its like around it that save most, and these; they are moved.
+    Nothing if nothing is saved."""
+    cone, saved, best, length = [], 0, 0, 0
+    for i in _around(flow, units, sides, start):
+        saved -= sides.move(i, to_torch=True)
+        cone.append(i)
+        if saved > best:
+            best, length = saved, len(cone)
+    for i in reversed(cone[length:]):
+        sides.move(i, to_torch=False)
+    return best, cone[:length]
+
+
+CONE = 32
+"""The most operators that are looked at together."""
+
+
+def _around(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int]:
+    """Operators that may move, each once those before it have: against the flow, or else along it."""
+    back = sides.feeds_torch(start)
+    waiting, seen = [start], set[int]()
+    while waiting and len(seen) < CONE:
+        i = waiting.pop()
+        ready = sides.feeds_torch(i) if back else sides.fed_by_torch(i)
+        if i not in seen and ready and _may_move(flow, units, sides, i):
+            seen.add(i)
+            yield i
+            waiting += flow.before[i] if back else flow.after[i]
+
+
+class Room:
+    """How many operators the engines can spare."""
+
+    def __init__(self, sizes: Counter[int], least: int) -> None:
+        self.sizes, self.least = sizes, least
+
+    def take(self, wanted: Counter[int]) -> bool:
+        """Takes so many of each engine if all can spare them."""
+        for at, count in wanted.items():
+            if 0 < self.sizes[at] - count < self.least <= self.sizes[at]:
+                return False
+        self.sizes.subtract(wanted)
+        return True
+
+
+class Sides:
+    """On which side each operator is, and what crosses: kept up to date move by move.
+
+    An input of the program counts as an engine's: so what could run in an engine right at the inputs stays there.
+    """
+
+    def __init__(self, flow: Flow, in_torch: list[bool], moved: frozenset[int] = frozenset()) -> None:
+        self.flow, self.in_torch = flow, in_torch
+        self.bound = [inside and i not in moved for i, inside in enumerate(in_torch)]
+        self.readers = [sum(in_torch[i] for i in value.readers) for value in flow.values]
+        self.later = [sum(in_torch[j] for j in later) for later in flow.after]
+        self.earlier = [sum(in_torch[j] for j in earlier) for earlier in flow.before]
+
+    def feeds_torch(self, i: int) -> bool:
+        """Whether all that reads an operator's results is in PyTorch, and something does."""
+        return 0 < self.later[i] == len(self.flow.after[i])
+
+    def fed_by_torch(self, i: int) -> bool:
+        """Whether all that an operator depends on is in PyTorch, and there is something."""
+        return 0 < self.earlier[i] == len(self.flow.before[i])
+
+    def touches(self, i: int) -> bool:
+        """Whether PyTorch runs an operator beside this one, other than for the sake of a border."""
+        return any(self.bound[j] for j in (*self.flow.before[i], *self.flow.after[i]))
+
+    def move(self, i: int, *, to_torch: bool) -> int:
+        """Moves an operator to the other side; gives how many bytes more cross."""
+        touched = dict.fromkeys((*self.flow.made[i], *self.flow.read[i]))
+        before = sum(map(self._crossing, touched))
+        self.in_torch[i] = to_torch
+        step = 1 if to_torch else -1
+        for value in self.flow.read[i]:
+            self.readers[value] += step
+        for j in self.flow.before[i]:
+            self.later[j] += step
+        for j in self.flow.after[i]:
+            self.earlier[j] += step
+        return sum(map(self._crossing, touched)) - before
+
+    def _crossing(self, value: int) -> int:
+        found = self.flow.values[value]
+        if found.maker is not None and self.in_torch[found.maker]:
+            return found.nbytes if self.readers[value] < len(found.readers) else 0
+        return found.nbytes if self.readers[value] else 0

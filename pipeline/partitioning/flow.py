@@ -1,0 +1,194 @@
+"""A program as a partitioner sees it: operators, the values between them, and what each value weighs.
+
+Operators are numbered in the order of the graph. What depends on constants and sizes alone and is cheap to make (a
+range, a filled tensor, a view of one) is no operator here: it is copied to wherever it is read, so nothing is cut for
+it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+
+import torch
+from attrs import frozen
+
+from pipeline.partitioning.kinds import draws_random, is_cheap
+from pipeline.program import READS_DATA, Expr, Program, bounds, expression, is_operator, results, shape_of
+
+Node = torch.fx.Node
+
+COPIED = 8
+"""The most operators that are done again rather than have their result cross a cut."""
+
+
+@frozen
+class Value:
+    """A tensor between operators: which makes it (None: it is an input of the program), which read it, and its size in
+    bytes at the sizes that engines are tuned for."""
+
+    node: Node
+    maker: int | None
+    readers: tuple[int, ...]
+    nbytes: int
+
+
+@frozen
+class Flow:
+    """Operators by number: ``before`` and ``after`` say which have to run earlier and later; ``made`` and ``read`` are
+    numbers of ``values``. ``leaves`` tells whether the program returns what an operator makes."""
+
+    nodes: tuple[Node, ...]
+    before: tuple[tuple[int, ...], ...]
+    after: tuple[tuple[int, ...], ...]
+    values: tuple[Value, ...]
+    made: tuple[tuple[int, ...], ...]
+    read: tuple[tuple[int, ...], ...]
+    leaves: tuple[bool, ...]
+
+
+def flow(program: Program, copied: frozenset[Node]) -> Flow:
+    """The flow of a program without the operators that are ``copied``."""
+    return _Builder(program, copied).flow()
+
+
+def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
+    """The operators to copy: those that engines can run, cheap, and made of few others from constants and sizes."""
+    below: dict[Node, frozenset[Node]] = {}
+    known = _known(program)
+    for node in program.graph.nodes:
+        if not is_operator(node) or not supported(node) or not is_cheap(node, sources=True):
+            continue
+        tensors = [n for n in operands(node) if n.name not in program.constants and n not in below]
+        sizes = {s for n in tensors if _is_size(n) for s in symbols_of(n)}
+        if all(map(_is_size, tensors)) and sizes | symbols_of(node) <= known:
+            cone = frozenset({node}).union(*(below[n] for n in operands(node) if n in below))
+            if len(cone) <= COPIED:
+                below[node] = cone
+    return frozenset(below)
+
+
+def operands(node: Node) -> Iterator[Node]:
+    """The tensors and symbolic ints that a node reads. Other numbers are read off tensors again wherever they are
+    needed, so these are looked through."""
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
+        if isinstance(value, torch.Tensor | torch.SymInt | tuple | list):
+            yield source
+        else:
+            yield from operands(source)
+
+
+def maker(value: Node) -> Node:
+    """The operator whose result, or item of a result, a value is."""
+    while value.target is operator.getitem:
+        value = value.all_input_nodes[0]
+    return value
+
+
+def symbols_of(node: Node) -> frozenset[str]:
+    """The names of the symbols in the sizes of what a node makes."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else [value]
+    return frozenset(str(s) for v in values for e in _sizes(v) if not isinstance(e, int) for s in e.free_symbols)
+
+
+def new_symbols(node: Node) -> frozenset[str]:
+    """The symbols that a node brings into being: sizes and numbers that depend on its data."""
+    reads_data = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
+    if not reads_data and not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return frozenset()
+    return symbols_of(node) - {s for n in node.all_input_nodes for s in symbols_of(n)}
+
+
+def _sizes(value: object) -> Iterable[Expr]:
+    if isinstance(value, torch.Tensor):
+        return shape_of(value)
+    return [expression(value)] if isinstance(value, torch.SymInt) else []
+
+
+def _is_size(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _known(program: Program) -> frozenset[str]:
+    """The symbols that the inputs of the program tell."""
+    return frozenset(s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n))
+
+
+class _Builder:
+    def __init__(self, program: Program, copied: frozenset[Node]) -> None:
+        self.program, self.copied = program, copied
+        graph = list(program.graph.nodes)
+        self.nodes = [n for n in graph if is_operator(n) and n not in copied]
+        self.number = {n: i for i, n in enumerate(self.nodes)}
+        self.makes = {s: n for n in self.nodes for s in new_symbols(n)}
+        self.dims: dict[Expr, int] = {}
+
+    def flow(self) -> Flow:
+        readers: dict[Node, dict[int, None]] = defaultdict(dict)
+        before: list[dict[int, None]] = [{} for _ in self.nodes]
+        for i, node in enumerate(self.nodes):
+            for value in self._reads(node, before[i]):
+                readers[value][i] = None
+        self._in_turn(before)
+        values = tuple(self._value(node, numbers) for node, numbers in readers.items())
+        for found in values:
+            if found.maker is not None:
+                for i in found.readers:
+                    before[i][found.maker] = None
+        made, read = self._places(values)
+        returned = {maker(n) for n in results(self.program.graph) if isinstance(n, Node)}
+        leaves = tuple(n in returned for n in self.nodes)
+        return Flow(tuple(self.nodes), *_both(before), values, made, read, leaves)
+
+    def _reads(self, node: Node, before: dict[int, None]) -> Iterator[Node]:
+        """The values that an operator reads; what tells its sizes has to run before it."""
+        for value in operands(node):
+            if _is_size(value):
+                sources = (self.makes[s] for s in sorted(symbols_of(value)) if s in self.makes)
+                before.update((self.number[n], None) for n in sources)
+            elif value.name not in self.program.constants and maker(value) not in self.copied:
+                yield value
+
+    def _in_turn(self, before: list[dict[int, None]]) -> None:
+        """Random numbers are drawn in the order in which eager draws them."""
+        draws = [i for i, node in enumerate(self.nodes) if draws_random(node)]
+        for first, second in pairwise(draws):
+            before[second][first] = None
+
+    def _value(self, node: Node, readers: Mapping[int, None]) -> Value:
+        return Value(node, self.number.get(maker(node)), tuple(readers), self._nbytes(node.meta["val"]))
+
+    def _nbytes(self, value: object) -> int:
+        if not isinstance(value, torch.Tensor):
+            return 0
+        return value.dtype.itemsize * math.prod(map(self._dim, shape_of(value)))
+
+    def _dim(self, size: Expr) -> int:
+        if isinstance(size, int):
+            return size
+        if size not in self.dims:
+            self.dims[size] = bounds(size, self.program.symbols).opt
+        return self.dims[size]
+
+    def _places(self, values: Iterable[Value]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        made: list[list[int]] = [[] for _ in self.nodes]
+        read: list[list[int]] = [[] for _ in self.nodes]
+        for at, value in enumerate(values):
+            if value.maker is not None:
+                made[value.maker].append(at)
+            for i in value.readers:
+                read[i].append(at)
+        return tuple(map(tuple, made)), tuple(map(tuple, read))
+
+
+def _both(before: list[dict[int, None]]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    after: list[list[int]] = [[] for _ in before]
+    for i, earlier in enumerate(before):
+        for j in earlier:
+            after[j].append(i)
+    return tuple(map(tuple, before)), tuple(map(tuple, after))

@@ -1,0 +1,90 @@
+"""Which units run in engines: all that can, less what makes cuts dearer, small engines, and engines beyond a limit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import frozen
+
+from pipeline.partitioning.borders import cheaper_in_torch
+from pipeline.partitioning.flow import Flow
+from pipeline.partitioning.levels import levels, sizes
+from pipeline.partitioning.units import Units
+from pipeline.settings import CompilationSettings
+
+
+@frozen
+class Settled:
+    """Groups of operators (by number) in the order in which they run, each in an engine or not; and why each operator
+    outside an engine is there."""
+
+    groups: tuple[tuple[bool, tuple[int, ...]], ...]
+    reasons: Mapping[int, str]
+
+
+def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> Settled:
+    """Gives operators to PyTorch until no engine is too small, none too many, and no border dear.
+
+    refused: the operators that have to run in PyTorch, each with the reason. Without any, all run in one engine.
+    """
+    reasons, given_up = dict(refused), set[int]()
+    in_torch = [any(i in refused for i in inside) for inside in units.members]
+    while True:
+        level = levels(flow, units, in_torch)
+        moved = _next(flow, units, in_torch, level, settings, given_up) if reasons else {}
+        if not moved:
+            return Settled(_groups(units, in_torch, level), reasons)
+        for unit in dict.fromkeys(other for i in moved for other in units.kin[units.of[i]]):
+            in_torch[unit] = True
+        for i, why in moved.items():
+            for other in units.kin[units.of[i]]:
+                reasons.update((j, why) for j in units.members[other] if j not in reasons)
+
+
+def _next(
+    flow: Flow,
+    units: Units,
+    in_torch: Sequence[bool],
+    level: Sequence[int],
+    settings: CompilationSettings,
+    given_up: set[int],
+) -> dict[int, str]:
+    """What to give to PyTorch next, each operator with the reason; nothing in the end."""
+    least = settings.min_block_size
+    saved = cheaper_in_torch(flow, units, in_torch, level, least, given_up)
+    if saved:
+        given_up |= saved.keys()
+        return {i: f"beside PyTorch: {count} bytes less cross between segments" for i, count in saved.items()}
+    small = dict(_too_small(units, in_torch, level, least))
+    return small or dict(_too_many(units, in_torch, level, settings.max_engines))
+
+
+def _too_small(units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int) -> Iterator[tuple[int, str]]:
+    counts = sizes(units, in_torch, level)
+    for unit, inside in enumerate(units.members):
+        if not in_torch[unit] and counts[level[unit]] < least:
+            reason = f"its engine would have only {counts[level[unit]]} operators, min_block_size is {least}"
+            yield from ((i, reason) for i in inside)
+
+
+def _too_many(
+    units: Units, in_torch: Sequence[bool], level: Sequence[int], most: int | None
+) -> Iterator[tuple[int, str]]:
+    """The operators of the smallest engines, if there are more than ``most``."""
+    counts = sizes(units, in_torch, level)
+    if most is None or len(counts) <= most:
+        return
+    smallest = set(sorted(counts, key=lambda at: (counts[at], at))[: len(counts) - most])
+    few = "the smallest" if len(smallest) == 1 else f"the {len(smallest)} smallest"
+    reason = f"it is in {few} of {len(counts)} engines, max_engines is {most}"
+    for unit, inside in enumerate(units.members):
+        if not in_torch[unit] and level[unit] in smallest:
+            yield from ((i, reason) for i in inside)
+
+
+def _groups(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+    groups: dict[int, list[int]] = defaultdict(list)
+    for unit, inside in enumerate(units.members):
+        groups[level[unit]] += inside
+    return tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups))

@@ -1,0 +1,132 @@
+"""Units: operators that no cut may part, and the order between them.
+
+A unit is a pattern that TensorRT fuses, a submodule that is to stay whole, or one operator. Every member of a pattern
+but the last is read inside the pattern alone, and a submodule is a run of operators in the graph's order: so the units
+of a program never depend on each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from attrs import frozen
+
+from pipeline.partitioning.flow import Flow
+from pipeline.partitioning.kinds import CONVOLUTIONS, NORMS, PRODUCTS, SOFTMAX, is_pointwise, moves
+
+LONGEST = 16
+"""How far a pattern is followed."""
+
+
+@frozen
+class Units:
+    """Units by number, with the operators of each. ``order`` is one in which they can run; ``kin`` are the numbers of
+    the units that run in the same place as a unit whatever happens, itself among them."""
+
+    members: tuple[tuple[int, ...], ...]
+    of: tuple[int, ...]
+    before: tuple[tuple[int, ...], ...]
+    after: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+    kin: tuple[tuple[int, ...], ...]
+
+
+def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
+    """The units that groups of operators make; every other operator is one by itself.
+
+    kin: of an operator, the key that its unit shares with others which run in the same place; None: with no other.
+    """
+    together = [tuple(sorted(group)) for group in groups]
+    grouped = {i for group in together for i in group}
+    members = sorted([*together, *((i,) for i in range(len(flow.nodes)) if i not in grouped)])
+    of = [0] * len(flow.nodes)
+    for number, inside in enumerate(members):
+        for i in inside:
+            of[i] = number
+    before = tuple(_others(of, flow.before, number, inside) for number, inside in enumerate(members))
+    after = tuple(_others(of, flow.after, number, inside) for number, inside in enumerate(members))
+    return Units(tuple(members), tuple(of), before, after, _order(before, after), _kin(members, kin))
+
+
+def _others(of: list[int], edges: tuple[tuple[int, ...], ...], own: int, inside: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(of[j] for i in inside for j in edges[i] if of[j] != own))
+
+
+def _order(before: tuple[tuple[int, ...], ...], after: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    missing = [len(earlier) for earlier in before]
+    ready = deque(number for number, count in enumerate(missing) if not count)
+    order = []
+    while ready:
+        order.append(number := ready.popleft())
+        for later in after[number]:
+            missing[later] -= 1
+            if not missing[later]:
+                ready.append(later)
+    assert len(order) == len(before), "units that depend on each other in a circle"
+    return tuple(order)
+
+
+def _kin(members: list[tuple[int, ...]], key: Callable[[int], object]) -> tuple[tuple[int, ...], ...]:
+    keys = [key(inside[0]) for inside in members]
+    families: dict[object, list[int]] = {}
+    for number, found in enumerate(keys):
+        families.setdefault(found, []).append(number)
+    return tuple((n,) if found is None else tuple(families[found]) for n, found in enumerate(keys))
+
+
+def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+    """What TensorRT fuses, where engines can run all of it: a convolution or product with the norm and elementwise
+    operators after it, and the two products of an attention with what is between them."""
+    taken: set[int] = set()
+
+    def free(i: int) -> bool:
+        return i not in taken and supported(i)
+
+    for i, node in enumerate(flow.nodes):
+        if node.target in CONVOLUTIONS or node.target in PRODUCTS:
+            found = (i,) if not free(i) else _attention(flow, i, free) or _epilogue(flow, i, free)
+            if len(found) > 1:
+                taken.update(found)
+                yield found
+
+
+def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
+    found = [start]
+    for step in _steps(flow, start, free):
+        if not all(is_pointwise(flow.nodes[i]) or flow.nodes[i].target in NORMS for i in step):
+            break
+        found += step
+    return tuple(found)
+
+
+def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
+    """From a product through a softmax to another product; nothing if that is not what follows."""
+    found, normalised = [start], False
+    if flow.nodes[start].target not in PRODUCTS:
+        return ()
+    for step in _steps(flow, start, free):
+        found += step
+        last = flow.nodes[step[-1]]
+        if last.target in SOFTMAX and not normalised:
+            normalised = True
+        elif last.target in PRODUCTS and normalised:
+            return tuple(found)
+        elif not (is_pointwise(last) or moves(last)):
+            return ()
+    return ()
+
+
+def _steps(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+    """What alone reads the result, again and again: one operator, or (as in ``x * sigmoid(x)``) several elementwise
+    ones of which the last reads all others."""
+    at = start
+    for _ in range(LONGEST):
+        readers = sorted(flow.after[at])
+        if not readers or flow.leaves[at] or not all(map(free, readers)):
+            return
+        *others, last = readers
+        if any(flow.after[i] != (last,) or flow.leaves[i] or not is_pointwise(flow.nodes[i]) for i in others):
+            return
+        yield tuple(readers)
+        at = last
