@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from pipeline import dims
 from pipeline.dims import is_input
 from pipeline.environment import environment
 from pipeline.errors import CaptureError
+from pipeline.fakes import oblivious
 from pipeline.frozen import FrozenDict
 from pipeline.functional import functional
 from pipeline.inputs import Input
@@ -87,39 +89,28 @@ def _export(
         )
     try:
         return _exported(model, args, kwargs, shapes)
-    except UserError as first:
-        error: Exception = first
-        ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
-        tied = _tied(first, shapes) if ours else None
-    except Exception as other:
-        raise _refusal(model, other) from other
-    for again, deferred in ((tied, False), (shapes if tied is None else tied, True)):
-        try:
-            if again is not None:
-                return _exported(model, args, kwargs, again, deferred=deferred)
-        except Exception as other:
-            error = other if not deferred else error
-    raise _refusal(model, error) from error
+    except UserError as error:
+        first = error
+    except Exception as error:
+        raise _refusal(model, error) from error
+    ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
+    for other in (_tied(first, shapes) if ours else None, dims.relaxed(shapes)):
+        with suppress(Exception):
+            if other is not None and not dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
+                return exported
+    raise _refusal(model, first) from first
 
 
 def _refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
     return CaptureError(f"torch.export cannot capture {type(model).__name__}: {error}")
 
 
-def _exported(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, *, deferred: bool = False
-) -> ExportedProgram:
-    """The export. ``deferred``: what torch.export cannot prove of the dims becomes a relation, checked at each call.
-
-    ``backed_size_oblivious``: a size that varies may be 0 or 1, and what is decided on that is a guard.
-    """
+def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
     device = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     given, named = dims.examples(model, args, kwargs, shapes, device)
-    options: dict[str, Any] = {"prefer_deferred_runtime_asserts_over_guards": True} if deferred else {}
-    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious:
+    with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious():
         warnings.simplefilter("ignore")
-        return torch.export.export(model, given, kwargs=named, dynamic_shapes=shapes, strict=False, **options)
+        return torch.export.export(model, given, kwargs=named, dynamic_shapes=shapes, strict=False)
 
 
 def _tied(error: UserError, shapes: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from attrs import Factory, define
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map
 
 from pipeline.errors import CaptureError
@@ -161,6 +161,30 @@ def _derived(entry: Any, root: Any, by: int) -> Any:
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * by
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
+
+
+def relaxed(shapes: Any) -> Any:
+    """The same ranges, in which torch.export may ask for more than that (``s % 4 == 0``); None if nothing has a range.
+
+    What it asks for then becomes a relation, checked at each call.
+    """
+    if not any(isinstance(d, Dim) for d in tree_flatten(shapes)[0]):
+        return None
+
+    def open_dim(entry: Any) -> Any:
+        low, high = _ends(entry) if isinstance(entry, Dim) else (None, None)
+        return Dim.AUTO(min=low, max=high) if isinstance(entry, Dim) else entry
+
+    return tree_map(open_dim, shapes)
+
+
+def specialised(exported: ExportedProgram, shapes: Any) -> bool:
+    """Whether a dim that was given a range has one size in the export."""
+    names = set(exported.graph_signature.user_inputs)
+    values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
+    sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
+    asked = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
+    return sum(isinstance(size, torch.SymInt) for size in (*sizes, *values)) < len(asked)
 
 
 def examples(

@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -24,6 +25,10 @@ aten = torch.ops.aten
 
 UNBOUNDED_FACTOR = 4
 """A dim without an upper bound gets this many times its size in the example as its ``max`` (and at least 16)."""
+
+_TORCH = Path(torch.__file__).parent
+_OPERATORS = tuple(f"{_TORCH}/{part}" for part in ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta"))
+"""Where torch is in the midst of an operator."""
 
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 """Operators whose result has another rank where a size is 1; torch.export takes a size that varies not to be."""
@@ -148,12 +153,20 @@ def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any
 
 
 def _guards(graph: torch.fx.Graph) -> Iterator[Any]:
-    """What torch.export found on its way; what decided on strides alone is left out."""
+    """What torch.export found on its way."""
     mode = next((v.fake_mode for v in _values(graph) if hasattr(v, "fake_mode")), None)
     if mode is not None and mode.shape_env is not None:
         for guard in mode.shape_env.guards:
-            if not guard.size_oblivious:
+            if not guard.size_oblivious and not _about_strides(guard):
                 yield mode.shape_env.replace(guard.expr)
+
+
+def _about_strides(guard: Any) -> bool:
+    """Whether an operator asked if a size is 1: that decides on strides, and no more. (Where the rank depends on it,
+    see ``_squeezed``; what the model asks by itself is another matter.)"""
+    expr, file = guard.expr, getattr(guard.sloc.framework_loc, "filename", "")
+    asked = isinstance(expr, sympy.Ne | sympy.Gt) and expr.rhs == 1
+    return (asked or (isinstance(expr, sympy.Ge) and expr.rhs == 2)) and file.startswith(_OPERATORS)
 
 
 def _values(graph: torch.fx.Graph) -> Iterator[Any]:
@@ -195,9 +208,20 @@ def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[Any]:
 def _data_dependent(node: torch.fx.Node, given: Any, shapes: ShapeEnvironment) -> Symbol:
     """A size or number that the data of a node decides: no more than the elements that it looks at."""
     low, high = _ends(given) if given is not None else (0, None)
+    if low is None or low < 0:  # a number, not a size
+        return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
     limit = _most(node, shapes)
     high = limit if high is None else high if limit is None else min(high, limit)
-    return Symbol(_range(f"the size of {node.name}, which depends on data,", low, high, None), None, (node.name,))
+    if high is None:
+        high = max(UNBOUNDED_FACTOR * _largest(node, shapes), 16, low)
+        log.warning("the size of %s depends on data and has no upper bound; engines take up to %d", node.name, high)
+    return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
+
+
+def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:
+    """The largest size among a node's inputs."""
+    tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    return max((bounds(size, shapes).max for t in tensors for size in shape_of(t)), default=1)
 
 
 def _most(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:

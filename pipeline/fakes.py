@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,8 +21,14 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
 def quietly(mode: FakeTensorMode) -> Iterator[None]:
     """Inside the program's own fake mode, and adding no guard to its symbols."""
     environment = mode.shape_env
-    with mode, environment.suppress_guards() if environment is not None else nullcontext():
+    with mode, oblivious(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
+
+
+def oblivious() -> AbstractContextManager[Any]:
+    """While torch traces: a size that varies may be 0 or 1, and what is decided on that is a guard."""
+    patch: AbstractContextManager[Any] = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    return patch
 
 
 def fake_result(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:

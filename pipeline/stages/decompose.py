@@ -10,7 +10,7 @@ other nodes are copied, so the cost follows the number of different operators, n
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from attrs import evolve, field, frozen
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -156,7 +157,7 @@ def _signature(value: Any) -> str:
         return f"{type(value).__name__} {value!r}"
     fake = value.meta.get("val")
     if isinstance(fake, torch.Tensor):
-        return f"{fake.dtype} {shape_of(fake)} {fake.device} {'' if fake.is_contiguous() else _strides(fake)}"
+        return f"{fake.dtype} {shape_of(fake)} {fake.device} {_strides(fake)}"
     return str(expression(fake)) if isinstance(fake, torch.SymInt) else str(fake)
 
 
@@ -181,13 +182,22 @@ def _trace(
     with torch.no_grad(), quietly(mode), enable_python_dispatcher():
         try:
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
-        except _DoesNotApply:
+        except (_DoesNotApply, GuardOnDataDependentSymNode):
             return None
         if any(_mutates(n) for n in traced.graph.nodes):  # the trace, since composites run below functionalization
             traced = make_fx(torch.func.functionalize(traced, remove="mutations"), tracing_mode="real")(*fakes)
-    if any(n.op == "get_attr" or n.target is target for n in traced.graph.nodes):
+    if any(n.op == "get_attr" or n.target is target or _makes_symbols(n) for n in traced.graph.nodes):
         return None
     return traced
+
+
+def _makes_symbols(node: torch.fx.Node) -> bool:
+    """Whether a node brings a size into being that depends on its data: the program has another name for it."""
+
+    def symbols(nodes: Iterable[torch.fx.Node]) -> set[Any]:
+        return {s for n in nodes for v in tree_flatten(n.meta.get("val"))[0] for s in free_unbacked_symbols(v)}
+
+    return node.op == "call_function" and not symbols([node]) <= symbols(node.all_input_nodes)
 
 
 def _told_apart(fakes: list[Any]) -> list[Any]:
