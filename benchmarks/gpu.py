@@ -7,6 +7,8 @@ each. A method that raises is a line with its error; a process that dies loses o
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
 import re
 import statistics
@@ -14,26 +16,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.environment import save
-from benchmarks.methods import METHODS, Call
+from benchmarks.methods import METHODS, Call, Clock
 from examples.models import Case, full
 from pipeline.sources import first_line
 from pipeline.trt import CAPABILITIES
 
-MODELS = ("resnet50", "vit", "bert", "gpt2")
+MODELS = ("resnet50", "convnext", "vit", "bert", "gpt2", "llama")
 BATCHES = (1, 8)
+BF16 = ("vit", "bert")
+"""Measured in bfloat16 as well, at batch 1."""
 WARM_UP, CALLS = 20, 200
 LIMIT = 600
 """Seconds for one process."""
 
 
 def timed(call: Call) -> dict[str, float]:
-    """Milliseconds on the GPU and microseconds of the host for one call: medians of many, each awaited."""
+    """Milliseconds on the GPU and microseconds of the host for one call, medians of many, each awaited; and calls a
+    second when none is awaited."""
     for _ in range(WARM_UP):
         call()
     gpu, host = [], []
@@ -47,7 +53,15 @@ def timed(call: Call) -> dict[str, float]:
         end.record()
         torch.cuda.synchronize()
         gpu.append(start.elapsed_time(end))
-    return {"gpu_ms": round(statistics.median(gpu), 4), "host_us": round(1e6 * statistics.median(host), 1)}
+    before = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    torch.cuda.synchronize()
+    return {
+        "gpu_ms": round(statistics.median(gpu), 4),
+        "host_us": round(1e6 * statistics.median(host), 1),
+        "calls_per_second": round(CALLS / (time.perf_counter() - before), 1),
+    }
 
 
 def error(actual: Any, expected: Sequence[torch.Tensor]) -> float:
@@ -57,22 +71,51 @@ def error(actual: Any, expected: Sequence[torch.Tensor]) -> float:
 
 
 def measure(case: Case, method: str, inputs: dict[str, Any], expected: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """One row: seconds until the first result is there, its error, then the times of a call."""
+    """One row: seconds of torch.export and from then until the first result is there, the most memory that took on the
+    host and what it holds on the GPU, the result's error, then the times of a call."""
+    clock = Clock()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, memory = torch.cuda.mem_get_info()[0], HostMemory()
     start = time.perf_counter()
     with torch.no_grad():
-        call = METHODS[method](case.model, inputs)
+        call = METHODS[method](case.model, inputs, clock)
         result = call()
         torch.cuda.synchronize()
-        compile_seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start - clock.export
         wrong = error(result, expected)
-        return {"compile_seconds": round(compile_seconds, 2), "relative_error": wrong, **timed(call)}
+        row = {"export_seconds": round(clock.export, 2), "compile_seconds": round(seconds, 2), "relative_error": wrong}
+        row |= {"host_peak_mb": memory.peak_mb()}
+        row |= timed(call)
+        torch.cuda.empty_cache()
+        return {**row, "device_mb": round((free - torch.cuda.mem_get_info()[0]) / 1e6)}
 
 
-def child(model: str, batch: int, methods: Sequence[str]) -> None:
+class HostMemory:
+    """The peak of this process's resident set since this was made, above what it was then; None where Linux has none."""
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        self.before = self._read("VmRSS")
+
+    def peak_mb(self) -> int | None:
+        """Megabytes."""
+        peak = self._read("VmHWM")
+        return None if peak is None or self.before is None else round((peak - self.before) / 1e3)
+
+    @staticmethod
+    def _read(name: str) -> int | None:
+        found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+        return int(found[1]) if found else None
+
+
+def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
     """Measures methods in this process; a line for each."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    expected = _expected(model, batch)
-    case = full(model, torch.float16)
+    expected = _expected(model, getattr(torch, dtype), batch)
+    case = full(model, getattr(torch, dtype))
     case.model.cuda()
     inputs = {name: value.cuda() for name, value in case.inputs(batch=batch).items()}
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -85,26 +128,26 @@ def child(model: str, batch: int, methods: Sequence[str]) -> None:
             print(json.dumps({"method": method, **row}), flush=True)
 
 
-def _expected(model: str, batch: int) -> list[torch.Tensor]:
-    """What eager gives in float32 for the inputs as they are rounded to float16."""
+def _expected(model: str, dtype: torch.dtype, batch: int) -> list[torch.Tensor]:
+    """What eager gives in float32 for the inputs as they are rounded to the dtype."""
     case = full(model)
-    inputs = {k: v.half().float() if v.is_floating_point() else v for k, v in case.inputs(batch=batch).items()}
+    inputs = {k: v.to(dtype).float() if v.is_floating_point() else v for k, v in case.inputs(batch=batch).items()}
     with torch.no_grad():
         outputs = case.model.cuda()(**{name: value.cuda() for name, value in inputs.items()})
     return [leaf.float() for leaf in tree_leaves(outputs)]
 
 
-def group(model: str, batch: int, methods: Sequence[str]) -> list[dict[str, Any]]:
+def group(model: str, dtype: str, batch: int, methods: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a model and batch, from as many processes as it takes."""
     rows: list[dict[str, Any]] = []
     while missing := [m for m in methods if m not in {row["method"] for row in rows}]:
-        lines, code = _run([sys.executable, "-m", "benchmarks.gpu", "--child", model, str(batch), *missing])
+        lines, code = _run([sys.executable, "-m", "benchmarks.gpu", "--child", model, dtype, str(batch), *missing])
         rows += [line for line in lines if "method" in line]
         if code or not lines:
             done = {row["method"] for row in rows}
             guilty = [line["starts"] for line in lines if "starts" in line and line["starts"] not in done] or missing
             rows += [{"method": m, "failed": f"the process ended with code {code}"} for m in guilty if m not in done]
-    return [{"model": model, "dtype": "float16", "batch": batch, **row} for row in rows]
+    return [{"model": model, "dtype": dtype, "batch": batch, **row} for row in rows]
 
 
 def _run(command: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
@@ -117,13 +160,14 @@ def _run(command: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each row with its GPU time as a multiple of the raw engine's of the same model and batch."""
-    raw = {(r["model"], r["batch"]): r["gpu_ms"] for r in rows if r["method"] == "raw engine" and "gpu_ms" in r}
+    """Each row of one group with its GPU time as a multiple of the raw engine's, without and with a graph."""
+    raw = {r["method"]: r["gpu_ms"] for r in rows if r["method"].startswith("raw") and "gpu_ms" in r}
+
+    def of(row: dict[str, Any], engine: str, name: str) -> dict[str, float]:
+        return {name: round(row["gpu_ms"] / raw[engine], 3)} if "gpu_ms" in row and engine in raw else {}
+
     return [
-        {**row, "over_raw": round(row["gpu_ms"] / raw[key], 3)}
-        if "gpu_ms" in row and (key := (row["model"], row["batch"])) in raw
-        else row
-        for row in rows
+        {**row, **of(row, "raw engine", "over_raw"), **of(row, "raw engine + graph", "over_raw_graph")} for row in rows
     ]
 
 
@@ -132,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="compare ways to run models on this GPU")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--bf16", nargs="*", default=BF16, help="models measured in bfloat16 as well, at batch 1")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -139,16 +184,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("benchmarks.gpu: there is no GPU here", file=sys.stderr)
         return 2
     if options.child:
-        model, batch, *methods = options.child
-        child(model, int(batch), methods)
+        model, dtype, batch, *methods = options.child
+        child(model, dtype, int(batch), methods)
         return 0
+    groups = [(model, "float16", batch) for model in options.models for batch in options.batches]
+    groups += [(model, "bfloat16", 1) for model in options.bf16]
     rows: list[dict[str, Any]] = []
-    for model in options.models:
-        for batch in options.batches:
-            rows += with_ratios(group(model, batch, options.methods))
-            path = save(_name(), {"rows": rows})
-            for row in rows[-len(options.methods) :]:
-                print(json.dumps(row), flush=True)
+    for model, dtype, batch in groups:
+        rows += with_ratios(group(model, dtype, batch, options.methods))
+        path = save(_name(), {"rows": rows})
+        for row in rows[-len(options.methods) :]:
+            print(json.dumps(row), flush=True)
     print(f"written to {path}")
     return 0
 

@@ -64,21 +64,23 @@ def test_the_page_is_current() -> None:
 
 ROWS = [
     {"model": "bert", "dtype": "float16", "batch": 1, "method": "raw engine", "gpu_ms": 2.0},
+    {"model": "bert", "dtype": "float16", "batch": 1, "method": "raw engine + graph", "gpu_ms": 1.0},
     {"model": "bert", "dtype": "float16", "batch": 1, "method": "eager", "gpu_ms": 3.0},
-    {"model": "bert", "dtype": "float16", "batch": 8, "method": "eager", "gpu_ms": 3.0},
     {"model": "bert", "dtype": "float16", "batch": 1, "method": "Torch-TensorRT", "failed": "a | b"},
 ]
 
 
 def test_ratios_are_to_the_raw_engine_of_the_same_run() -> None:
-    assert [row.get("over_raw") for row in gpu.with_ratios(ROWS)] == [1.0, 1.5, None, None]
+    assert [row.get("over_raw") for row in gpu.with_ratios(ROWS)] == [1.0, 0.5, 1.5, None]
+    assert [row.get("over_raw_graph") for row in gpu.with_ratios(ROWS)] == [2.0, 1.0, 3.0, None]
+    assert "over_raw" not in gpu.with_ratios(ROWS[2:])[0]
 
 
 def test_gpu_results_become_tables() -> None:
     rows = [{**r, "host_us": 4.0, "compile_seconds": 5.0, "relative_error": 1e-3} for r in gpu.with_ratios(ROWS)]
     text = tables.gpu({**environment.environment(), "rows": rows})
     assert "### bert, float16, batch 1" in text
-    assert "| eager | 3.000 | 1.50 | 4 | 5.0 | 1.0e-03 |" in text
+    assert "| eager | 3.000 | 1.50 | 3.00 | 4 |  | 5.0 |  |  | 1.0e-03 |" in text
     assert "| Torch-TensorRT | failed: a / b |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
@@ -92,7 +94,7 @@ def test_there_must_be_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_a_process_that_dies_loses_one_method(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str]) -> tuple[list[dict[str, Any]], int]:
         lines: list[dict[str, Any]] = []
-        for method in command[6:]:
+        for method in command[7:]:
             lines.append({"starts": method})
             if method == "bad":
                 return lines, -11
@@ -100,7 +102,7 @@ def test_a_process_that_dies_loses_one_method(monkeypatch: pytest.MonkeyPatch) -
         return lines, 0
 
     monkeypatch.setattr(gpu, "_run", run)
-    rows = gpu.group("bert", 1, ["a", "bad", "b"])
+    rows = gpu.group("bert", "float16", 1, ["a", "bad", "b"])
     assert [(row["method"], row.get("failed")) for row in rows] == [
         ("a", None),
         ("bad", "the process ended with code -11"),
@@ -110,7 +112,9 @@ def test_a_process_that_dies_loses_one_method(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_process_that_says_nothing_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_run", lambda command: ([], 1))
-    assert [row["failed"] for row in gpu.group("bert", 1, ["a", "b"])] == ["the process ended with code 1"] * 2
+    assert [row["failed"] for row in gpu.group("bert", "float16", 1, ["a", "b"])] == [
+        "the process ended with code 1"
+    ] * 2
 
 
 def test_lines_of_a_process_are_read_until_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +128,7 @@ def test_lines_of_a_process_are_read_until_it_is_late(monkeypatch: pytest.Monkey
 def test_a_method_gives_a_call(method: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     model, x = torch.nn.Linear(2, 3), torch.ones(1, 2)
-    assert torch.equal(method(model, {"input": x})(), model(x))
+    assert torch.equal(method(model, {"input": x}, methods.Clock())(), model(x))
 
 
 def test_errors_are_relative_to_the_largest_output() -> None:
@@ -135,7 +139,7 @@ def test_a_peer_that_is_not_installed_is_an_error() -> None:
     if any(name in sys.modules for name in ("torch_tensorrt", "torch_tensorrt_rtx")):
         pytest.skip("Torch-TensorRT is installed here")
     with pytest.raises(ModuleNotFoundError, match="Torch-TensorRT is not installed"):
-        methods.torch_tensorrt(torch.nn.Linear(2, 3), {"input": torch.ones(1, 2)})
+        methods.torch_tensorrt(torch.nn.Linear(2, 3), {"input": torch.ones(1, 2)}, methods.Clock())
 
 
 @pytest.mark.gpu
