@@ -106,13 +106,13 @@ class Compiled:
     def coverage(self) -> Coverage:
         """Which operators run in engines (``converted``), and which in PyTorch and why (``fallback``)."""
         verdicts = self.partitioned.verdicts
-        rows = [
-            ConvertedNode(name, verdicts[name].target, segment.name)
-            for segment in self.partitioned.engine_segments
-            for name in segment.nodes
+        rows = {
+            name: ConvertedNode(name, verdicts[name].target, segment.name)
+            for segment in reversed(self.partitioned.engine_segments)
+            for name in reversed(segment.nodes)
             if verdicts[name].target != "operator.getitem"
-        ]
-        return Coverage(tuple(rows), self.partitioned.fallbacks)
+        }
+        return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks)
 
     def module(self, executor: Executor | None = None, **runtime: Any) -> CompiledModule:
         """A new ``nn.Module`` that runs the program, with buffers of its own.
@@ -140,19 +140,20 @@ class Compiled:
         return self._module(*args, **kwargs)
 
     def report(self) -> str:
-        """Text for a person: engines, operators converted, and every fallback with its reason."""
+        """Text for a person: operators converted, every fallback with its reason, and the segments in order: their
+        operators, inputs and outputs, what crosses to later ones, and of an engine its size and layers."""
+        from pipeline.partitioning.printing import segment_lines
+
+        rows = zip(self.engines, self.networks, strict=True)
+        sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
         lines = [str(self.coverage), ""]
-        for engine, network in zip(self.engines, self.networks, strict=True):
-            kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
-            lines.append(
-                f"{engine.name}: {engine.nbytes / 1e6:.1f} MB, {engine.library}, {len(network.layers)} layers ({kinds})"
-            )
-            lines += [f"  input  {p}" for p in self._segment(engine.name).inputs]
-            lines += [f"  output {p}" for p in self._segment(engine.name).outputs]
-        torch_segments = [s for s in self.partitioned.segments if s.kind == "torch"]
-        lines += [f"{s.name}: {len(s.nodes)} nodes in PyTorch" for s in torch_segments]
+        for segment in self.partitioned.segments:
+            head, *rest = segment_lines(self.partitioned, segment)
+            lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
         return "\n".join(lines)
 
-    def _segment(self, name: str) -> Any:
-        return next(s for s in self.partitioned.segments if s.name == name)
+
+def _described(engine: Engine, network: Network) -> str:
+    kinds = ", ".join(f"{n} {kind}" for kind, n in network.kinds().items())
+    return f"{engine.nbytes / 1e6:.1f} MB, {engine.library}, {len(network.layers)} layers ({kinds})"

@@ -10,7 +10,7 @@ from pipeline.program import Partitioned, Segment
 
 def printed(partitioned: Partitioned) -> str:
     """The whole record as text."""
-    segments = "\n".join(line for s in partitioned.segments for line in _segment(partitioned, s))
+    segments = "\n".join(line for s in partitioned.segments for line in segment_lines(partitioned, s))
     return "\n".join(filter(None, [headline(partitioned), segments, *map(str, partitioned.fallbacks)]))
 
 
@@ -35,7 +35,8 @@ def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
     return Counter(target for target in targets if target != GETITEM)
 
 
-def _segment(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
+def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
+    """A segment: its operators by target, inputs, outputs, and what crosses to later segments."""
     counts = operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     total = counts.total()
