@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from pipeline.network import Network
 from pipeline.program import Program, Segment
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.plan import CallPlan, LayoutBuilder, Runner, evaluate
-from pipeline.runtime.snapshot import Snapshot
+from pipeline.runtime.snapshot import Snapshot, without_parameters
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Executor as SegmentExecutor
 from pipeline.runtime.worker import Pool, Worker
@@ -51,15 +52,18 @@ class CompiledModule(torch.nn.Module):
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.program: Program = compiled.program
         parameters = Snapshot(self.program)
+        constant = cache(lambda name: compiled.program.constants[name].evaluate(parameters).to(self.device))
         for placeholder, target in self.program.buffers.items():
             self.register_buffer(placeholder, parameters[target].to(self.device, copy=True))
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
         self._constants = {
-            self._layout.slots[o.value]: self.program.constants[o.value].evaluate(parameters).to(self.device)
+            self._layout.slots[o.value]: constant(o.value)
             for o in self.program.outputs
             if not o.constant and o.value in self.program.constants
         }
-        self._parts = [_part(self, s, parameters) for s in compiled.partitioned.segments]
+        self._parts = [_part(self, s, parameters, constant) for s in compiled.partitioned.segments]
+        self.compiled = without_parameters(compiled)
+        self.program = self.compiled.program
         self._workers: Pool[Worker] = Pool(self._worker, self.settings.execution_contexts)
         with self._workers.one():
             pass  # what cannot run says so now, not at the first call
@@ -164,11 +168,16 @@ def _default_executor(compiled: Compiled) -> Executor:
     return "reference"
 
 
-def _part(module: CompiledModule, segment: Segment, parameters: Mapping[str, torch.Tensor]) -> Any:
+def _part(
+    module: CompiledModule,
+    segment: Segment,
+    parameters: Mapping[str, torch.Tensor],
+    constant: Callable[[str], torch.Tensor],
+) -> Any:
     """What runs a segment, for all workers: a function, or an engine of which each worker makes a context."""
     compiled = module.compiled
     if segment.kind == "torch":
-        return torch_segment(compiled.program, segment, parameters, module.device)
+        return torch_segment(compiled.program, segment, constant, module.device)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     network = compiled.networks[index]
     if module.executor == "reference":

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
+from attrs import evolve
 
 from pipeline.errors import ExecutionError
+from pipeline.frozen import FrozenDict
 from pipeline.program import Program
+
+if TYPE_CHECKING:
+    from pipeline.compiled import Compiled
 
 
 class Snapshot(Mapping[str, torch.Tensor]):
@@ -36,3 +42,9 @@ class Snapshot(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.program.parameters)
+
+
+def without_parameters(compiled: Compiled) -> Compiled:
+    """The same, letting go of the model's tensors: what has loaded its engines needs them no more."""
+    program = evolve(compiled.program, parameters=FrozenDict())
+    return evolve(compiled, partitioned=evolve(compiled.partitioned, program=program), literals=FrozenDict())

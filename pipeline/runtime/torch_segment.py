@@ -1,8 +1,13 @@
-"""A segment that runs in PyTorch: its nodes as a graph module of its own, on the device of the engines beside it."""
+"""A segment that runs in PyTorch: its nodes as a graph module of its own, on the device of the engines beside it.
+
+It runs eagerly, on the stream that is current. It holds the constants that its nodes read and the branches of its
+control flow, and nothing else of the program: weights that only engines use can be freed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,22 +16,23 @@ from pipeline.program import Program, Segment
 
 
 def torch_segment(
-    program: Program, segment: Segment, parameters: Mapping[str, torch.Tensor], device: torch.device
+    program: Program, segment: Segment, constant: Callable[[str], torch.Tensor], device: torch.device
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """A function from the segment's inputs to its outputs. It keeps the constants that its nodes read."""
-    nodes = {n.name: n for n in program.graph.nodes}
-    graph = torch.fx.Graph()
-    env: dict[str, torch.fx.Node] = {port.name: graph.placeholder(port.name) for port in segment.inputs}
-    root = torch.nn.Module()
-    for name, child in program.graph_module.named_children():
-        root.add_module(name, child)
+    """A function from the segment's inputs to its outputs.
+
+    constant: gives a constant of the program, by the name of its placeholder, on the device.
+    """
+    made = _Copy(program, device)
+    for port in segment.inputs:
+        made.env[port.name] = made.graph.placeholder(port.name)
     for name in segment.constants:
-        root.register_buffer(name, program.constants[name].evaluate(parameters).to(device), persistent=False)
-        env[name] = graph.get_attr(name)
+        made.root.register_buffer(name, constant(name), persistent=False)
+        made.env[name] = made.graph.get_attr(name)
+    nodes = {n.name: n for n in program.graph.nodes}
     for name in segment.nodes:
-        env[name] = _copy(graph, nodes[name], env, device)
-    graph.output([env[port.name] for port in segment.outputs])
-    module = torch.fx.GraphModule(root, graph)
+        made.node(nodes[name])
+    made.graph.output([made.env[port.name] for port in segment.outputs])
+    module = torch.fx.GraphModule(made.root, made.graph)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         return tuple(module(*inputs))
@@ -34,15 +40,36 @@ def torch_segment(
     return run
 
 
-def _copy(
-    graph: torch.fx.Graph, node: torch.fx.Node, env: dict[str, torch.fx.Node], device: torch.device
-) -> torch.fx.Node:
-    def argument(source: torch.fx.Node) -> torch.fx.Node:
-        if source.name not in env:
-            env[source.name] = _copy(graph, source, env, device)
-        return env[source.name]
+class _Copy:
+    """The copy of some nodes of a program, on a device."""
 
-    copy = graph.node_copy(node, argument)
-    if "device" in copy.kwargs:
-        copy.kwargs = {**copy.kwargs, "device": device}
-    return copy
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self.program, self.device = program, device
+        self.graph, self.root = torch.fx.Graph(), torch.nn.Module()
+        self.env: dict[str, torch.fx.Node] = {}
+
+    def node(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The copy of a node, after copies of the numbers it reads that are no input of the segment."""
+        if node.name not in self.env:
+            if node.op == "get_attr":
+                self.branch(str(node.target))
+            self.env[node.name] = made = self.graph.node_copy(node, self.node)
+            made.meta = {}
+            _place(made, self.device)
+        return self.env[node.name]
+
+    def branch(self, name: str) -> None:
+        """Takes over a graph that control flow runs."""
+        module = copy.deepcopy(self.program.graph_module.get_submodule(name))
+        for graph_module in module.modules():
+            if isinstance(graph_module, torch.fx.GraphModule):
+                for node in graph_module.graph.nodes:
+                    _place(node, self.device)
+                graph_module.recompile()
+        self.root.add_module(name, module.to(self.device))
+
+
+def _place(node: torch.fx.Node, device: torch.device) -> None:
+    """Has a node that names the device of the example make its result on this one."""
+    if node.kwargs.get("device") is not None:
+        node.kwargs = {**node.kwargs, "device": device}
