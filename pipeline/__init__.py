@@ -38,6 +38,7 @@ from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.refit import refit_module_weights
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
+from pipeline.stages.partition import Partitioner, by_submodule
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,7 @@ __all__ = [
     "FrozenDict",
     "Input",
     "Partitioned",
+    "Partitioner",
     "Pipeline",
     "PipelineError",
     "Program",
@@ -71,6 +73,7 @@ __all__ = [
     "Validated",
     "__version__",
     "autocast",
+    "by_submodule",
     "capture",
     "default",
     "dynamo_tensorrt_converter",
