@@ -7,6 +7,7 @@ left to the engine.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any
 
@@ -39,7 +40,7 @@ def fold(program: Program) -> Program:
     first = next(iter(graph.nodes))
     for node in [n for n in graph.nodes if n.op == "call_function" and constant[n] and _is_tensor(n)]:
         if any(not constant[user] for user in node.users):
-            recipe = _recipe(node, program)
+            recipe = _recipe(node, program, {r.name for r in recipes.values()})
             name, meta = node.name, node.meta
             with graph.inserting_before(first):
                 placeholder = graph.placeholder(f"folded_{name}")
@@ -90,11 +91,14 @@ def _elements(value: Any) -> int | None:
     return value.numel() * (2 if value.is_complex() else 1)
 
 
-def _recipe(node: torch.fx.Node, program: Program) -> Recipe:
+def _recipe(node: torch.fx.Node, program: Program, names: set[str]) -> Recipe:
+    """The recipe of a node, under a name that is none of ``names``; its steps are called like no parameter."""
     order: list[torch.fx.Node] = []
     seen: set[torch.fx.Node] = set()
     _visit(node, seen, order)
     steps: list[Step] = []
+    given = [program.constants[n.name] for n in order if n.op == "placeholder"]
+    taken = {*program.parameters, *(step.name for recipe in given for step in recipe.steps)}
     result: dict[torch.fx.Node, Ref] = {}
     for n in order:
         if n.op == "placeholder":
@@ -103,11 +107,19 @@ def _recipe(node: torch.fx.Node, program: Program) -> Recipe:
             result[n] = inner.result
         else:
             args, kwargs = map_arg((n.args, dict(n.kwargs)), result.__getitem__)  # type: ignore[arg-type]
+            name = _unlike(n.name, taken)
+            taken.add(name)
             steps.append(
-                Step(n.name, qualified_name(n.target), _plain(args), tuple((k, _plain(v)) for k, v in kwargs.items()))
+                Step(name, qualified_name(n.target), _plain(args), tuple((k, _plain(v)) for k, v in kwargs.items()))
             )
-            result[n] = Ref(n.name)
-    return Recipe(layer_name(node), result[node], tuple(steps), node.meta["val"].dtype)
+            result[n] = Ref(name)
+    return Recipe(_unlike(layer_name(node), names), result[node], tuple(steps), node.meta["val"].dtype)
+
+
+def _unlike(name: str, taken: set[str]) -> str:
+    """The name, or the first of ``name_1``, ``name_2`` … that is not taken."""
+    names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+    return next(n for n in names if n not in taken)
 
 
 def _visit(node: torch.fx.Node, seen: set[torch.fx.Node], order: list[torch.fx.Node]) -> None:

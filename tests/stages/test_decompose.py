@@ -118,3 +118,19 @@ def test_the_graph_that_came_in_is_not_changed() -> None:
     assert str(program) == before
     assert decomposed.digest != program.digest
     assert DECOMPOSE(program).digest == decomposed.digest
+
+
+def test_steps_of_recipes_are_not_taken_for_parameters() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mul, self.exp = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Steps that would be called as the parameters are."""
+            return x + self.exp.exp() * self.mul * self.exp
+
+    model, x = Named().eval(), torch.randn(4)
+    program = DECOMPOSE(model, args=(x,))
+    torch.testing.assert_close(run(program, x)[0], model(x))
+    assert len({recipe.name for recipe in program.constants.values()}) == len(program.constants)
