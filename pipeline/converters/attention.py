@@ -61,6 +61,13 @@ def _gqa(node: torch.fx.Node) -> bool:
     return node.target is aten.scaled_dot_product_attention.default and bool(argument(node, "enable_gqa"))
 
 
+def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
+    """Whether TensorRT's attention layer will do a node's attention."""
+    name = MASKS.get(node.target)
+    mask = argument(node, name) if name is not None else None
+    return not settings.decompose_attention and unmet(fitted(_case(node, mask))) is None
+
+
 def _attention(target: Any, mask_name: str | None) -> Callable[..., Any]:
     @dynamo_tensorrt_converter(target, capability_validator=attends_only, supports_dynamic_shapes=True)
     def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:

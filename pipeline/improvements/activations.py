@@ -1,0 +1,84 @@
+"""Activations recognised in the forms that models spell them in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement
+
+
+@improvement
+def gelus(rewriting: Rewriting) -> None:
+    """``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))``, as GPT-2 spells it, is one activation."""
+    for node in rewriting.nodes(aten.mul.Tensor):
+        for half, other in _orders(node):
+            x = _times(rewriting, half, 0.5)
+            if x is not None and _is_tanh_part(rewriting, other, _uncast(x)) and _fuse(rewriting, node, x):
+                break
+
+
+def _fuse(rewriting: Rewriting, node: Node, x: Node) -> bool:
+    wanted = dtype_of(node)
+    given = x
+    if dtype_of(x) != wanted:
+        given = rewriting.create(aten._to_copy.default, (x,), {"dtype": wanted}, node)
+    return rewriting.offer(node, aten.gelu.default, (given,), {"approximate": "tanh"}) is not None
+
+
+def _is_tanh_part(rewriting: Rewriting, node: Any, x: Node) -> bool:
+    """Whether a node is ``1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³))``."""
+    tanh = _uncast(_plus(rewriting, node, 1.0))
+    if not _calls(tanh, aten.tanh.default):
+        return False
+    inner = _uncast(_times(rewriting, tanh.args[0], math.sqrt(2 / math.pi)))
+    if not _calls(inner, aten.add.Tensor) or inner.kwargs:
+        return False
+    return any(_uncast(a) is x and _is_cube(_uncast(_times(rewriting, b, 0.044715)), x) for a, b in _orders(inner))
+
+
+def _is_cube(node: Any, x: Node) -> bool:
+    if _calls(node, aten.pow.Tensor_Scalar):
+        return _uncast(node.args[0]) is x and node.args[1] == 3
+    return _calls(node, aten.mul.Tensor) and any(
+        _uncast(a) is x and _calls(b, aten.mul.Tensor) and all(_uncast(v) is x for v in b.args)
+        for a, b in _orders(node)
+    )
+
+
+def _times(rewriting: Rewriting, node: Any, factor: float) -> Any:
+    """What is multiplied by this factor."""
+    return _other(rewriting, _uncast(node), aten.mul.Tensor, factor)
+
+
+def _plus(rewriting: Rewriting, node: Any, term: float) -> Any:
+    """What this term is added to."""
+    return _other(rewriting, _uncast(node), aten.add.Tensor, term)
+
+
+def _other(rewriting: Rewriting, node: Any, target: Any, number: float) -> Any:
+    if _calls(node, target) and not node.kwargs:
+        for a, b in _orders(node):
+            found = rewriting.number(b)
+            if isinstance(a, Node) and found is not None and math.isclose(found, number, rel_tol=1e-3):
+                return a
+    return None
+
+
+def _orders(node: Node) -> Iterator[tuple[Any, Any]]:
+    a, b = node.args[:2]
+    return iter(((a, b), (b, a)))
+
+
+def _calls(node: Any, target: Any) -> bool:
+    return isinstance(node, Node) and node.target is target
+
+
+def _uncast(node: Any) -> Any:
+    """What a node is a wider or narrower float of."""
+    while _calls(node, aten._to_copy.default) and dtype_of(node) in (torch.float16, torch.bfloat16, torch.float32):
+        node = node.args[0]
+    return node

@@ -1,0 +1,221 @@
+"""Attention recognised where a model spells it out, so that TensorRT's attention layer does it.
+
+The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere on the way, the scale before or after
+the product, and masks that are added, filled in or selected. It is replaced where the attention layer takes it, and
+where nothing else reads the scores; elsewhere it stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from attrs import evolve, field, frozen
+
+from pipeline.converters.arguments import argument
+from pipeline.converters.attention import fuses
+from pipeline.improvements.rewriting import (
+    Node,
+    Rewriting,
+    aten,
+    dtype_of,
+    improvement,
+    only_reader,
+    rank_of,
+    source_of,
+)
+from pipeline.improvements.tidy import COPIES, RESHAPES, TRANSPOSES, permutation
+from pipeline.shapes import shape_of
+
+SDPA = aten.scaled_dot_product_attention.default
+PRODUCTS = (aten.matmul.default, aten.bmm.default)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+BLOCKED = -1e4
+"""What is filled in for scores that do not count: this, or less."""
+
+
+@frozen
+class Scores:
+    """What a softmax is taken of: the product of query and key, times a scale, with masks."""
+
+    query: Node
+    key: Node
+    scale: float = 1.0
+    added: tuple[Node, ...] = ()
+    allowed: tuple[tuple[Node, bool], ...] = field(default=())
+
+
+@improvement
+def attention(rewriting: Rewriting) -> None:
+    """Products around a softmax become scaled_dot_product_attention."""
+    for node in rewriting.nodes(*PRODUCTS):
+        weights, value = node.args[:2]
+        softmax = _source(weights)
+        if not _is_softmax(softmax) or not isinstance(value, Node) or dtype_of(value) != dtype_of(node):
+            continue
+        if not _only_for(weights, softmax, node):
+            continue
+        scores = _scores(rewriting, softmax.args[0], softmax)
+        if scores is not None and {dtype_of(scores.query), dtype_of(scores.key)} == {dtype_of(node)}:
+            _fuse(rewriting, node, scores, value)
+
+
+def _fuse(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None:
+    key = _transposed(rewriting, scores.key, node)
+    if not _batches_agree(scores.query, key, value):
+        return
+    mask = _mask(rewriting, scores, node)
+    arguments = (scores.query, key, value, mask, 0.0, False)
+    new = rewriting.create(SDPA, arguments, {"scale": scores.scale}, node)
+    if not (rewriting.accepted(new) and fuses(new, rewriting.program.settings) and rewriting.replace(node, new)):
+        rewriting.erase(new)
+
+
+def _batches_agree(query: Node, key: Node, value: Node) -> bool:
+    """Whether the three have the same leading dims: attention broadcasts less than products do."""
+    leading = [shape_of(n.meta["val"])[:-2] for n in (query, key, value)]
+    return leading[0] == leading[1] == leading[2]
+
+
+def _is_softmax(node: Any) -> bool:
+    if not isinstance(node, Node) or node.target not in (aten.softmax.int, aten._softmax.default):
+        return False
+    return argument(node, "dim") in (-1, rank_of(node) - 1)
+
+
+def _source(node: Any) -> Any:
+    """What a node is a copy or a cast of."""
+    while isinstance(node, Node) and (node.target in COPIES or _is_cast(node)):
+        node = node.args[0]
+    return node
+
+
+def _is_cast(node: Node) -> bool:
+    return node.target is aten._to_copy.default and dtype_of(node) in FLOATS
+
+
+def _only_for(node: Any, first: Node, reader: Node) -> bool:
+    """Whether nothing but ``reader`` reads what stands between the two nodes."""
+    while isinstance(node, Node) and only_reader(node) is reader:
+        if node is first:
+            return True
+        reader, node = node, node.args[0]
+    return False
+
+
+def _scores(rewriting: Rewriting, node: Any, reader: Node) -> Scores | None:
+    """The scores that a node holds; None if it is not read by ``reader`` alone, or is something else."""
+    if not isinstance(node, Node) or only_reader(node) is not reader:
+        return None
+    if node.target in COPIES or _is_cast(node):
+        return _scores(rewriting, node.args[0], node)
+    if node.target in PRODUCTS:
+        query, key = node.args[:2]
+        return Scores(query, key) if isinstance(query, Node) and isinstance(key, Node) else None
+    if node.target in (aten.mul.Tensor, aten.div.Tensor):
+        return _multiplied(rewriting, node)
+    if node.target is aten.add.Tensor and not node.kwargs:
+        return _added(rewriting, node)
+    return _selected(rewriting, node)
+
+
+def _multiplied(rewriting: Rewriting, node: Node) -> Scores | None:
+    """A scale; it does not reach masks."""
+    orders = [node.args[:2]] if node.target is aten.div.Tensor else [node.args[:2], node.args[1::-1]]
+    for inner, other in orders:
+        factor = rewriting.number(other)
+        found = _scores(rewriting, inner, node) if factor else None
+        if factor and found is not None and not found.added and not found.allowed:
+            return evolve(found, scale=found.scale * (factor if node.target is aten.mul.Tensor else 1 / factor))
+    return None
+
+
+def _added(rewriting: Rewriting, node: Node) -> Scores | None:
+    for inner, mask in (node.args[:2], node.args[1::-1]):
+        found = _scores(rewriting, inner, node) if isinstance(mask, Node) and dtype_of(mask) in FLOATS else None
+        if found is not None:
+            return evolve(found, added=(*found.added, mask))
+    return None
+
+
+def _selected(rewriting: Rewriting, node: Node) -> Scores | None:
+    """Scores where a condition holds, or does not, and large negative numbers elsewhere."""
+    if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
+        inner, condition, filled = node.args[:3]
+        allows = False
+    elif node.target is aten.where.self:
+        condition, inner, filled = node.args[:3]
+        allows = rewriting.number(filled) is not None
+        inner, filled = (inner, filled) if allows else (filled, inner)
+    else:
+        return None
+    number = rewriting.number(filled)
+    found = _scores(rewriting, inner, node) if number is not None and number <= BLOCKED else None
+    if found is None or not isinstance(condition, Node):
+        return None
+    return evolve(found, allowed=(*found.allowed, (condition, allows)))
+
+
+def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
+    """The key as attention takes it: its last two dims the other way round."""
+    source = _source(key)
+    if source.target in TRANSPOSES and dtype_of(source) == dtype_of(key):
+        rank, order = rank_of(source), permutation(source)
+        if order == [*range(rank - 2), rank - 1, rank - 2]:
+            return source_of(source)  # type: ignore[no-any-return]
+    return rewriting.create(aten.transpose.int, (key, -2, -1), {}, before)
+
+
+def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
+    """One mask for all: of bools where there are only conditions, else of the query's dtype."""
+
+    def made(target: Any, *args: Any, **kwargs: Any) -> Node:
+        return rewriting.create(target, args, kwargs, before)
+
+    allowed = [n if allows else made(aten.logical_not.default, n) for n, allows in scores.allowed]
+    condition = allowed[0] if allowed else None
+    for other in allowed[1:]:
+        condition = made(aten.logical_and.default, condition, other)
+    total = scores.added[0] if scores.added else None
+    for term in scores.added[1:]:
+        total = made(aten.add.Tensor, total, term)
+    if total is None:
+        return condition
+    dtype = dtype_of(scores.query)
+    mask = total if dtype_of(total) == dtype else made(aten._to_copy.default, total, dtype=dtype)
+    if condition is None:
+        return mask
+    lowest = made(aten.full.default, [], -math.inf, dtype=dtype)
+    return made(aten.where.self, condition, mask, lowest)
+
+
+@improvement
+def groups(rewriting: Rewriting) -> None:
+    """Keys and values that are repeated for groups of queries are read as they are, where the attention layer is
+    used: it repeats them itself."""
+    for node in rewriting.nodes(SDPA):
+        key, value = (_unrepeated(_source(node.args[i])) for i in (1, 2))
+        if key is None or value is None or argument(node, "enable_gqa"):
+            continue
+        arguments = (node.args[0], key, value, *node.args[3:])
+        new = rewriting.create(SDPA, arguments, {**node.kwargs, "enable_gqa": True}, node)
+        if not (fuses(new, rewriting.program.settings) and rewriting.accepted(new) and rewriting.replace(node, new)):
+            rewriting.erase(new)
+
+
+def _unrepeated(node: Node) -> Node | None:
+    """What ``repeat_interleave(x, n, dim=1)`` was taken of, spelled with expand and reshape or by name."""
+    if node.target is aten.repeat_interleave.self_int:
+        return source_of(node) if argument(node, "dim") in (1, -3) and rank_of(node) == 4 else None
+    spread = _source(node.args[0]) if node.target in RESHAPES else None
+    if not isinstance(spread, Node) or spread.target is not aten.expand.default or rank_of(spread) != 5:
+        return None
+    source = source_of(spread)
+    if source.target is not aten.unsqueeze.default or argument(source, "dim") not in (2, -3):
+        return None
+    x: Node = source_of(source)
+    (batch, heads, length, size), whole = shape_of(x.meta["val"]), shape_of(spread.meta["val"])
+    same = whole[:2] + whole[3:] == (batch, heads, length, size)
+    return x if same and shape_of(node.meta["val"]) == (batch, heads * whole[2], length, size) else None

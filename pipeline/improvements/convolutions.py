@@ -1,0 +1,155 @@
+"""Passes over convolutions and pooling: what stands before or after them and can be part of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from pipeline.converters.arguments import argument
+from pipeline.improvements.rewriting import (
+    Node,
+    Rewriting,
+    aten,
+    dtype_of,
+    improvement,
+    only_reader,
+    rank_of,
+)
+
+POOLS = (
+    *(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default),
+    *(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default),
+)
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@improvement
+def padding(rewriting: Rewriting) -> None:
+    """Zeros around the input of a convolution or average, and minus infinities around that of a maximum, become its
+    own padding. ATen's is the same on both sides, so that what differs stays."""
+    for node in rewriting.nodes(aten.convolution.default, *POOLS):
+        pad = node.args[0]
+        if isinstance(pad, Node) and pad.target in (aten.constant_pad_nd.default, aten.pad.default):
+            amounts = _symmetric(pad, rank_of(node))
+            if amounts is not None and pad.args[0].meta["val"].dim() == rank_of(node):  # type: ignore[union-attr]
+                _padded(rewriting, node, pad, amounts)
+
+
+def _padded(rewriting: Rewriting, node: Node, pad: Node, amounts: list[int]) -> None:
+    value = _pad_value(pad)
+    if node.target is aten.convolution.default:
+        if value == 0 and not argument(node, "transposed"):
+            total = [a + b for a, b in zip(_each(argument(node, "padding"), amounts), amounts, strict=True)]
+            rewriting.offer(node, node.target, (pad.args[0], *node.args[1:4], total, *node.args[5:]))
+        return
+    average = "avg" in str(node.target)
+    kernel = _each(argument(node, "kernel_size"), amounts)
+    own = _each(argument(node, "padding"), amounts)
+    fits = all(2 * a <= k for a, k in zip(amounts, kernel, strict=True))
+    if value != (0 if average else -math.inf) or any(own) or not fits or argument(node, "ceil_mode"):
+        return
+    stride = argument(node, "stride") or kernel
+    if not average:
+        dilation = argument(node, "dilation")
+        rewriting.offer(node, node.target, (pad.args[0], kernel, stride, amounts, dilation, False))
+        return
+    rest = [argument(node, "divisor_override")] if rank_of(node) > 3 else []
+    rewriting.offer(node, node.target, (pad.args[0], kernel, stride, amounts, False, True, *rest))
+
+
+def _pad_value(pad: Node) -> float | None:
+    if pad.target is aten.pad.default and argument(pad, "mode") != "constant":
+        return None
+    value = argument(pad, "value")
+    return 0.0 if value is None else float(value)
+
+
+def _symmetric(pad: Node, rank: int) -> list[int] | None:
+    """How much is added on both sides of each spatial dim; None if it is not that."""
+    given: list[Any] = list(argument(pad, "pad"))
+    pairs = [(given[i], given[i + 1]) for i in range(0, len(given), 2)]
+    pairs += [(0, 0)] * (rank - len(pairs))
+    if not all(isinstance(a, int) and a == b and a >= 0 for a, b in pairs) or any(a for a, _ in pairs[rank - 2 :]):
+        return None
+    return [a for a, _ in reversed(pairs[: rank - 2])]
+
+
+def _each(value: Any, like: list[int]) -> list[int]:
+    """One number a spatial dim."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * len(like) if len(values) == 1 else values
+
+
+@improvement
+def scales(rewriting: Rewriting) -> None:
+    """What multiplies a convolution's channels and is added to them, a batch norm, becomes part of kernel and bias.
+
+    The new weights are made in float32 by a recipe, and rounded once. It is done where only the scaled result is read.
+    """
+    for node in rewriting.nodes(aten.convolution.default):
+        weight = argument(node, "weight")
+        if not argument(node, "transposed") and rewriting.is_constant(weight):
+            _scaled(rewriting, node)
+
+
+def _scaled(rewriting: Rewriting, node: Node) -> None:
+    path: list[tuple[Node, Node | None]] = []
+    wanted, value = [aten.mul.Tensor, aten.add.Tensor], node
+    while (reader := only_reader(value)) is not None:
+        other = _channel_constant(rewriting, reader, value, node)
+        if other is not None and reader.target in wanted:
+            wanted = wanted[wanted.index(reader.target) + 1 :]
+        elif not _is_cast(reader):
+            break
+        path.append((reader, other))
+        value = reader
+    while path and dtype_of(path[-1][0]) != dtype_of(node):
+        path.pop()
+    found = {reader.target: other for reader, other in path if other is not None}
+    if aten.mul.Tensor in found and dtype_of(node) in FLOATS:
+        _fold(rewriting, node, path[-1][0], found[aten.mul.Tensor], found.get(aten.add.Tensor))
+
+
+def _is_cast(node: Node) -> bool:
+    return node.target is aten._to_copy.default and dtype_of(node) in FLOATS
+
+
+def _channel_constant(rewriting: Rewriting, reader: Node, value: Node, convolution: Node) -> Node | None:
+    """The other operand, if it is a constant with one element a channel."""
+    if reader.target not in (aten.mul.Tensor, aten.add.Tensor) or reader.kwargs or dtype_of(reader) != dtype_of(value):
+        return None
+    a, b = reader.args[:2]
+    other = b if a is value else a
+    rank, channels = rank_of(convolution), convolution.meta["val"].shape[1]
+    if not isinstance(other, Node) or other is value or not rewriting.is_constant(other):
+        return None
+    shape = (1,) * (rank - rank_of(other)) + tuple(other.meta["val"].shape)
+    return other if shape == (1, channels, *(1,) * (rank - 2)) else None
+
+
+def _fold(rewriting: Rewriting, node: Node, last: Node, factor: Node, term: Node | None) -> None:
+    """``(conv(x, w) + b) * factor + term`` is ``conv(x, w * factor) + b * factor + term``."""
+    dtype, rank = dtype_of(node), rank_of(node)
+    x, weight, bias = node.args[:3]
+
+    def made(target: Any, *args: Any, **kwargs: Any) -> Node:
+        return rewriting.create(target, args, kwargs, last)
+
+    def wide(value: Any, shape: list[int]) -> Node:
+        flat = made(aten.view.default, value, shape)
+        return flat if dtype_of(flat) == torch.float32 else made(aten._to_copy.default, flat, dtype=torch.float32)
+
+    def narrow(value: Node) -> Node:
+        return value if dtype == torch.float32 else made(aten._to_copy.default, value, dtype=dtype)
+
+    size = list(weight.meta["val"].shape)  # type: ignore[union-attr]
+    kernel = narrow(made(aten.mul.Tensor, wide(weight, size), wide(factor, [-1] + [1] * (rank - 1))))
+    shift = None if bias is None else made(aten.mul.Tensor, wide(bias, [-1]), wide(factor, [-1]))
+    if term is not None:
+        flat = wide(term, [-1])
+        shift = flat if shift is None else made(aten.add.Tensor, shift, flat)
+    arguments = (x, kernel, None if shift is None else narrow(shift), *node.args[3:])
+    rewriting.offer(last, node.target, arguments)

@@ -1,0 +1,127 @@
+"""Masks of attention that are known when a program is compiled: those that hide nothing, or what comes later.
+
+Models make masks out of counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.converters.arguments import argument
+from pipeline.improvements.attention import SDPA
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, rank_of
+
+KEEPS = frozenset(
+    {
+        *(aten.expand.default, aten.unsqueeze.default, aten.view.default, aten.reshape.default, aten.clone.default),
+        *(aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.permute.default),
+        *(aten.transpose.int, aten.alias.default, aten._to_copy.default, aten.repeat.default),
+    }
+)
+"""Operators whose result has no element that their input does not have."""
+
+AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
+FILLED = {aten.full.default: 1, aten.ones.default: None, aten.zeros.default: None}
+
+
+@improvement
+def masks(rewriting: Rewriting) -> None:
+    """Attention whose mask lets all through needs none; one that hides later positions is causal."""
+    for node in rewriting.nodes(SDPA):
+        mask = argument(node, "attn_mask")
+        if not isinstance(mask, Node) or argument(node, "is_causal"):
+            continue
+        if constant_of(rewriting, mask) == (1.0 if dtype_of(mask) == torch.bool else 0.0):
+            rewriting.offer(node, SDPA, (*node.args[:3], None, *node.args[4:]), dict(node.kwargs))
+        elif _is_causal(rewriting, mask):
+            rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
+
+
+def constant_of(rewriting: Rewriting, node: Any) -> float | None:
+    """The number that all elements of a tensor are; None where they differ or are not known."""
+    if not isinstance(node, Node):
+        return float(node) if isinstance(node, bool | int | float) else None
+    found = rewriting.literal(node)
+    if found is not None:
+        same = found.numel() > 0 and bool((found == found.flatten()[0]).all())
+        return float(found.flatten()[0]) if same else None
+    if node.target in KEEPS:
+        inner = constant_of(rewriting, node.args[0])
+        return float(inner != 0) if inner is not None and dtype_of(node) == torch.bool else inner
+    if node.target is aten.full.default:
+        return constant_of(rewriting, node.args[1])
+    if node.target is aten.ge.Scalar:
+        least = _least(rewriting, node.args[0])
+        return 1.0 if least is not None and least >= node.args[1] else None  # type: ignore[operator]
+    if node.target is aten.where.self:
+        condition = constant_of(rewriting, node.args[0])
+        return None if condition is None else constant_of(rewriting, node.args[1 if condition else 2])
+    if node.target in AND and dtype_of(node) == torch.bool:
+        both = [constant_of(rewriting, n) for n in node.args[:2]]
+        return 0.0 if 0.0 in both else 1.0 if both == [1.0, 1.0] else None
+    return None
+
+
+def _least(rewriting: Rewriting, node: Any) -> int | None:
+    """A number that no element of a tensor of integers is below."""
+    if not isinstance(node, Node) or dtype_of(node) not in (torch.int32, torch.int64):
+        return None
+    found = rewriting.literal(node)
+    if found is not None:
+        return int(found.min()) if found.numel() else None
+    if node.target is aten.arange.default:
+        return 0
+    if node.target in KEEPS:
+        return _least(rewriting, node.args[0])
+    if node.target is aten.add.Tensor and isinstance(node.args[1], int) and not node.kwargs:
+        inner = _least(rewriting, node.args[0])
+        return None if inner is None else inner + node.args[1]
+    return None
+
+
+def _is_causal(rewriting: Rewriting, node: Node) -> bool:
+    """Whether a mask of bools is true exactly where the key's position is not after the query's."""
+    found = rewriting.literal(node)
+    if found is not None and found.dtype == torch.bool and found.dim() >= 2:
+        return torch.equal(found, torch.ones_like(found).tril())
+    if node.target is aten.expand.default or (node.target is aten._to_copy.default and dtype_of(node) == torch.bool):
+        source = node.args[0]
+        same = isinstance(source, Node) and source.meta["val"].shape[-2:] == node.meta["val"].shape[-2:]
+        return same and dtype_of(source) == torch.bool and _is_causal(rewriting, source)  # type: ignore[arg-type]
+    if node.target in AND:
+        for one, other in (node.args[:2], node.args[1::-1]):
+            if constant_of(rewriting, one) == 1.0 and isinstance(other, Node):
+                return rank_of(other) == rank_of(node) and _is_causal(rewriting, other)
+        return False
+    if node.target is aten.le.Tensor or node.target is aten.ge.Tensor:
+        key, query = (_counted(node.args[i if node.target is aten.le.Tensor else 1 - i]) for i in (0, 1))
+        return key is not None and query is not None and key == Counted(1, query.start) and query.dim == 2
+    return False
+
+
+@frozen
+class Counted:
+    """A tensor that counts up from ``start`` along one dim, the ``dim``-th from the last."""
+
+    dim: int
+    start: int
+
+
+def _counted(node: Any) -> Counted | None:
+    """How a tensor counts, if it does."""
+    if not isinstance(node, Node):
+        return None
+    if node.target is aten.arange.default:
+        return Counted(1, 0) if dtype_of(node) in (torch.int32, torch.int64) else None
+    inner = _counted(node.args[0]) if node.args else None
+    if inner is None:
+        return None
+    if node.target is aten.add.Tensor and isinstance(node.args[1], int) and not node.kwargs:
+        return Counted(inner.dim, inner.start + node.args[1])
+    if node.target is aten.unsqueeze.default:
+        at = rank_of(node) - argument(node, "dim") % rank_of(node)
+        return Counted(inner.dim + (at <= inner.dim), inner.start)
+    return None

@@ -1,0 +1,173 @@
+"""What a pass works on: a fresh copy of a program's graph, and the few ways in which it may be changed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from attrs import evolve, frozen
+
+from pipeline.converters.registry import Choice, ConverterRegistry
+from pipeline.fakes import fake_mode, fake_result
+from pipeline.program import Program
+from pipeline.shapes import expression, shape_of
+from pipeline.stages.fold import fold, is_pure
+
+aten = torch.ops.aten
+Node: TypeAlias = torch.fx.Node
+
+_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
+
+SMALL = 1 << 18
+"""A constant of up to this many elements may be looked at while compiling."""
+
+
+class Rewriting:
+    """A copy of a program's graph while passes change it. ``finished`` gives the new program."""
+
+    def __init__(self, program: Program, registry: ConverterRegistry) -> None:
+        self.program = program
+        self.lookup = registry.bind(program.settings)
+        self.graph = _copied(program.graph)
+        self.mode = fake_mode(program.graph)
+
+    def nodes(self, *targets: Any) -> Iterator[Node]:
+        """The calls of these operators, in order; the graph may change meanwhile."""
+        for node in list(self.graph.nodes):
+            if node.op == "call_function" and node.target in targets and not node._erased:
+                yield node
+
+    def create(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Node) -> Node:
+        """A call before a node and on behalf of it, with the fake value that it gives."""
+        value = fake_result(self.mode, target, args, kwargs)
+        with self.graph.inserting_before(before):
+            node = self.graph.create_node("call_function", target, args, kwargs)
+        node.meta = {**{key: before.meta[key] for key in _META if key in before.meta}, "val": value}
+        return node
+
+    def offer(self, old: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node | None:
+        """The call in the place of ``old``; None, and no change, if no converter takes it or it gives another type."""
+        new = self.create(target, args, kwargs or {}, old)
+        if self.accepted(new) and self.replace(old, new):
+            return new
+        self.erase(new)
+        return None
+
+    def accepted(self, node: Node) -> bool:
+        """Whether a converter takes a node."""
+        return isinstance(self.lookup.choose(node), Choice)
+
+    def replace(self, old: Node, new: Node) -> bool:
+        """Lets all who read ``old`` read ``new``, if both are of one dtype and shape, and erases what is not read then.
+
+        An output stays a tensor of its own: it becomes no input, no constant and no other output.
+        """
+        returned = any(user.op == "output" for user in old.users)
+        if not alike(old, new) or (returned and (new.op == "placeholder" or any(u.op == "output" for u in new.users))):
+            return False
+        old.replace_all_uses_with(new)
+        name = old.name
+        self.erase(old)
+        if returned:
+            new.name = name
+        return True
+
+    def erase(self, node: Node) -> None:
+        """Erases a node without readers, and what only it has read."""
+        waiting = [node]
+        while waiting:
+            dead = waiting.pop()
+            if dead.op == "call_function" and not dead.users and not dead._erased:
+                waiting += dead.all_input_nodes
+                self.graph.erase_node(dead)
+
+    def is_constant(self, node: Any) -> bool:
+        """Whether a value is the same at every call: a number, or made of the model's own tensors."""
+        if not isinstance(node, Node):
+            return True
+        if node.op == "placeholder":
+            return node.name in self.program.constants
+        return is_pure(node.target) and all(self.is_constant(n) for n in node.all_input_nodes)
+
+    def literal(self, node: Any) -> torch.Tensor | None:
+        """The value of a small constant that no parameter has a part in."""
+        recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
+        if recipe is None or recipe.parameters or node.meta["val"].numel() > SMALL:
+            return None
+        return recipe.evaluate({})
+
+    def number(self, value: Any) -> float | None:
+        """A Python number, or the only element of a constant without parameters."""
+        if isinstance(value, bool | int | float):
+            return float(value)
+        found = self.literal(value)
+        return float(found) if found is not None and found.numel() == 1 else None
+
+    def finished(self) -> Program:
+        """The new program: what has become constant is folded, with its recipe."""
+        graph_module = torch.fx.GraphModule(self.program.graph_module, self.graph)
+        return fold(evolve(self.program, graph_module=graph_module))
+
+
+@frozen
+class Improvement:
+    """A pass: its name, and what it does to a graph. It finds what it can do for certain, and leaves the rest alone."""
+
+    name: str
+    apply: Callable[[Rewriting], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def improvement(function: Callable[[Rewriting], None]) -> Improvement:
+    """The pass of a function, under the function's name."""
+    return Improvement(function.__name__, function)
+
+
+def alike(a: Node, b: Node) -> bool:
+    """Whether two nodes hold tensors of one dtype and shape, or else values that print alike."""
+    x, y = a.meta.get("val"), b.meta.get("val")
+    if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+        return x.dtype == y.dtype and x.device == y.device and shape_of(x) == shape_of(y)
+    if isinstance(x, torch.SymInt) or isinstance(y, torch.SymInt):
+        return bool(expression(x) == expression(y))
+    return str(x) == str(y)
+
+
+def dtype_of(node: Any) -> torch.dtype | None:
+    """The dtype of a node that holds a tensor."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def rank_of(node: Node) -> int:
+    """How many dims a node's tensor has."""
+    return int(node.meta["val"].dim())
+
+
+def source_of(node: Node) -> Any:
+    """A node's first argument."""
+    return node.args[0]
+
+
+def only_reader(node: Node) -> Node | None:
+    """The one node that reads a node, if there is just one, and it is no output."""
+    readers = list(node.users)
+    return readers[0] if len(readers) == 1 and readers[0].op != "output" else None
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    copy = torch.fx.Graph()
+    env: dict[Node, Node] = {}
+    for node in graph.nodes:
+        env[node] = copy.node_copy(node, env.__getitem__)
+        env[node].name = node.name
+    return copy
+
+
+def is_item(node: Node) -> bool:
+    """Whether a node takes an item of a tuple."""
+    return node.target is operator.getitem

@@ -1,0 +1,59 @@
+"""improve: ``Program`` → ``Program``. What TensorRT would not make better by itself is made better.
+
+Before: a program in the registry's opset. After: the same program with fewer, larger operators: attention in one layer,
+batch norms in the convolutions before them, and nothing computed twice. Constants that come of it are folded with their
+recipes, so that engines can be refitted as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+from attrs import evolve, field, frozen
+
+from pipeline.converters import DYNAMO_CONVERTERS
+from pipeline.converters.registry import ConverterRegistry
+from pipeline.improvements import PASSES, Improvement, Rewriting
+from pipeline.program import Program
+
+
+def _passes(value: Any) -> tuple[Improvement, ...]:
+    """Passes, or names of them; `ValueError` naming those there are, `TypeError` for anything else."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"passes are a collection of passes or their names, not {value!r}")
+    return tuple(map(_pass, value))
+
+
+def _pass(value: Any) -> Improvement:
+    if isinstance(value, Improvement):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no pass, and no name of one")
+    known = {each.name: each for each in PASSES}
+    if value not in known:
+        raise ValueError(f"no pass {value!r}; the passes are {', '.join(known)}")
+    return known[value]
+
+
+@frozen
+class Improve:
+    """The stage. ``passes`` run in order, given as they are or by name; without any, nothing is done."""
+
+    registry: ConverterRegistry = field(default=DYNAMO_CONVERTERS, repr=False)
+    passes: tuple[Improvement, ...] = field(default=PASSES, converter=_passes)
+    name: str = "improve"
+
+    def __call__(self, program: Program) -> Program:
+        """The improved program; the one that is given stays as it is."""
+        if not self.passes:
+            return program
+        rewriting = Rewriting(program, self.registry)
+        for each in self.passes:
+            each.apply(rewriting)
+        return rewriting.finished()
+
+    def without(self, *names: str) -> Self:
+        """The stage without these passes."""
+        left_out = {_pass(name).name for name in names}
+        return evolve(self, passes=tuple(each for each in self.passes if each.name not in left_out))
