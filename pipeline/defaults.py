@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from typing import Any
 
 from pipeline.compose import Pipeline
@@ -9,7 +10,7 @@ from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.settings import CompilationSettings
-from pipeline.stages import Decompose, Validate, build, convert, partition, refit_map
+from pipeline.stages import Build, Decompose, Validate, convert, partition, refit_map
 
 
 def default(
@@ -17,6 +18,7 @@ def default(
     *,
     registry: ConverterRegistry = DYNAMO_CONVERTERS,
     decompositions: DecompositionTable = DECOMPOSITIONS,
+    executor: Executor | None = None,
     **fields: Any,
 ) -> Pipeline:
     """decompose → validate → partition → convert → build → refit_map, as a ``Pipeline``.
@@ -25,11 +27,13 @@ def default(
         settings: the settings; default ones if None.
         registry: the converters.
         decompositions: our own decompositions, which are asked before converters.
+        executor: builds the engines of one program at the same time: any ``concurrent.futures.Executor``, which stays
+            the caller's (see ``pipeline.stages.Build``). None: one after the other, in this process.
         fields: fields of ``CompilationSettings`` that differ from ``settings``.
 
     Raises:
         TypeError: a field that ``CompilationSettings`` does not have, or a value of a wrong type.
     """
     settings = (settings or CompilationSettings()).evolve(**fields)
-    stages = (Decompose(registry, decompositions), Validate(registry), partition, convert, build, refit_map)
+    stages = (Decompose(registry, decompositions), Validate(registry), partition, convert, Build(executor), refit_map)
     return Pipeline(stages, settings)

@@ -1,10 +1,22 @@
 """The six stages, a file each, in the order in which they run."""
 
-from pipeline.stages.build import build
+from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert
 from pipeline.stages.decompose import Decompose
-from pipeline.stages.partition import partition
+from pipeline.stages.partition import BySubmodule, Partition, Partitioner, by_submodule, partition
 from pipeline.stages.refit_map import refit_map
 from pipeline.stages.validate import Validate
 
-__all__ = ["Decompose", "Validate", "build", "convert", "partition", "refit_map"]
+__all__ = [
+    "Build",
+    "BySubmodule",
+    "Decompose",
+    "Partition",
+    "Partitioner",
+    "Validate",
+    "build",
+    "by_submodule",
+    "convert",
+    "partition",
+    "refit_map",
+]

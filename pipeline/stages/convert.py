@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from attrs import define, field
 from torch.fx.node import map_arg
 
 from pipeline.compose import report, stage
@@ -21,19 +20,10 @@ from pipeline.frozen import FrozenDict
 from pipeline.impl import base
 from pipeline.naming import layer_name
 from pipeline.network import Network, Profile, Weight, describe
+from pipeline.plans import NetworkHandle
 from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict, expression, shape_of
 from pipeline.recipes import Recipe
 from pipeline.trt import Log, new_network, to_torch, to_trt, trt
-
-
-@define(eq=False)
-class NetworkHandle:
-    """A TensorRT network with all that it points to: the builder and logger it came from, and the weights."""
-
-    net: Any
-    builder: Any
-    log: Log
-    weights: list[torch.Tensor] = field(factory=list)
 
 
 @stage
@@ -81,7 +71,9 @@ class _Conversion:
         builder = trt.Builder(log)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log)
         self.ctx.ranges = self.program.symbols
-        self.handle = NetworkHandle(self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder)
+        self.handle = NetworkHandle(
+            self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
+        )
         self.ctx.net.name = segment.name
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}

@@ -1,0 +1,229 @@
+"""build: one after the other, in threads, in processes; what goes wrong there, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+from pipeline import BuildError, CompilationSettings, Converted, plans
+from pipeline.monitor import Monitor
+from pipeline.network import describe
+from pipeline.parcel import Job, Parcel, gathered
+from pipeline.plans import NetworkHandle, Order, PlanFile, serialize
+from pipeline.stages import Build, build
+from pipeline.trt import CAPABILITIES, Log, new_network, trt
+
+CUT = {"aten.sigmoid.default"}
+
+
+class Cut(nn.Module):
+    """Two engines beside a sigmoid in PyTorch; the second needs the size of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 4)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 16] -> [N, 4]"""
+        y = torch.sigmoid(self.norm(self.first(x)))
+        return torch.softmax(self.second(y), -1) * x.shape[0]
+
+
+@pytest.fixture(scope="module")
+def converted() -> Converted:
+    compile = pipeline.default(torch_executed_ops=CUT, min_block_size=1).until("convert")
+    made = compile(Cut().eval(), args=(pipeline.Input(min_shape=(1, 16), max_shape=(8, 16)),))
+    assert len(made.networks) == 2
+    return made
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Executor]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        yield executor
+
+
+def digests(built: Any) -> list[tuple[str, str]]:
+    return [(engine.name, engine.digest) for engine in built.engines]
+
+
+def test_an_engine_is_the_same_whoever_builds_it(converted: Converted, processes: Executor, tmp_path: Path) -> None:
+    """A plan is a function of its network: so the replayed network is the original, byte for byte."""
+    alone = build(converted)
+    with ThreadPoolExecutor(2) as threads:
+        assert digests(Build(threads)(converted)) == digests(alone)
+    there = Build(processes, folder=tmp_path)(converted)
+    assert digests(there) == digests(alone)
+    assert [bytes(engine) for engine in there.engines] == [bytes(engine) for engine in alone.engines]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pipelines_take_an_executor(processes: Executor) -> None:
+    model, x = Cut().eval(), torch.randn(3, 16)
+    told: list[str] = []
+    compile = pipeline.default(torch_executed_ops=CUT, min_block_size=1, executor=processes)
+    compiled = compile.observed_by(lambda event: told.append(f"{event.stage} {event.detail}"))(model, args=(x,))
+    assert torch.allclose(compiled.module("reference")(x), model(x), atol=1e-6)
+    assert {f"build {engine.name}" for engine in compiled.engines} <= set(told)
+    swapped = pipeline.default().replace("build", Build(processes))
+    assert swapped == pipeline.default().replace("build", Build(processes))
+    assert swapped != pipeline.default()
+
+
+def test_a_parcel_is_written_once_and_opens_elsewhere(converted: Converted, tmp_path: Path) -> None:
+    handle = converted.handles[0]
+    sent = Parcel(converted.networks[0], tmp_path / "weights", handle)
+    assert sent.opened() is handle and not sent.path.exists()
+    pickle.dumps(sent)
+    written = sent.path.stat().st_mtime_ns
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert arrived.handle is None and sent.path.stat().st_mtime_ns == written
+    for name, tensor in handle.weights.items():
+        assert bytes(arrived.opened().weights[name]) == tensor.numpy().tobytes()
+
+
+def test_a_network_that_comes_out_otherwise_is_refused(converted: Converted, tmp_path: Path) -> None:
+    network = converted.networks[0]
+    first, *rest = network.layers
+    other = attrs.evolve(network, layers=(attrs.evolve(first, attributes=(*first.attributes, ("axis", 3))), *rest))
+    sent = Parcel(other, tmp_path / "weights", converted.handles[0])
+    with pytest.raises(BuildError, match=r"engine_0: the network .* has another description"):
+        pickle.loads(pickle.dumps(sent)).opened()
+
+
+def unbuildable(folder: Path) -> Job:
+    """TensorRT-RTX takes such a layer, and has no kernels for it."""
+    log = Log()
+    builder = trt.Builder(log)
+    net = new_network(builder)
+    layer = net.add_non_zero(net.add_input("x", trt.bool, (4, 4)))
+    layer.name = "where"
+    net.mark_output(layer.get_output(0))
+    network = describe(net, name="engine_7", weight_name=lambda pointer: None)
+    order = Order(network, frozenset(), CompilationSettings())
+    return Job(order, Parcel(network, folder / "weights", NetworkHandle(net, builder, log)), folder / "plan")
+
+
+@pytest.mark.skipif(CAPABILITIES.nonzero, reason="this TensorRT builds the layer")
+def test_errors_of_a_worker_have_tensorrts_words(processes: Executor, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"engine_7: .*Error Code"):
+        gathered(processes, [unbuildable(tmp_path)])
+
+
+def test_what_a_worker_cannot_replay_says_so(converted: Converted, processes: Executor, tmp_path: Path) -> None:
+    order = Order.of(converted.partitioned.engine_segments[0], converted.networks[0], CompilationSettings())
+    plugin = attrs.evolve(order.network, layers=(attrs.evolve(order.network.layers[0], kind="PLUGIN_V3"),))
+    job = Job(order, Parcel(plugin, tmp_path / "weights", converted.handles[0]), tmp_path / "plan")
+    with pytest.raises(
+        BuildError, match=r"\(PLUGIN_V3\).*digest of a plugin's state\n  hint: build it in this process"
+    ):
+        gathered(processes, [job])
+
+
+class Interrupted(Executor):
+    """Ctrl-C comes while the first job runs; the second waits."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+        self.jobs: list[Job] = []
+
+    def submit(self, job: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.jobs.append(job)
+        self.futures.append(Future())
+        if len(self.futures) == 1:
+            self.futures[0].set_exception(KeyboardInterrupt())
+        return self.futures[-1]
+
+
+def test_nothing_more_is_begun_after_an_interrupt(converted: Converted, tmp_path: Path) -> None:
+    executor = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        Build(executor, tmp_path)(converted)
+    assert executor.futures[1].cancelled() and all(job.parcel.stopped.is_set() for job in executor.jobs)
+    assert list(tmp_path.iterdir()) == []
+
+
+def order_and_handle() -> tuple[Order, NetworkHandle]:
+    made = pipeline.default().until("convert")(nn.Linear(4, 4).eval(), args=(torch.ones(2, 4),))
+    return Order.of(made.partitioned.engine_segments[0], made.networks[0], CompilationSettings()), made.handles[0]
+
+
+@pytest.fixture
+def pythons_own_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("pythons_own_handler")
+def test_control_c_ends_a_build(tmp_path: Path) -> None:
+    order, handle = order_and_handle()
+    phases: list[str] = []
+
+    def tell(phase: str) -> None:
+        phases.append(phase)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        serialize(handle, order, PlanFile(tmp_path / "plan"), Monitor(tell))
+    assert len(phases) < 5 and (tmp_path / "plan").stat().st_size == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_thread_stops_building_when_told() -> None:
+    order, handle = order_and_handle()
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(BuildError, match=r"(?i)cancel"):
+        serialize(handle, order, PlanFile(), Monitor(stopped=stopped))
+
+
+def test_a_plan_is_the_same_streamed_or_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, handle = order_and_handle()
+    whole = serialize(handle, order, PlanFile(), Monitor())
+    monkeypatch.setattr(plans, "STREAMED", 0)
+    assert serialize(handle, order, PlanFile(), Monitor()) == whole
+
+
+def test_progress_tells_the_builders_phases() -> None:
+    told: list[str] = []
+    compile = pipeline.default().observed_by(lambda event: told.append(event.detail) if event.stage == "build" else 0)
+    compile(nn.Linear(4, 4).eval(), args=(torch.ones(2, 4),))
+    assert any(detail.startswith("engine_0: ") for detail in told)
+
+
+class Crashing(Job):
+    """TensorRT ends the worker's process."""
+
+    def __call__(self) -> Any:
+        self.path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
+    converted: Converted, processes: Executor, tmp_path: Path
+) -> None:
+    """The last test of the pool: it takes no work any more."""
+    orders = [Order(network, frozenset(), CompilationSettings()) for network in converted.networks]
+    jobs = [
+        Crashing(order, Parcel(order.network, tmp_path / order.name), tmp_path / f"{order.name}.plan")
+        for order in orders
+    ]
+    with pytest.raises(BuildError, match=r"^engine_0: a process that was building it ended abruptly"):
+        gathered(processes, jobs)
+    with pytest.raises(BuildError, match="engine_0: the executor takes no work"):
+        Build(processes)(converted)
