@@ -20,7 +20,7 @@ from pipeline.converters.declare import (
     Target,
     function_name,
 )
-from pipeline.converters.unsupported import REASONS
+from pipeline.converters.unsupported import reason
 from pipeline.frozen import FrozenDict
 from pipeline.naming import module_path
 from pipeline.recipes import qualified_name
@@ -162,7 +162,7 @@ class BoundRegistry(Lookup):
 
 
 def _undeclared(target: Any) -> Rejection:
-    name, why = qualified_name(target), REASONS.get(target)
+    name, why = qualified_name(target), reason(target)
     return Rejection(f"{name} runs in PyTorch: {why}" if why else f"no converter for {name}")
 
 

@@ -60,3 +60,13 @@ REASONS: Final[dict[Any, str]] = {
     ),
 }
 """By operator."""
+
+
+_CONTROL_FLOW = "control flow: which of its graphs runs, and how often, is known only when it runs"
+
+
+def reason(target: Any) -> str:
+    """Why an operator has no converter; empty if nobody knows."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _CONTROL_FLOW
+    return REASONS.get(target, "")
