@@ -10,20 +10,20 @@ import torch
 from attrs import define, field
 
 from pipeline.errors import Fallback, source_line
-from pipeline.partitioning.flow import Node, copies, maker, new_symbols, operands, symbols_of
+from pipeline.partitioning.flow import Node, copies, maker, new_symbols, operands, sizes_of, symbols_of
 from pipeline.program import (
     Cut,
     Partitioned,
     Port,
     Segment,
     Validated,
-    expression,
+    bounds,
     is_operator,
     port,
     results,
-    shape_of,
 )
 from pipeline.recipes import qualified_name
+from pipeline.shapes import leaves, on_host
 
 Kind: TypeAlias = Literal["engine", "torch"]
 Group: TypeAlias = tuple[Kind, Sequence[str]]
@@ -192,11 +192,15 @@ class _Assembly:
         if part.kind == "torch":
             yield from map(self._port, part.sizes)
             return
+        yield from map(
+            self._port, dict.fromkeys(n for node in part.nodes for n in node.all_input_nodes if _is_float(n))
+        )
         known = _told(tensors) | part.made
         for node in (*part.nodes, *part.sizes):
-            for name in sorted(symbols_of(node) - known):
-                known |= {name}
-                yield Port(name, torch.int64, (), (self.program.symbols[name],), "symint", _symbol(node, name))
+            for leaf in sorted({leaf for size in sizes_of(node) for leaf in leaves(size)}, key=str):
+                if str(leaf) not in known:
+                    known |= {str(leaf)}
+                    yield Port(str(leaf), torch.int64, (), (bounds(leaf, self.program.shapes),), "symint", leaf)
 
     def _port(self, node: Node) -> Port:
         if node not in self.ports:
@@ -243,10 +247,8 @@ def _is_value(node: Node) -> bool:
 def _told(ports: Iterable[Port]) -> frozenset[str]:
     """The symbols that can be read off values as they are."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
-    return frozenset(str(d) for d in sizes if not isinstance(d, int) and d.is_Symbol)
+    return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or on_host(d)))
 
 
-def _symbol(node: Node, name: str) -> object:
-    values = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
-    sizes = [e for v in values for e in (shape_of(v) if isinstance(v, torch.Tensor) else [expression(v)])]
-    return next(s for e in sizes if not isinstance(e, int) for s in e.free_symbols if str(s) == name)
+def _is_float(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymFloat)

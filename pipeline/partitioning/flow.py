@@ -91,9 +91,14 @@ def maker(value: Node) -> Node:
 
 def symbols_of(node: Node) -> frozenset[str]:
     """The names of the symbols in the sizes of what a node makes."""
+    return frozenset(str(s) for e in sizes_of(node) if not isinstance(e, int) for s in e.free_symbols)
+
+
+def sizes_of(node: Node) -> list[Expr]:
+    """The sizes of what a node makes, and itself if it is one."""
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else [value]
-    return frozenset(str(s) for v in values for e in _sizes(v) if not isinstance(e, int) for s in e.free_symbols)
+    return [e for v in values for e in _sizes(v)]
 
 
 def new_symbols(node: Node) -> frozenset[str]:
