@@ -143,7 +143,8 @@ class ExecutionError(PipelineError):
 def source_line(node: torch.fx.Node) -> str:
     """The user's line that a node comes from, `model.py:41, y = x.topk(5000)`; empty if nobody knows.
 
-    The innermost frame of the node's stack trace outside torch itself and the code it makes; a model's library counts as the user's.
+    The innermost frame of the node's stack trace outside torch itself and the code it makes; a model's library counts
+    as the user's.
     """
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
