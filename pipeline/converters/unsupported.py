@@ -47,6 +47,9 @@ REASONS: Final[dict[Any, str]] = {
             aten.i0.default,
             aten.special_i1.default,
             aten.igamma.default,
+            aten.igammac.default,
+            aten.special_ndtri.default,
+            aten.special_zeta.default,
         ),
         "TensorRT has no layer for it, and none that could make it to the last digits",
     ),
@@ -57,6 +60,41 @@ REASONS: Final[dict[Any, str]] = {
     **dict.fromkeys(
         (aten.copysign.Tensor, aten.copysign.Scalar, aten.signbit.default),
         "TensorRT has no layer that sees the sign of NaN",
+    ),
+    aten.nextafter.default: "TensorRT has no layer that sees the bits of a float",
+    aten.mode.default: "TensorRT has no layer that counts equal elements",
+    **dict.fromkeys(
+        (
+            aten._unique2.default,
+            aten.unique_dim.default,
+            aten.unique_consecutive.default,
+            aten.unique_dim_consecutive.default,
+            aten.bincount.default,
+        ),
+        "how many elements there are is data",
+    ),
+    **dict.fromkeys(
+        (aten.repeat_interleave.Tensor, aten.repeat_interleave.self_Tensor),
+        "without an output_size, how many elements there are is data",
+    ),
+    **dict.fromkeys(
+        (
+            aten.gcd.default,
+            aten.lcm.default,
+            aten._linalg_det.default,
+            aten._linalg_eigh.default,
+            aten._linalg_slogdet.default,
+            aten._linalg_solve_ex.default,
+            aten._linalg_svd.default,
+            aten.linalg_cholesky_ex.default,
+            aten.linalg_eig.default,
+            aten.linalg_inv_ex.default,
+            aten.linalg_lstsq.default,
+            aten.linalg_lu_factor_ex.default,
+            aten.linalg_qr.default,
+            aten.linalg_solve_triangular.default,
+        ),
+        "TensorRT has no layer for it, and how many steps it takes is data",
     ),
 }
 """By operator."""

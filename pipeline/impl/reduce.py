@@ -16,7 +16,9 @@ Dims = Sequence[int] | int | None
 
 
 def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
-    """Dims counted from the start; none given means all."""
+    """Dims counted from the start; none given means all. Rank 0 has none, whatever is given."""
+    if rank == 0:
+        return ()
     if isinstance(dim, int):
         dim = (dim,)
     return tuple(base.axis(d, rank) for d in dim) if dim else tuple(range(rank))
