@@ -89,12 +89,10 @@ def _export(
         )
     try:
         return _exported(model, args, kwargs, shapes)
-    except UserError as error:
+    except Exception as error:  # the range, or torch's own words about it, fail in many ways
         first = error
-    except Exception as error:
-        raise _refusal(model, error) from error
     ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
-    for other in (_tied(first, shapes) if ours else None, dims.relaxed(shapes)):
+    for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, dims.relaxed(shapes)):
         with suppress(Exception):
             if other is not None and not dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
                 return exported

@@ -23,7 +23,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes import Expr as Expr
 from pipeline.shapes import Range as Range
 from pipeline.shapes import Shape as Shape
-from pipeline.shapes import ShapeEnvironment
+from pipeline.shapes import ShapeEnvironment, number
 from pipeline.shapes import Symbols as Symbols
 from pipeline.shapes import bounds as bounds
 from pipeline.shapes import expression as expression
@@ -49,16 +49,22 @@ class Port:
     """A value that crosses the border of a program or a segment: a tensor, a symbolic int, or a plain constant.
 
     ``shape`` holds ints and sympy expressions; ``ranges`` gives each dim's bounds. ``kind`` is ``"tensor"``,
-    ``"symint"`` (a Python int, given to engines as a 0-d int64 tensor) or ``"constant"`` (``value`` is part of the
-    program; another value at call time is an error).
+    ``"symint"`` or ``"symfloat"`` (a Python number that the host computes from sizes, ``value`` being the expression;
+    engines get it as a 0-d int64 or float32 tensor) or ``"constant"`` (``value`` is part of the program; another value
+    at call time is an error).
     """
 
     name: str
     dtype: torch.dtype | None = None
     shape: Shape = ()
     ranges: tuple[Range, ...] = ()
-    kind: Literal["tensor", "symint", "constant"] = "tensor"
+    kind: Literal["tensor", "symint", "symfloat", "constant"] = "tensor"
     value: Any = None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a Python number that depends on sizes."""
+        return self.kind in ("symint", "symfloat")
 
     def nbytes(self, size: Callable[[Range], int]) -> int:
         """The bytes of a tensor, each dim as ``size`` chooses from its range."""
@@ -69,8 +75,8 @@ class Port:
     def __str__(self) -> str:
         if self.kind == "constant":
             return f"{self.name} = {self.value!r}"
-        if self.kind == "symint":
-            return f"{self.name}: int = {self.value}"
+        if self.is_number:
+            return f"{self.name}: {self.kind.removeprefix('sym')} = {self.value}"
         dims = ", ".join(
             str(d) if isinstance(d, int) else f"{d}={r}" for d, r in zip(self.shape, self.ranges, strict=True)
         )
@@ -85,6 +91,8 @@ def port(name: str, value: Any, symbols: Symbols) -> Port:
     if isinstance(value, torch.SymInt):
         expr = expression(value)
         return Port(name, torch.int64, (), (bounds(expr, symbols),), "symint", expr)
+    if isinstance(value, torch.SymFloat):
+        return Port(name, torch.float32, kind="symfloat", value=number(value))
     return Port(name, kind="constant", value=value)
 
 

@@ -37,6 +37,33 @@ def expression(size: Any) -> Expr:
     return int(size) if isinstance(size, int) or size.is_number else size
 
 
+def number(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """What a number that Python computes from sizes is, as an expression."""
+    return value.node.expr
+
+
+HOST = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
+"""Functions from floats to ints. Engines have no float64, so the host computes these, and gives engines the int."""
+
+_REAL = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
+
+
+def on_host(expr: Any) -> bool:
+    """Whether an expression is an int made from floats."""
+    return type(expr).__name__ in HOST
+
+
+def leaves(expr: Expr) -> Iterator[Any]:
+    """What an engine computes an expression from: symbols, and ints that the host makes from floats."""
+    if isinstance(expr, int):
+        return
+    if expr.is_Symbol or on_host(expr):
+        yield expr
+    else:
+        for part in expr.args:
+            yield from leaves(part)
+
+
 def shape_of(value: torch.Tensor) -> Shape:
     """The sizes of a (fake) tensor: ints, and sympy expressions where they depend on the inputs."""
     return tuple(expression(size) for size in value.shape)
@@ -180,15 +207,25 @@ def in_words(expr: Any, names: Mapping[str, str]) -> str:
 def function_of(expr: Any) -> Callable[[Mapping[str, int]], Any]:
     """An expression or condition as a Python function of its symbols' values, by name. Made once, in about 0.2 ms."""
     source = _Printer(lambda name: f"s[{name!r}]").doprint(expr)
+    if isinstance(expr, sympy.Expr) and not any(
+        type(e).__name__.startswith(_REAL) for e in sympy.preorder_traversal(expr)
+    ):
+        source = f"int({source})"  # a fraction (``s0*s1/2``), where torch.export knows that it is whole
     made: Callable[[Mapping[str, int]], Any] = eval(f"lambda s: {source}", {"math": math, "torch": torch})
     return made
 
 
 def value_of(expr: Expr, sizes: Mapping[str, int]) -> int:
     """The value of a size for these values of the symbols. An int or a symbol takes no time, else about 1 µs."""
-    if isinstance(expr, int):
+    return int(number_of(expr, sizes))
+
+
+def number_of(expr: Any, sizes: Mapping[str, int]) -> int | float | bool:
+    """The value of a number that Python computes from sizes: an int, float or bool. As fast as ``value_of``."""
+    if isinstance(expr, int | float):
         return expr
-    return sizes[expr.name] if expr.is_Symbol else int(function_of(expr)(sizes))
+    made: int | float | bool = sizes[expr.name] if expr.is_Symbol else function_of(expr)(sizes)
+    return made
 
 
 def bounds(expr: Expr, symbols: Symbols) -> Range:

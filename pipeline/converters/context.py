@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 from pipeline.network import Weight
 from pipeline.program import Shape, Symbols
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import on_host
 from pipeline.trt import Log, to_trt, trt, weights_of
 
 
@@ -74,7 +75,7 @@ class ConversionContext:
         depends on data can be read off the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
         for dim, size in enumerate(shape):
-            if not isinstance(size, int) and size.is_Symbol:
+            if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
                 self.symbols.setdefault(str(size), (tensor, dim))
 
     def unique(self, name: str) -> str:

@@ -15,6 +15,7 @@ import torch
 from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.impl.expression import operation
 from pipeline.program import bounds
+from pipeline.shapes import on_host
 from pipeline.trt import to_torch, to_trt, trt
 
 ITensor: TypeAlias = trt.ITensor
@@ -267,7 +268,7 @@ def _expression(ctx: ConversionContext, name: str, expr: Any) -> ITensor:
 def _compute(ctx: ConversionContext, name: str, expr: Any) -> ITensor:
     if isinstance(expr, int) or expr.is_Integer:
         return constant(ctx, name, np.array([int(expr)], dtype=np.int64))
-    if expr.is_Symbol:
+    if expr.is_Symbol or on_host(expr):
         source, dim = ctx.symbols[str(expr)]
         return size_tensor(ctx, name, source) if dim is None else _slice1(ctx, name, _shape(ctx, name, source), dim)
     layer, operands = operation(expr)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 from attrs import field, frozen
 
-from pipeline.program import Expr, Output, Port, Program, Segment, expression
+from pipeline.program import Expr, Output, Port, Program, Segment
+from pipeline.shapes import number, number_of
 
 Runner: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 Slots: TypeAlias = list[Any]
@@ -123,7 +123,7 @@ class LayoutBuilder:
         late = tuple(
             (self._slot(_size_name(p.value)), p.value)
             for p in segment.inputs
-            if p.kind == "symint" and not self._early(p.value)
+            if p.is_number and not self._early(p.value)
         )
         takes = tuple(self._taken(p) for p in segment.inputs)
         gives = tuple(self._slot(p.name) for p in segment.outputs)
@@ -141,11 +141,11 @@ class LayoutBuilder:
         return {str(s) for p in self.program.inputs for s in _symbols(p)}
 
     def _taken(self, port: Port) -> int:
-        return self._slot(_size_name(port.value) if port.kind == "symint" else port.name)
+        return self._slot(_size_name(port.value) if port.is_number else port.name)
 
     def _learnt(self, outputs: Sequence[Port], known: set[str]) -> Iterable[tuple[int, int | None, str]]:
         for position, port in enumerate(outputs):
-            places = [(None, port.value)] if port.kind == "symint" else list(enumerate(port.shape))
+            places = [(None, port.value)] if port.is_number else list(enumerate(port.shape))
             for dim, size in places:
                 if not isinstance(size, int) and size.is_Symbol and str(size) not in known:
                     known.add(str(size))
@@ -171,8 +171,8 @@ class LayoutBuilder:
             self.constants[slot] = output.value
             return slot
         expected = self.nodes[output.value]
-        if isinstance(expected, torch.SymInt):
-            expr = expression(expected)
+        if isinstance(expected, torch.SymInt | torch.SymFloat | torch.SymBool):
+            expr = number(expected)
             slot = self._slot(_size_name(expr))
             if not self._early(expr):
                 self.late.append((slot, expr))
@@ -187,7 +187,7 @@ class LayoutBuilder:
 
 
 def _symbols(port: Port) -> set[Any]:
-    sizes = [port.value] if port.kind == "symint" else port.shape
+    sizes = [port.value] if port.is_number else port.shape
     return {s for size in sizes if not isinstance(size, int) for s in size.free_symbols}
 
 
@@ -195,10 +195,6 @@ def _size_name(expr: Expr) -> str:
     return f"size {expr}"
 
 
-def evaluate(expr: Any, symbols: Mapping[str, int]) -> int:
-    """The value of a size for these values of the symbols."""
-    if isinstance(expr, int):
-        return expr
-    if expr.is_Symbol:
-        return symbols[str(expr)]
-    return int(expr.xreplace({s: sympy.Integer(symbols[str(s)]) for s in expr.free_symbols}))
+def evaluate(expr: Any, symbols: Mapping[str, int]) -> int | float | bool:
+    """The value of a size, or of what Python computes from sizes, for these values of the symbols."""
+    return number_of(expr, symbols)

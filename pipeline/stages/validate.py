@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from attrs import field, frozen
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
 from pipeline.converters.registry import Choice, ConverterRegistry, Rejection
@@ -26,6 +27,18 @@ DTYPES = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8}
 )
 """The dtypes that networks are made of."""
+
+aten = torch.ops.aten
+
+TAKES_FLOATS = frozenset(
+    {
+        *(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div")),
+        *(getattr(aten, name).Scalar for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")),
+        *(aten.pow.Tensor_Scalar, aten.full.default, aten.full_like.default, aten.new_full.default, aten.fill.Scalar),
+        aten.scalar_tensor.default,
+    }
+)
+"""Operators whose converters take a number as a tensor as well."""
 
 
 @frozen
@@ -59,15 +72,22 @@ def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[st
     """What no network can hold, whatever the operator."""
     yield from islice(_complex_limits(node), 1)
     for what, value in _values(node):
-        if isinstance(value, torch.SymFloat | torch.SymBool):
+        if isinstance(value, torch.SymBool) or (isinstance(value, torch.SymFloat) and not _takes(node, value)):
             kind = "float" if isinstance(value, torch.SymFloat) else "bool"
             yield Rejection(f"{what} is a symbolic {kind}, which stays in Python")
         elif isinstance(value, torch.Tensor):
             yield from _tensor_limits(what, value, settings)
     for source in node.all_input_nodes:
-        verdict = earlier.get(source.name)
-        if isinstance(source.meta.get("val"), torch.SymInt) and verdict is not None and not verdict.supported:
-            yield Rejection(f"its argument {source.name} ({verdict.target}) is computed in Python")
+        verdict, value = earlier.get(source.name), source.meta.get("val")
+        if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
+            continue
+        if free_unbacked_symbols(value):  # what comes from inputs' sizes is worked out before the engine runs
+            yield Rejection(f"its argument {source.name} ({verdict.target}) is computed in Python, from data")
+
+
+def _takes(node: torch.fx.Node, value: torch.SymFloat) -> bool:
+    """Whether an operator takes a float that the host computes from sizes, and engines are given."""
+    return node.target in TAKES_FLOATS and not free_unbacked_symbols(value)
 
 
 def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
