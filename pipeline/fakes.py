@@ -10,6 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
+from pipeline.shapes import expression, shape_of
+
 
 def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
     """The mode that the graph's fake tensors belong to."""
@@ -36,3 +38,18 @@ def fake_result(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> An
     args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
     with torch.no_grad(), quietly(mode):
         return target(*args, **kwargs)
+
+
+def signature(value: Any) -> str:
+    """What of an argument decides the fake value of a call: equal calls have equal signatures."""
+    if isinstance(value, (tuple, list)):
+        return f"({' '.join(map(signature, value))})"
+    if isinstance(value, dict):
+        return f"({' '.join(f'{k}={signature(v)}' for k, v in value.items())})"
+    if not isinstance(value, torch.fx.Node):
+        return f"{type(value).__name__} {value!r}"
+    fake = value.meta.get("val")
+    if isinstance(fake, torch.Tensor):
+        strides = "" if fake.is_contiguous() else tuple(map(expression, fake.stride()))
+        return f"{fake.dtype} {shape_of(fake)} {fake.device} {strides}"
+    return str(expression(fake)) if isinstance(fake, torch.SymInt) else str(fake)

@@ -27,6 +27,7 @@ from pipeline.improvements.rewriting import (
 )
 from pipeline.improvements.tidy import COPIES, RESHAPES, TRANSPOSES, permutation
 from pipeline.shapes import shape_of
+from pipeline.trt import CAPABILITIES
 
 SDPA = aten.scaled_dot_product_attention.default
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
@@ -134,7 +135,9 @@ def _multiplied(rewriting: Rewriting, node: Node) -> Scores | None:
 
 def _added(rewriting: Rewriting, node: Node) -> Scores | None:
     for inner, mask in (node.args[:2], node.args[1::-1]):
-        found = _scores(rewriting, inner, node) if isinstance(mask, Node) and dtype_of(mask) in FLOATS else None
+        if not isinstance(mask, Node) or dtype_of(mask) not in FLOATS:
+            continue
+        found = _scores(rewriting, inner, node)
         if found is not None:
             return evolve(found, added=(*found.added, mask))
     return None
@@ -193,9 +196,9 @@ def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
 
 @improvement
 def groups(rewriting: Rewriting) -> None:
-    """Keys and values that are repeated for groups of queries are read as they are, where the attention layer is
-    used: it repeats them itself."""
-    for node in rewriting.nodes(SDPA):
+    """Keys and values that are repeated for groups of queries are read as they are, where the attention layer takes
+    groups: else they would be repeated again."""
+    for node in rewriting.nodes(SDPA) if CAPABILITIES.attention_gqa_half else ():
         key, value = (_unrepeated(_source(node.args[i])) for i in (1, 2))
         if key is None or value is None or argument(node, "enable_gqa"):
             continue

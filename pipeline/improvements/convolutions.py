@@ -138,18 +138,17 @@ def _fold(rewriting: Rewriting, node: Node, last: Node, factor: Node, term: Node
     def made(target: Any, *args: Any, **kwargs: Any) -> Node:
         return rewriting.create(target, args, kwargs, last)
 
-    def wide(value: Any, shape: list[int]) -> Node:
-        flat = made(aten.view.default, value, shape)
-        return flat if dtype_of(flat) == torch.float32 else made(aten._to_copy.default, flat, dtype=torch.float32)
+    def shaped(value: Node, rank: int) -> Node:
+        size = [-1] + [1] * (rank - 1)
+        return value if rank_of(value) == rank == 1 else made(aten.view.default, value, size)
 
     def narrow(value: Node) -> Node:
-        return value if dtype == torch.float32 else made(aten._to_copy.default, value, dtype=dtype)
+        return value if dtype_of(value) == dtype else made(aten._to_copy.default, value, dtype=dtype)
 
-    size = list(weight.meta["val"].shape)  # type: ignore[union-attr]
-    kernel = narrow(made(aten.mul.Tensor, wide(weight, size), wide(factor, [-1] + [1] * (rank - 1))))
-    shift = None if bias is None else made(aten.mul.Tensor, wide(bias, [-1]), wide(factor, [-1]))
+    wide = factor if dtype_of(factor) == torch.float32 else made(aten._to_copy.default, factor, dtype=torch.float32)
+    kernel = narrow(made(aten.mul.Tensor, weight, shaped(wide, rank)))
+    shift = None if bias is None else made(aten.mul.Tensor, bias, shaped(wide, 1))
     if term is not None:
-        flat = wide(term, [-1])
-        shift = flat if shift is None else made(aten.add.Tensor, shift, flat)
+        shift = shaped(term, 1) if shift is None else made(aten.add.Tensor, shift, shaped(term, 1))
     arguments = (x, kernel, None if shift is None else narrow(shift), *node.args[3:])
     rewriting.offer(last, node.target, arguments)

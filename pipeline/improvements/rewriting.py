@@ -10,7 +10,7 @@ import torch
 from attrs import evolve, frozen
 
 from pipeline.converters.registry import Choice, ConverterRegistry
-from pipeline.fakes import fake_mode, fake_result
+from pipeline.fakes import fake_mode, fake_result, signature
 from pipeline.program import Program
 from pipeline.shapes import expression, shape_of
 from pipeline.stages.fold import fold, is_pure
@@ -32,6 +32,7 @@ class Rewriting:
         self.lookup = registry.bind(program.settings)
         self.graph = _copied(program.graph)
         self.mode = fake_mode(program.graph)
+        self.made: dict[str, Any] = {}
 
     def nodes(self, *targets: Any) -> Iterator[Node]:
         """The calls of these operators, in order; the graph may change meanwhile."""
@@ -41,10 +42,12 @@ class Rewriting:
 
     def create(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Node) -> Node:
         """A call before a node and on behalf of it, with the fake value that it gives."""
-        value = fake_result(self.mode, target, args, kwargs)
+        key = f"{target} {signature(args)} {signature(kwargs)}"
+        if key not in self.made:
+            self.made[key] = fake_result(self.mode, target, args, kwargs)
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs)
-        node.meta = {**{key: before.meta[key] for key in _META if key in before.meta}, "val": value}
+        node.meta = {**{key: before.meta[key] for key in _META if key in before.meta}, "val": self.made[key]}
         return node
 
     def offer(self, old: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node | None:
