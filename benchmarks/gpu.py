@@ -93,7 +93,7 @@ def measure(case: Case, method: str, inputs: dict[str, Any], expected: Sequence[
 
 
 class HostMemory:
-    """The peak of this process's resident set since this was made, above what it was then; None where Linux has none."""
+    """The peak of this process's resident set above what it was when this was made; None where Linux has none."""
 
     def __init__(self) -> None:
         with contextlib.suppress(OSError):

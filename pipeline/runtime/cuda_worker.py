@@ -49,25 +49,37 @@ class CudaWorker:
     ) -> None:
         self.lane, self.turn, self.graphs = Lane(device), Turn(), graphs
         arena = Arena(device)
-        with self.lane.guard(), self.lane.turn() as stream:
-            runners = [
-                EngineStep(Session(part, stream, arena), self.turn, settings.reuse_outputs or _inner(layout, step))
-                if isinstance(part, LoadedEngine)
-                else part
-                for step, part in zip(layout.steps, parts, strict=True)
-            ]
+
+        def runner(step: Step, part: Runner | LoadedEngine) -> Runner:
+            if not isinstance(part, LoadedEngine):
+                return part
+            session = self.lane.run(lambda stream: Session(part, stream, arena))
+            return EngineStep(session, self.turn, settings.reuse_outputs or _inner(layout, step))
+
+        with torch.cuda.device(device):
+            runners = [runner(step, part) for step, part in zip(layout.steps, parts, strict=True)]
         self.executor = Executor(layout, runners, device)
 
     def __call__(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
         """The program's outputs for these inputs, in the order of the current stream."""
-        with self.lane.guard(), torch.no_grad():
+        if self.lane.elsewhere():
+            with torch.cuda.device(self.lane.device):
+                return self._run(plan, leaves)
+        return self._run(plan, leaves)
+
+    def _run(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+        with torch.no_grad():
             if self.graphs is not None:
                 graph = self.graphs.get(plan, leaves, self)
                 if graph is not None:
                     self.lane.here()
                     return graph(leaves)
-            with self.lane.turn() as self.turn.stream:
+
+            def body(stream: torch.cuda.Stream) -> list[Any]:
+                self.turn.stream = stream
                 return self.executor(plan, leaves)
+
+            return self.lane.run(body)
 
 
 def _inner(layout: Layout, step: Step) -> bool:

@@ -32,10 +32,9 @@ class EngineRunner:
         loaded = LoadedEngine.of(engine, network)
         self._lane = Lane(torch.device("cuda", torch.cuda.current_device()))
         self._lock = threading.Lock()
-        with self._lane.guard(), self._lane.turn() as stream:
-            self._session = Session(loaded, stream, Arena(self._lane.device))
+        self._session = self._lane.run(lambda stream: Session(loaded, stream, Arena(self._lane.device)))
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
         """The network's outputs for these inputs."""
-        with self._lock, self._lane.guard(), torch.no_grad(), self._lane.turn() as stream:
-            return self._session(inputs, stream)
+        with self._lock, torch.cuda.device(self._lane.device), torch.no_grad():
+            return self._lane.run(lambda stream: self._session(inputs, stream))

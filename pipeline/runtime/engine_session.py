@@ -75,7 +75,8 @@ class Session:
             own: give the session's own memory, which the next run overwrites, instead of copies of it.
             loose: copy nothing: read every input where it is, write every output to new memory.
         """
-        key = (loose, *[(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs], self._values(inputs))
+        shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
+        key = (loose, *shapes, self._values(inputs) if self.on_host else ())
         plan = self.plans.get(key)
         if plan is None or plan is not self._current:
             plan = self._enter(plan, key, inputs, loose=loose)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 def _raw_stream(index: int) -> int:
@@ -28,14 +30,9 @@ class Lane:
         self._last, self._handle = self._own, self._own.cuda_stream
         self._event = torch.cuda.Event()
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Makes the lane's GPU the current one."""
-        if torch.cuda.current_device() == self._index:
-            yield
-        else:
-            with torch.cuda.device(self.device):
-                yield
+    def elsewhere(self) -> bool:
+        """Whether another GPU is the current one."""
+        return torch.cuda.current_device() != self._index
 
     def here(self) -> torch.cuda.Stream:
         """The current stream, behind the worker's last run."""
@@ -43,17 +40,15 @@ class Lane:
             return self._last
         return self._moved(torch.cuda.current_stream(self.device))
 
-    @contextmanager
-    def turn(self) -> Iterator[torch.cuda.Stream]:
-        """The stream for TensorRT, made the current one: the caller's, or the lane's own for the default stream."""
+    def run(self, body: Callable[[torch.cuda.Stream], T]) -> T:
+        """``body`` with a stream for TensorRT, which is the current one in it."""
         if _raw_stream(self._index) != 0:
-            yield self.here()
-            return
+            return body(self.here())
         caller = torch.cuda.current_stream(self.device)
         self._own.wait_stream(caller)
         with torch.cuda.stream(self._own):
             try:
-                yield self.here()
+                return body(self.here())
             finally:
                 caller.wait_stream(self._own)
 

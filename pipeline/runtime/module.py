@@ -65,10 +65,10 @@ class CompiledModule(torch.nn.Module):
         self.compiled = without_parameters(compiled)
         self.program = self.compiled.program
         self._workers: Pool[Worker] = Pool(self._worker, self.settings.execution_contexts)
-        with self._workers.one():
-            pass  # what cannot run says so now, not at the first call
+        self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
         self._plans: dict[Any, CallPlan] = {}
         self._names = _flat_names(self.program.in_spec)
+        self._rebuilt = _rebuilder(self.program.out_spec)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs that the model gives for these inputs.
@@ -78,9 +78,13 @@ class CompiledModule(torch.nn.Module):
             TypeError: an input's type or dtype, or the structure of the inputs, is not what was compiled.
         """
         leaves, plan = self._planned(args, kwargs)
-        with self._workers.one() as worker:
+        workers = self._workers
+        worker = workers.take()
+        try:
             results = worker(plan, leaves)
-        return tree_unflatten(results, self.program.out_spec)
+        finally:
+            workers.give(worker)
+        return self._rebuilt(results)
 
     def _planned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], CallPlan]:
         """The inputs in order and their plan: found by shapes where it can be, else made after every check."""
@@ -155,6 +159,15 @@ def _flat_names(spec: Any) -> tuple[int, tuple[str, ...]] | None:
     if any(c.num_leaves != 1 or c.num_children for c in (*_children(positional), *_children(named))):
         return None
     return positional.num_children, tuple(named.context or ())
+
+
+def _rebuilder(spec: Any) -> Callable[[list[Any]], Any]:
+    """Puts outputs in the structure that the model gives; for a tensor or a tuple without asking pytree."""
+    if spec.num_leaves == 1 and not spec.num_children:
+        return lambda results: results[0]
+    if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in _children(spec)):
+        return tuple
+    return lambda results: tree_unflatten(results, spec)
 
 
 def _children(spec: Any) -> Sequence[Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -31,10 +31,12 @@ class Executor:
         """The outputs of a call. Mutated inputs and buffers are written back."""
         slots = plan.template.copy()
         for given, slot, moved in plan.moves:
-            slots[slot] = self.arrive(leaves[given]) if moved else leaves[given].detach()
+            value = leaves[given]
+            slots[slot] = self.arrive(value) if moved or value.requires_grad else value
         symbols = self.run(slots, plan.symbols)
         results = self.results(slots, leaves, plan, symbols)
-        self.write(slots, leaves)
+        if self.layout.writes:
+            self.write(slots, leaves)
         return results
 
     def arrive(self, value: torch.Tensor) -> torch.Tensor:
@@ -95,20 +97,19 @@ class Pool(Generic[W]):
         self._turn = threading.Condition()
         self._waiting = 0
 
-    @contextmanager
-    def one(self) -> Iterator[W]:
-        """A worker for the caller alone."""
+    def take(self) -> W:
+        """A worker for the caller alone, until it gives it back."""
         try:
-            worker = self._free.pop()  # atomic, and the way of every call where there is one thread
+            return self._free.pop()  # atomic, and the way of every call where there is one thread
         except IndexError:
-            worker = self._more()
-        try:
-            yield worker
-        finally:
-            self._free.append(worker)
-            if self._waiting:
-                with self._turn:
-                    self._turn.notify()
+            return self._more()
+
+    def give(self, worker: W) -> None:
+        """Give a worker back."""
+        self._free.append(worker)
+        if self._waiting:
+            with self._turn:
+                self._turn.notify()
 
     def clear(self) -> None:
         """Forget the workers that are free."""
@@ -119,7 +120,6 @@ class Pool(Generic[W]):
     def _more(self) -> W:
         with self._turn:
             if self._left:
-                self._left -= 1
                 return self._made()
             self._waiting += 1
             try:
@@ -134,6 +134,7 @@ class Pool(Generic[W]):
                 return self._free.pop()
 
     def _made(self) -> W:
+        self._left -= 1
         try:
             return self._make()
         except BaseException:

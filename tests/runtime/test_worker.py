@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -18,6 +19,16 @@ from pipeline.runtime import module as module_file
 from pipeline.runtime.worker import Pool
 
 
+@contextmanager
+def one(workers: Pool[Any]) -> Iterator[Any]:
+    """A worker, given back in the end."""
+    worker = workers.take()
+    try:
+        yield worker
+    finally:
+        workers.give(worker)
+
+
 def pool(limit: int) -> Pool[int]:
     numbers = count()
     return Pool(lambda: next(numbers), limit)
@@ -26,15 +37,15 @@ def pool(limit: int) -> Pool[int]:
 def test_one_caller_needs_one_worker() -> None:
     workers = pool(4)
     for _ in range(5):
-        with workers.one() as worker:
+        with one(workers) as worker:
             assert worker == 0
 
 
 def test_callers_at_once_have_workers_of_their_own() -> None:
     workers = pool(3)
-    with workers.one() as a, workers.one() as b, workers.one() as c:
+    with one(workers) as a, one(workers) as b, one(workers) as c:
         assert {a, b, c} == {0, 1, 2}
-    with workers.one() as again:
+    with one(workers) as again:
         assert again in {0, 1, 2}
 
 
@@ -44,7 +55,7 @@ def test_beyond_the_limit_callers_wait() -> None:
     def call() -> None:
         nonlocal busy, most
         for _ in range(20):
-            with workers.one():
+            with one(workers):
                 with lock:
                     busy += 1
                     most = max(most, busy)
@@ -71,17 +82,17 @@ def test_a_worker_that_cannot_be_made_does_not_count() -> None:
         return "worker"
 
     workers = Pool(make, 1)
-    with pytest.raises(RuntimeError, match="no memory"), workers.one():
+    with pytest.raises(RuntimeError, match="no memory"), one(workers):
         pass
-    with workers.one() as worker:
+    with one(workers) as worker:
         assert worker == "worker"
 
 
 def test_a_worker_comes_back_after_an_error() -> None:
     workers = pool(1)
-    with pytest.raises(ValueError, match="mine"), workers.one():
+    with pytest.raises(ValueError, match="mine"), one(workers):
         raise ValueError("mine")
-    with workers.one() as worker:
+    with one(workers) as worker:
         assert worker == 0
 
 
