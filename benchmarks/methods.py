@@ -125,7 +125,11 @@ def _compiled(model: torch.nn.Module, inputs: Tensors, clock: Clock) -> pipeline
 
 def raw(model: torch.nn.Module, inputs: Tensors, clock: Clock, graph: bool = False) -> Call:
     """The engine of this package driven by hand: every address is set once, a call only enqueues."""
-    compiled = _compiled(model, inputs, clock)
+    return driven(_compiled(model, inputs, clock), inputs, graph)
+
+
+def driven(compiled: pipeline.Compiled, inputs: Tensors, graph: bool) -> Call:
+    """The one engine of a program with these inputs bound, on the current stream."""
     [engine] = compiled.engines
     loaded = load(engine)
     context = _context(loaded, graph)

@@ -8,10 +8,11 @@ from pipeline.improvements.activations import gelus
 from pipeline.improvements.attention import attention, groups
 from pipeline.improvements.convolutions import padding, scales
 from pipeline.improvements.masks import masks
+from pipeline.improvements.patches import patches
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.tidy import casts, duplicates, layouts
 
-PASSES: Final = (casts, duplicates, layouts, padding, scales, gelus, attention, groups, masks)
+PASSES: Final = (casts, duplicates, patches, layouts, padding, scales, gelus, attention, groups, masks)
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 
 __all__ = ["PASSES", "Improvement", "Rewriting", "improvement"]

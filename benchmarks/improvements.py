@@ -1,0 +1,115 @@
+"""``python -m benchmarks.improvements``: what each pass of the stage ``improve`` gains on this GPU.
+
+For each model: the engine without any pass, with all, and with all but one, for each pass that changes the network;
+all driven by hand with a CUDA graph, measured in turns in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+import pipeline
+from benchmarks.environment import save
+from benchmarks.gpu import MODELS, Plain, gpu_name
+from benchmarks.methods import Call, driven
+from examples.models import full
+from pipeline.improvements import PASSES
+from pipeline.stages.improve import Improve
+
+ROUNDS, CALLS = 5, 60
+
+
+def variants(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, pipeline.Compiled]:
+    """Compiled programs by name: ``none``, ``all`` and ``all but PASS``; only those whose networks differ."""
+    exported = torch.export.export(model, (), inputs, strict=False)
+    names = [each.name for each in PASSES]
+    chosen = {"none": [], "all": names, **{f"all but {n}": [m for m in names if m != n] for n in names}}
+    found: dict[str, pipeline.Compiled] = {}
+    for name, passes in chosen.items():
+        compile = _with(passes)
+        digest = compile.until("convert")(exported).networks[0].digest
+        if name != "all" and any(c.networks[0].digest == digest for n, c in found.items() if n != "none"):
+            continue
+        found[name] = compile(exported)
+    return found
+
+
+def _with(passes: Iterable[str]) -> Any:
+    compile = pipeline.default(require_full_compilation=True)
+    stage = Improve(passes=passes)
+    return compile.replace("improve", stage) if "improve" in compile.names else compile.insert(stage, after="decompose")
+
+
+def in_turns(calls: dict[str, Call]) -> dict[str, float]:
+    """Milliseconds on the GPU by name: the median of rounds of medians."""
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(20):
+            call()
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            rounds[name].append(statistics.median(_once(call) for _ in range(CALLS)))
+    return {name: statistics.median(times) for name, times in rounds.items()}
+
+
+def _once(call: Call) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def measured(name: str, batch: int) -> list[dict[str, Any]]:
+    """Rows of a model: each variant with its layers, milliseconds, and the ratio of what it lacks to ``all``."""
+    case = full(name, torch.float16)
+    model = Plain(case.model).cuda().eval()
+    inputs = {key: value.cuda() for key, value in case.inputs(batch=batch).items()}
+    compiled = variants(model, inputs)
+    with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+        times = in_turns({key: driven(each, inputs, graph=True) for key, each in compiled.items()})
+    return [
+        {
+            "model": name,
+            "dtype": "float16",
+            "batch": batch,
+            "passes": key,
+            "layers": len(compiled[key].networks[0].layers),
+            "gpu_ms": round(times[key], 4),
+            "over_all": round(times[key] / times["all"], 3),
+        }
+        for key in compiled
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, saves and prints; 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(description="what each pass gains on this GPU")
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--batch", type=int, default=1)
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("benchmarks.improvements: there is no GPU here", file=sys.stderr)
+        return 2
+    rows: list[dict[str, Any]] = []
+    for model in options.models:
+        rows += measured(model, options.batch)
+        path = save(f"improvements-{gpu_name()}", {"gains": rows})
+        for row in rows:
+            if row["model"] == model:
+                print(json.dumps(row), flush=True)
+    print(f"written to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
