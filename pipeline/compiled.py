@@ -140,18 +140,24 @@ class Compiled:
         return self._module(*args, **kwargs)
 
     def report(self) -> str:
-        """Text for a person: operators converted, every fallback with its reason, and the segments in order: their
-        operators, inputs and outputs, what crosses to later ones, and of an engine its size and layers."""
+        """Text for a person: operators converted, every fallback with its reason, the sizes that vary, and the
+        segments in order: their operators, inputs and outputs, what crosses to later ones, and of an engine its size
+        and layers."""
         from pipeline.partitioning.printing import segment_lines
 
         rows = zip(self.engines, self.networks, strict=True)
         sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
-        lines = [str(self.coverage), ""]
+        lines = [str(self.coverage), "", *self._sizes()]
         for segment in self.partitioned.segments:
             head, *rest = segment_lines(self.partitioned, segment)
             lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
         return "\n".join(lines)
+
+    def _sizes(self) -> list[str]:
+        """The sizes that vary, and what ties them."""
+        rows = str(self.program.shapes).splitlines()
+        return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []
 
 
 def _described(engine: Engine, network: Network) -> str:
