@@ -34,6 +34,7 @@ from pipeline.errors import (
 )
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
+from pipeline.ledger import Ledger
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.refit import refit_module_weights
 from pipeline.settings import CompilationSettings
@@ -61,6 +62,7 @@ __all__ = [
     "Fallback",
     "FrozenDict",
     "Input",
+    "Ledger",
     "Partitioned",
     "Partitioner",
     "Pipeline",

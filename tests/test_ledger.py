@@ -1,0 +1,100 @@
+"""What a stage took is written down: seconds, memory, and who holds the weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+from pipeline.events import Event
+from pipeline.ledger import HOLDERS, Ledger
+from pipeline.resident import Sampler, children, family, resident
+
+MEGABYTES = 64
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+
+
+def taken(size: int) -> bytearray:
+    """So many bytes, each page written to."""
+    return bytearray(b"x" * size)
+
+
+@linux
+def test_a_stage_that_takes_memory_is_seen_to() -> None:
+    ledger = Ledger()
+    ledger(Event("started", "greedy"))
+    passing, kept = taken(MEGABYTES << 20), taken(MEGABYTES << 20)
+    time.sleep(0.1)
+    del passing
+    ledger(Event("finished", "greedy", 0.1))
+    (entry,) = ledger.entries
+    assert len(kept) * 0.9 <= entry.growth <= len(kept) * 1.5
+    assert len(kept) * 1.9 <= entry.anonymous <= len(kept) * 2.5
+    assert entry.peak >= entry.anonymous * 0.9
+
+
+@linux
+def test_children_count() -> None:
+    code = f"x = bytearray(b'x' * ({MEGABYTES} << 20)); print(flush=True); input()"
+    with (
+        Sampler(interval=0.005) as sampler,
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
+    ):
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert child.pid in set(children()) and family().total >= resident().total + resident(child.pid).total
+        time.sleep(0.05)
+        child.communicate(b"\n")
+    assert sampler.anonymous - sampler.first.anonymous >= MEGABYTES << 20
+    assert resident(child.pid).total == 0
+
+
+def test_every_stage_of_a_compilation_has_an_entry() -> None:
+    ledger = pipeline.Ledger()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)).eval()
+    compiled = pipeline.default().observed_by(ledger)(model, args=(torch.ones(1, 3, 8, 8),))
+    assert list(ledger.seconds) == ["capture", *pipeline.default().names]
+    by_stage = {entry.stage: entry.held for entry in ledger.entries}
+    weights = sum(t.nbytes for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
+    assert weights <= by_stage["capture"]["model"] <= weights + 8
+    assert by_stage["convert"]["plans"] == 0 == by_stage["build"]["folded"]
+    assert by_stage["refit_map"]["plans"] == compiled.engines[0].nbytes
+    assert all(set(held) <= set(HOLDERS) for held in by_stage.values())
+    head, *lines = str(ledger).splitlines()
+    assert head.split()[:2] == ["stage", "seconds"] and [line.split()[0] for line in lines] == list(ledger.seconds)
+
+
+def test_weights_made_for_tensorrt_are_told_from_the_models() -> None:
+    class Scaled(nn.Module):
+        """A weight that is computed from a parameter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[N, 64] -> [N, 64]"""
+            return x @ torch.tanh(self.weight)
+
+    ledger = pipeline.Ledger()
+    pipeline.default().until("convert").observed_by(ledger)(Scaled().eval(), args=(torch.ones(2, 64),))
+    assert ledger.entries[-1].held["folded"] == ledger.entries[-1].held["model"] == 64 * 64 * 4
+
+
+def test_a_stage_that_fails_is_written_down() -> None:
+    @pipeline.stage
+    def failing(program: pipeline.Program) -> pipeline.Program:
+        raise ValueError("no")
+
+    ledger = pipeline.Ledger()
+    compile: Any = pipeline.default().insert(failing, before="decompose").observed_by(ledger)
+    with pytest.raises(ValueError, match="no"):
+        compile(nn.Linear(2, 2), args=(torch.ones(1, 2),))
+    assert [(entry.stage, entry.failed) for entry in ledger.entries] == [("capture", False), ("failing", True)]
+    assert "failing!" in str(ledger)
