@@ -14,13 +14,17 @@ from pipeline.testing.ulps import Units, units_for
 
 @frozen
 class Expected:
-    """What a call should give: eager's results, the exact ones, and those for absolute inputs; None: nobody knows."""
+    """What a call should give: eager's results, the exact ones, and those for absolute inputs; None: nobody knows.
+
+    Complex results are pairs of reals, in a last dim of 2; ``pairs`` says which results are.
+    """
 
     call: Call
     eager: tuple[Any, ...] = field(eq=False, repr=False)
     exact: tuple[Any, ...] = field(eq=False, repr=False)
     absolute: tuple[Any, ...] = field(eq=False, repr=False)
     largest_input: float = 0.0
+    pairs: tuple[bool, ...] = ()
 
 
 def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
@@ -29,7 +33,7 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
     Where PyTorch has no kernel for the dtype on a CPU, the float64 result, rounded to ``dtypes``, stands for eager's.
     """
     given = call.tensors(sizes)
-    doubles = [t.double() if t.is_floating_point() else t for t in given]
+    doubles = _doubles(given, any(d.is_floating_point for d in dtypes))
     exact = _run(call, sizes, doubles, _double)
     eager = _run(call, sizes, given)
     if eager is None:
@@ -38,14 +42,40 @@ def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]
         eager = tuple(None if e is None else e.to(d) for e, d in zip(exact or (), dtypes, strict=True))
     absolute = None
     if any(units_for(call.target, d).scale == "absolute" for d in dtypes if d.is_floating_point):
-        absolute = _run(call, sizes, [t.abs() if t.is_floating_point() else t for t in doubles], _double)
+        absolute = _run(call, sizes, [t.abs() if _is_inexact(t) else t for t in doubles], _double)
     nothing = (None,) * len(eager)
-    return Expected(call, eager, exact or nothing, absolute or nothing, _largest(doubles))
+    pairs = tuple(e is not None and e.is_complex() for e in eager)
+    absolute = tuple(_twice(a) if pair else a for a, pair in zip(absolute or nothing, pairs, strict=True))
+    return Expected(call, _shown(eager), _shown(exact or nothing), absolute, _largest(doubles), pairs)
+
+
+def _doubles(given: Sequence[torch.Tensor], floats: bool) -> list[torch.Tensor]:
+    """The inputs in float64, complex128. Integers stay as they are, unless there is nothing else and the result is
+    of ``floats``: eager makes float32 of them then."""
+    if floats and not any(map(_is_inexact, given)):
+        return [t.float().double() for t in given]
+    return [t.to(_double(t.dtype)) for t in given]
+
+
+def _is_inexact(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _shown(results: Sequence[Any]) -> tuple[Any, ...]:
+    """Complex results as pairs of reals."""
+    return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
+
+
+def _twice(absolute: Any) -> Any:
+    """A bound of a complex number, for both of its parts."""
+    return None if absolute is None else torch.stack((absolute, absolute), -1)
 
 
 def _double(value: Any) -> Any:
-    """float64 for an argument that names a float dtype."""
-    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+    """float64 for a float dtype, complex128 for a complex one; anything else is itself."""
+    if not isinstance(value, torch.dtype):
+        return value
+    return torch.complex128 if value.is_complex else torch.float64 if value.is_floating_point else value
 
 
 def _run(
@@ -66,7 +96,7 @@ def _run(
 
 
 def _largest(tensors: Sequence[torch.Tensor]) -> float:
-    return max((_most(t) for t in tensors if t.is_floating_point()), default=0.0)
+    return max((_most(t) for t in tensors if _is_inexact(t)), default=0.0)
 
 
 def _most(t: torch.Tensor) -> float:
@@ -86,6 +116,7 @@ def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> 
     exact = want.exact[index]
     exact = eager.double() if exact is None or not exact.is_floating_point() else exact
     row = units_for(want.call.target, got.dtype)
+    row = row.of_pairs() if want.pairs[index : index + 1] == (True,) else row
     wrong = _wrong(got.double(), eager.double(), exact, _tolerance(row, want, index, exact, got.dtype, executor))
     said = _first(wrong, got, eager, exact)
     return said or (_zero_signs(got, eager) if row.signed_zeros and row.scale == "element" else "")
@@ -97,7 +128,9 @@ def _tolerance(
     """Units at the row's scale; to it comes eager's own error."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
-    if row.scale == "tensor":
+    if row.scale == "pair":
+        size = size.norm(dim=-1, keepdim=True).expand_as(size)
+    elif row.scale == "tensor":
         size = torch.full_like(exact, max(_most(exact), want.largest_input))
     elif row.scale == "absolute" and want.absolute[index] is not None:
         size = want.absolute[index].double().abs().nan_to_num(0.0, info.max, info.max)

@@ -41,8 +41,8 @@ class Made:
     """For each input of the program: the index of a spec, or the name of a size."""
 
     def arguments(self, call: Call, sizes: Mapping[str, int]) -> list[Any]:
-        """What the program is called with for these sizes."""
-        tensors = call.tensors(sizes)
+        """What the program is called with for these sizes: pairs of reals for complex tensors."""
+        tensors = [torch.view_as_real(t) if t.is_complex() else t for t in call.tensors(sizes)]
         return [tensors[i] if isinstance(i, int) else sizes[i] for i in self.inputs]
 
 
@@ -59,14 +59,14 @@ class _Builder:
         self.graph = torch.fx.Graph()
         self.environment = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False)
+        self.hints = _hints(call.sizes)
         self.symbols = {name: self.symbol(name) for name in call.sizes}
         self.size_nodes: dict[str, torch.fx.Node] = {}
         self.parameters: dict[str, torch.Tensor] = {}
 
     def symbol(self, name: str) -> torch.SymInt:
-        """A symbolic int that takes its value from the call: at least 2 for guards, as torch.export has it."""
-        size = self.call.sizes[name]
-        hint = max(size.opt, 2)
+        """A symbolic int with a value for guards: at least 2, as torch.export has it."""
+        size, hint = self.call.sizes[name], self.hints[name]
         source = ConstantSource(f"__size_{name}")
         made = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
         self.environment.constrain_symbol_range(made, compiler_min=2, compiler_max=max(size.max, 3))
@@ -84,13 +84,23 @@ class _Builder:
         return Made(self.program(outputs, settings), tuple(given))
 
     def tensor(self, index: int, spec: TensorSpec) -> torch.fx.Node:
-        """A placeholder for a tensor; a constant's tensor becomes a parameter."""
+        """A placeholder for a tensor; a constant's tensor becomes a parameter, a complex input comes as pairs."""
         node = self.graph.placeholder(f"{'p' if spec.constant else 'x'}{index}")
+        pairs = spec.dtype.is_complex and not spec.constant
+        shape = [dim_at(d, self.symbols) for d in spec.shape]
         with self.mode:
-            node.meta["val"] = torch.empty([dim_at(d, self.symbols) for d in spec.shape], dtype=spec.dtype)
+            dtype = spec.dtype.to_real() if pairs else spec.dtype
+            node.meta["val"] = torch.empty([*shape, 2] if pairs else shape, dtype=dtype)
         if spec.constant:
             self.parameters[node.name] = self.call.tensors()[index]
-        return node
+        return self.shown(aten.view_as_complex.default, node) if pairs else node
+
+    def shown(self, view: Any, node: torch.fx.Node) -> torch.fx.Node:
+        """The node's value as pairs, or pairs as complex numbers."""
+        made = self.graph.call_function(view, (node,))
+        with self.mode:
+            made.meta["val"] = view(node.meta["val"].resolve_conj())
+        return made
 
     def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
         """Where each size can be read: off the shape of an input, or else from an input of its own."""
@@ -145,12 +155,11 @@ class _Builder:
         return result
 
     def outputs(self, node: torch.fx.Node) -> list[Any]:
-        """The results that are asked for; ``getitem`` takes them out of a tuple."""
-        value = node.meta["val"]
-        if not isinstance(value, tuple | list):
-            return [node]
-        chosen = self.call.outputs if self.call.outputs is not None else range(len(value))
-        return [self.item(node, i) for i in chosen]
+        """The results that are asked for, pairs where they are complex; ``getitem`` takes them out of a tuple."""
+        value, found = node.meta["val"], [node]
+        if isinstance(value, tuple | list):
+            found = [self.item(node, i) for i in (self.call.outputs or range(len(value)))]
+        return [self.shown(aten.view_as_real.default, n) if n.meta["val"].is_complex() else n for n in found]
 
     def item(self, node: torch.fx.Node, index: int) -> torch.fx.Node:
         item = self.graph.call_function(operator.getitem, (node, index))
@@ -175,6 +184,16 @@ class _Builder:
             out_spec=tree_flatten([0 for _ in outputs])[1],
             settings=settings,
         )
+
+
+def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
+    """A value for guards for each size, no two alike where the ranges allow it: a guard that compares two sizes would
+    tie them else."""
+    hints: dict[str, int] = {}
+    for name, size in sizes.items():
+        free = [h for h in (*range(size.opt, size.max + 1), *range(2, size.opt)) if h >= 2 and h not in hints.values()]
+        hints[name] = next(iter(free), max(size.opt, 2))
+    return hints
 
 
 def _data_dependent(value: Any) -> set[Any]:

@@ -4,6 +4,7 @@ An error may be as large as eager's own in that dtype, plus a number of units in
 between neighbouring numbers of the dtype at the *scale* of the row:
 
 - ``"element"``: at the exact value of the element itself;
+- ``"pair"``: at the absolute value of the complex number that the element is a part of;
 - ``"tensor"``: at the largest exact value of the tensor, or its largest input if that is larger;
 - ``"absolute"``: at what the operator gives for its inputs' absolute values: a sum in another order may differ so.
 """
@@ -15,9 +16,9 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
-Scale = Literal["element", "tensor", "absolute"]
+Scale = Literal["element", "pair", "tensor", "absolute"]
 
 
 @frozen
@@ -42,6 +43,12 @@ class Units:
             return self.units
         uses_tf32 = dtype == torch.float32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
+
+    def of_pairs(self) -> Units:
+        """The same for complex results: a part is a sum of products, which may cancel; which zero has which sign in
+        eager differs with the length of the tensor."""
+        scale: Scale = "pair" if self.scale == "element" else self.scale
+        return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
 
     def beyond(self, executor: str, exact: torch.Tensor) -> torch.Tensor:
         """What TensorRT may add to that. It rounds the exponent of e to float32, so that a unit grows with it; and a

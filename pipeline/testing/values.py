@@ -117,7 +117,9 @@ uniform low, high: floats.
 
 def generate(what: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     """A tensor of this shape and dtype. ``what`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
-    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves."""
+    ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. Both parts of complex numbers are so."""
+    if dtype.is_complex:
+        return torch.complex(*(generate(what, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
     generator = torch.Generator().manual_seed(seed)
     if isinstance(what, str):
         return _cast(_named(VALUES, what)(tuple(shape), dtype, generator), dtype)
