@@ -199,7 +199,7 @@ def _matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
 
 def _is_torchs(function: object) -> bool:
     """A function of torch's own (`torch.sym_min`) is an operator, not a predicate."""
-    return getattr(function, "__module__", "").partition(".")[0] == "torch"
+    return (getattr(function, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 def qualified_names(target: object) -> frozenset[str]:

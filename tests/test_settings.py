@@ -141,3 +141,12 @@ def test_a_builtin_is_an_operator_and_not_a_predicate() -> None:
     settings = CompilationSettings(torch_executed_ops=[operator.mul])
     assert settings.runs_in_torch(operator.mul)
     assert not settings.runs_in_torch(operator.add)
+
+
+def test_a_predicate_made_without_a_module_is_a_predicate() -> None:
+    space: dict[str, Any] = {}
+    exec("inside = lambda path: 'head' in path", space)
+    settings = CompilationSettings(torch_executed_ops=[space["inside"]])
+    assert space["inside"].__module__ in (None, "builtins")
+    assert settings.runs_in_torch(aten.mul.Tensor, "head.0")
+    assert not settings.runs_in_torch(aten.mul.Tensor, "body")
