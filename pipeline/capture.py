@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
@@ -163,7 +164,7 @@ def _program(
     return Program(
         graph_module=graph_module,
         inputs=inputs,
-        outputs=tuple(map(_output, signature.output_specs, results(graph))),
+        outputs=_outputs(signature.output_specs, results(graph)),
         constants=FrozenDict(constants),
         buffers=FrozenDict(buffers),
         parameters=FrozenDict(parameters),
@@ -180,6 +181,16 @@ def _port(argument: Any, values: Mapping[str, Any], shapes: ShapeEnvironment) ->
     if isinstance(argument, ConstantArgument):
         return Port(argument.name, kind="constant", value=argument.value)
     return port(argument.name, values[argument.name], shapes)
+
+
+def _outputs(specs: Sequence[OutputSpec], values: Sequence[Any]) -> tuple[Output, ...]:
+    """The outputs. An input that is changed and returned is one value in the graph; ``target`` then names the input."""
+    outputs = tuple(map(_output, specs, values))
+    changed = {o.value: o.target for o in outputs if o.kind == "input"}
+    return tuple(
+        evolve(o, target=changed[o.value]) if o.kind == "user" and not o.constant and o.value in changed else o
+        for o in outputs
+    )
 
 
 def _output(spec: OutputSpec, value: Any) -> Output:

@@ -101,7 +101,8 @@ class Output:
     """One output of a program: where its value comes from, and what becomes of it.
 
     ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``, or
-    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call.
+    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call. A ``"user"`` output
+    with a ``target`` is that input itself, as it is after the call.
     """
 
     value: Any

@@ -154,8 +154,9 @@ class LayoutBuilder:
 
     def _return(self, output: Output) -> Return:
         names = [p.name for p in self.program.inputs]
-        if not output.constant and output.value in names:
-            return Return(self._slot(output.value), given=names.index(output.value))
+        returned = output.target or output.value
+        if not output.constant and returned in names:
+            return Return(self._slot(returned), given=names.index(returned))
         slot = self._value(output)
         expected = None if output.constant else self.nodes[output.value]
         dtype = expected.dtype if isinstance(expected, torch.Tensor) and not self._constant(output) else None
