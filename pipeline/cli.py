@@ -240,7 +240,10 @@ def compile_command(options: argparse.Namespace) -> int:
         compiled = _run(compile.observed_by(progress), source)
     agreement, note = (None, "--no-check") if options.no_check else _agreement(compiled, source)
     precision = options.precision
-    report = CompilationReport.of(options.spec, compiled, progress.seconds, agreement, note, precision=precision)
+    ledger = progress.ledger
+    report = CompilationReport.of(
+        options.spec, compiled, ledger.seconds, agreement, note, precision=precision, ledger=ledger.entries
+    )
     try:
         write(folder, compiled, report)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Progress of a pipeline as an observer: seconds for each stage, and a bar for each on a terminal."""
+"""Progress of a pipeline as an observer: what each stage takes, and a bar for each on a terminal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from pipeline.events import Event
+from pipeline.ledger import Ledger
 
 
 class StageProgress:
     """Give it to ``Pipeline.observed_by`` and use it as a context manager: bars are drawn on a terminal only.
 
-    seconds: how long each stage took, by name, in the order in which they ended; a failed stage counts.
+    ledger: what each stage took, in the order in which they ended; a failed stage counts.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(file=sys.stderr)
-        self.seconds: dict[str, float] = {}
+        self.ledger = Ledger()
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description:<10}"),
@@ -32,6 +33,7 @@ class StageProgress:
         )
 
     def __call__(self, event: Event) -> None:
+        self.ledger(event)
         if event.kind == "started":
             self._tasks[event.stage] = self._bars.add_task(event.stage, total=None, detail="")
             return
@@ -39,9 +41,9 @@ class StageProgress:
         if event.kind == "progress":
             self._bars.update(task, completed=event.done, total=event.total, detail=event.detail[:60])
             return
-        self.seconds[event.stage] = event.seconds or 0.0
         if event.kind == "finished":
-            self._bars.update(task, completed=1, total=1, detail="")
+            took = f"at most {self.ledger.entries[-1].peak / 1e6:.0f} MB"
+            self._bars.update(task, completed=1, total=1, detail=took)
         self._bars.stop_task(task)
 
     def __enter__(self) -> Self:

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pipeline.agreement import Agreement
 from pipeline.compiled import Compiled
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
+from pipeline.ledger import Entry
 from pipeline.program import Program, is_operator
 from pipeline.trt import CAPABILITIES
 
@@ -55,6 +56,7 @@ class CompilationReport:
     not_refittable: FrozenDict[str, str] = field(factory=FrozenDict)
     precision: str = "fp32"
     dtypes: FrozenDict[str, int] = field(factory=FrozenDict)
+    ledger: tuple[Entry, ...] = ()
 
     @classmethod
     def of(
@@ -66,8 +68,10 @@ class CompilationReport:
         note: str = "",
         *,
         precision: str = "fp32",
+        ledger: Sequence[Entry] = (),
     ) -> CompilationReport:
-        """The report of a compiled program; ``seconds`` are those of each stage, ``precision`` is as asked for."""
+        """The report of a compiled program; ``seconds`` are those of each stage, ``precision`` is as asked for,
+        ``ledger`` has what each stage took."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -83,6 +87,7 @@ class CompilationReport:
             not_refittable=compiled.refit_map.computed,
             precision=precision,
             dtypes=_dtypes(compiled.program),
+            ledger=tuple(ledger),
         )
 
     def as_json(self) -> str:
@@ -100,11 +105,16 @@ class CompilationReport:
                 f"precision {self.precision}: {_counts(self.dtypes)}",
                 f"error against eager: {self.agreement or f'not measured, {self.note}'}",
                 f"seconds: {', '.join(f'{name} {value:.2f}' for name, value in self.seconds.items())}",
+                *([f"memory at most, in MB above its start: {_peaks(self.ledger)}"] if self.ledger else []),
                 f"settings: {self.settings}",
                 f"versions: {', '.join(f'{name} {value}' for name, value in self.versions.items())}",
                 *(f"not refittable: {name}: {why}" for name, why in self.not_refittable.items()),
             ]
         )
+
+
+def _peaks(ledger: Sequence[Entry]) -> str:
+    return ", ".join(f"{entry.stage} {entry.peak / 1e6:.0f}" for entry in ledger)
 
 
 def versions() -> FrozenDict[str, str]:

@@ -135,6 +135,9 @@ def test_what_a_factory_gives_is_compiled(factory: str, folder: Path, capsys: py
     assert data["converted"] == data["total"] > 0
     assert data["agreement"]["absolute"] < ERROR
     assert [*data["seconds"]] == ["capture", *pipeline.default().names]
+    assert [entry["stage"] for entry in data["ledger"]] == [*data["seconds"]]
+    assert data["ledger"][-1]["held"]["plans"] == data["engines"][0]["nbytes"]
+    assert "memory at most, in MB above its start: capture" in text
     assert {"pipeline", "torch"} < {*data["versions"]}
     [engine] = data["engines"]
     assert engine["nbytes"] == (out / engine["file"]).stat().st_size
@@ -365,9 +368,9 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with StageProgress(console) as progress:
         pipeline.default().observed_by(progress)(Net().eval(), args=(torch.ones(2, 4),))
-    assert [*progress.seconds] == ["capture", *pipeline.default().names]
+    assert [*progress.ledger.seconds] == ["capture", *pipeline.default().names]
     drawn: Callable[[], str] = console.file.getvalue  # type: ignore[attr-defined]
-    assert all(name in drawn() for name in progress.seconds)
+    assert all(name in drawn() for name in progress.ledger.seconds)
 
 
 def test_the_table_of_operators_is_current(capsys: pytest.CaptureFixture[str]) -> None:
