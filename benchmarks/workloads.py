@@ -1,13 +1,18 @@
-"""What is measured: models of several sizes, and chains of operators."""
+"""What is measured: models of several sizes, and programs of as many operators as one likes."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
 import transformers as hf
+from attrs import evolve, frozen
 
 from examples.models import Case, full, small
+from pipeline.converters.registry import Rejection
+from pipeline.frozen import FrozenDict
+from pipeline.program import Validated, is_operator
 
 
 def llama() -> Case:
@@ -68,3 +73,57 @@ def chain(nodes: int) -> torch.export.ExportedProgram:
     """A chain of so many operators, with a dynamic batch, exported."""
     shapes = ({0: torch.export.Dim("batch", min=1, max=8)},)
     return torch.export.export(Chain(nodes).eval(), (torch.ones(2, 16),), dynamic_shapes=shapes, strict=False)
+
+
+class Block(torch.nn.Module):
+    """Ten operators: a product with its activation, a softmax, reductions and views, and a shortcut past them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 16] -> [N, 16]"""
+        weights = torch.softmax(torch.relu(self.linear(x)).reshape(-1, 4, 4), -1)
+        scaled = (weights * weights.amax(-1, keepdim=True)).reshape(-1, 16)
+        return torch.tanh(scaled - x) + x
+
+
+class Blocks(torch.nn.Module):
+    """Blocks one after the other; every tenth starts a submodule of its own."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__()
+        blocks = [Block() for _ in range(nodes // 10)]
+        self.parts = torch.nn.ModuleList(torch.nn.Sequential(*blocks[i : i + 10]) for i in range(0, len(blocks), 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 16] -> [N, 16]"""
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def blocks(nodes: int) -> torch.export.ExportedProgram:
+    """So many operators in blocks, with a dynamic batch, exported."""
+    shapes = ({0: torch.export.Dim("batch", min=1, max=8)},)
+    return torch.export.export(Blocks(nodes).eval(), (torch.ones(2, 16),), dynamic_shapes=shapes, strict=False)
+
+
+@frozen
+class RefuseAtRandom:
+    """A stage after ``validate``: no engine takes ``share`` of the operators, drawn by ``seed``."""
+
+    share: float
+    seed: int = 0
+    name: str = "refuse_at_random"
+
+    def __call__(self, validated: Validated) -> Validated:
+        """The same program, with these verdicts changed."""
+        operators = [n.name for n in validated.program.graph.nodes if is_operator(n)]
+        drawn = random.Random(self.seed).sample(operators, round(self.share * len(operators)))
+        refused = {name: evolve(validated.verdicts[name], choice=None, reasons=(AT_RANDOM,)) for name in drawn}
+        return Validated(validated.program, FrozenDict({**validated.verdicts, **refused}))
+
+
+AT_RANDOM = Rejection("drawn at random")
