@@ -29,6 +29,7 @@ Run one operator of the registry alone: ``pytest tests/converters/test_propertie
 
 from pipeline.testing.calls import Call, Size, TensorSpec
 from pipeline.testing.check import Checked, CheckError, Rejected, check
+from pipeline.testing.models import ModelError, check_model
 from pipeline.testing.programs import CallError
 from pipeline.testing.properties import Tally, check_converter, check_target
 from pipeline.testing.ulps import ULPS, Units
@@ -39,6 +40,7 @@ __all__ = [
     "CallError",
     "CheckError",
     "Checked",
+    "ModelError",
     "Rejected",
     "Size",
     "Tally",
@@ -46,5 +48,6 @@ __all__ = [
     "Units",
     "check",
     "check_converter",
+    "check_model",
     "check_target",
 ]

@@ -1,0 +1,34 @@
+"""Random programs: nn.Modules whose source prints, compiled and compared with eager by ``check_model``.
+
+    from pipeline.testing.fuzz import program
+
+    print(program(17))          # the same script every time: paste it to run it
+    program(17).run()           # the compiled program, or ModelError
+
+``program(seed)`` draws by a generator of its own; ``programs()`` is a Hypothesis strategy of the same programs.
+``shrunk(snippet)`` gives the smallest program that fails as a failing one does.
+"""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import strategies as st
+
+from pipeline.testing.fuzz.draw import draw
+from pipeline.testing.fuzz.shrink import shrunk
+from pipeline.testing.fuzz.snippet import Snippet
+from pipeline.testing.models import ModelError
+
+__all__ = ["ModelError", "Snippet", "program", "programs", "shrunk"]
+
+
+def program(seed: int) -> Snippet:
+    """The program of a seed."""
+    return draw(random.Random(seed).choice)
+
+
+@st.composite
+def programs(drawn: st.DrawFn) -> Snippet:
+    """Random programs."""
+    return draw(lambda options: drawn(st.sampled_from(options)))

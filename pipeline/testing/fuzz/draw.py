@@ -1,0 +1,178 @@
+"""A random program: its inputs and buffers, its statements, what it returns, and what it is compiled with."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
+
+from pipeline.frozen import FrozenDict
+from pipeline.testing.calls import Size, TensorSpec
+from pipeline.testing.fuzz import expressions, layers, mutations, views
+from pipeline.testing.fuzz.scope import Choose, Scope, Value
+from pipeline.testing.fuzz.settings import options
+from pipeline.testing.fuzz.snippet import Snippet
+from pipeline.testing.whole import LARGEST
+
+FAMILIES = (
+    *(expressions.unary, expressions.binary, views.view, expressions.unary, expressions.binary, views.view),
+    *(mutations.mutate, layers.layer, expressions.reduce, mutations.update, expressions.size, views.like),
+    *(expressions.product, expressions.join, expressions.compare, expressions.where, layers.layer, mutations.mutate),
+    *(expressions.index, expressions.order, mutations.masked, mutations.cache, expressions.constant, expressions.loose),
+    *(expressions.scalar, expressions.unary, expressions.binary, views.view),
+)
+"""The kinds of statements, the more frequent ones more often."""
+
+RANGES = ((1, 3, 7), (2, 4, 6), (1, 2, 5), (3, 5, 8), (2, 3, 9), (2, 2, 4), (1, 4, 4))
+SHAPES = (
+    *(("n", 4), ("n", "m"), ("n", 3, 4), ("n", "m", 4), (3, "n"), ("n",), (4, 3), ("m", 4), ("n", 4), (), (3,)),
+    *((Size("n", 2), 4), (Size("n", 1, 1),), (2, "n", "m"), ("m", "n"), ("m", "k"), (1, "n", 4), (5,), ("n", 1)),
+)
+DTYPES = (torch.float32,) * 9 + (torch.int64, torch.int64, torch.bool, torch.int64)
+
+State = FrozenDict[str, Any]
+
+
+def draw(choose: Choose, statements: tuple[int, ...] = (10, 14, 18, 25, 35, 45)) -> Snippet:
+    """A program of about so many statements. ``choose`` takes one of a sequence; the first is the simplest."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return _draw(choose, statements)
+
+
+def _draw(choose: Choose, statements: tuple[int, ...]) -> Snippet:
+    args, keywords = _arguments(choose)
+    sizes = _sizes(choose, {**args, **keywords})
+    scope = Scope(choose, [_world({**args, **keywords}, at) for at in _worlds(sizes)])
+    _inputs(scope, {**args, **keywords})
+    _state(scope)
+    for _ in range(choose(statements)):
+        choose(FAMILIES)(scope)
+    _tame(scope, {**args, **keywords}, sizes)
+    form = choose(("dict", "tuple", "dict", "list", "tuple", "dict", "single"))
+    results = _results(scope, 1 if form == "single" else choose((2, 3, 1, 4)))
+    parts = (tuple(scope.setup), tuple(scope.body), results, form)
+    return Snippet(*parts, FrozenDict(args), FrozenDict(keywords), sizes, options(scope))
+
+
+def _arguments(choose: Choose) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters of ``forward``: by position and by keyword, in containers, and Python values among them."""
+    seeds = itertools.count()
+
+    def spec() -> TensorSpec:
+        dtype = choose(DTYPES)
+        if dtype == torch.float32 and choose((False,) * 24 + (True,)):
+            dtype = torch.float16
+        return TensorSpec(choose(SHAPES), dtype, "small" if dtype == torch.int64 else "normal", seed=next(seeds))
+
+    args: dict[str, Any] = {name: spec() for name in "abc"[: choose((1, 2, 2, 3))]}
+    more: dict[str, Any] = {
+        "pack": lambda: {"p": spec(), "q": [spec(), spec()]},
+        "pair": lambda: (spec(), None),
+        "flag": lambda: choose((True, False)),
+        "k": lambda: choose((2, 3)),
+        "none": lambda: None,
+    }
+    for name in more:
+        if choose((False,) * 5 + (True,)):
+            args[name] = more[name]()
+    keywords = {}
+    if choose((False,) * 3 + (True,)):
+        name = choose([*args][1:] or ["d"])
+        keywords[name] = args.pop(name) if name in args else spec()
+    return args, keywords
+
+
+def _sizes(choose: Choose, arguments: Mapping[str, Any]) -> FrozenDict[str, tuple[int, int, int]]:
+    specs = [leaf for leaf in tree_flatten(dict(arguments))[0] if isinstance(leaf, TensorSpec)]
+    names = dict.fromkeys(name for spec in specs for name in spec.names)
+    return FrozenDict({name: choose(RANGES) for name in names})
+
+
+def _worlds(sizes: Mapping[str, tuple[int, int, int]]) -> Iterator[dict[str, int]]:
+    """The sizes that statements are tried at: opt, min, max, and others between that tell the names apart."""
+    yield {name: opt for name, (_, opt, _) in sizes.items()}
+    yield {name: low for name, (low, _, _) in sizes.items()}
+    yield {name: high for name, (_, _, high) in sizes.items()}
+    yield {name: low + (high - low) * (i + 1) // (len(sizes) + 1) for i, (name, (low, _, high)) in _numbered(sizes)}
+
+
+def _numbered(sizes: Mapping[str, tuple[int, int, int]]) -> Iterator[tuple[int, tuple[str, tuple[int, int, int]]]]:
+    return iter(enumerate(sizes.items()))
+
+
+def _world(arguments: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    world: dict[str, Any] = tree_map(lambda v: v.at(sizes) if isinstance(v, TensorSpec) else v, dict(arguments))
+    return world
+
+
+def _inputs(scope: Scope, arguments: Mapping[str, Any]) -> None:
+    """The inputs are values; statements write to a third of them, which then are not exact at the second call."""
+    for path, leaf in tree_flatten_with_path(dict(arguments))[0]:
+        if isinstance(leaf, TensorSpec):
+            text = keystr(path[:1])[2:-2] + keystr(path[1:])
+            written = scope.maybe(3)
+            scope.values.append(Value(text, exact=not written, fixed=not written))
+
+
+def _state(scope: Scope) -> None:
+    """Buffers that statements write to, and others that they only read."""
+    kinds = {
+        "count": "torch.zeros((), dtype=torch.int64)",
+        "state": scope.choose(("torch.zeros(4)", "torch.ones(3, 4)", "torch.zeros(())")),
+        "cache": "torch.zeros(10, 4)",
+        "steps": "torch.arange(3)",
+        "fixed": scope.choose(("torch.randn(4)", "torch.randn(3, 1)", "torch.arange(4)")),
+    }
+    for name, made in kinds.items():
+        if scope.maybe(4):
+            scope.add_setup(f"self.register_buffer({name!r}, {made})")
+            scope.values.append(Value(f"self.{name}", exact=name == "fixed", fixed=name == "fixed"))
+    if scope.maybe(4):
+        scope.add_setup("self.plain = torch.tensor([0.5, 1.0, -1.0, 2.0])")
+        scope.values.append(Value("self.plain", exact=True, fixed=True))
+
+
+def _tame(scope: Scope, arguments: Mapping[str, Any], sizes: Mapping[str, tuple[int, int, int]]) -> None:
+    """Statements that keep in bounds what would grow from call to call."""
+    texts = [v.text for v in scope.values if v.text in scope.written and not re.fullmatch(r"v\d+", v.text)]
+    worlds = [_world(arguments, at) for at in _worlds(sizes)]
+    for text in texts:
+        if any(_grows(scope.body, evolve(scope, worlds=[world], body=[]), text) for world in worlds):
+            is_float = scope.at(0, text).is_floating_point()
+            scope.execute(f"{text}.clamp_(-4, 4)" if is_float else f"{text}.remainder_(9)")
+
+
+def _grows(lines: list[str], again: Scope, text: str) -> bool:
+    """Whether a value is too large after some calls."""
+    for line in lines * 3:
+        again.execute(line)
+    tensor = again.at(0, text)
+    return tensor.dtype != torch.bool and bool((tensor.abs() > LARGEST).any())
+
+
+def _results(scope: Scope, count: int) -> FrozenDict[str, str]:
+    """What is returned: values that nothing else reads, and others: inputs, constants, numbers, containers of these."""
+    unread = [v.text for v in scope.values if v.text not in scope.read and v.text.startswith("v")]
+    chosen = (
+        [*unread[::-1][: 3 * count], *(_result(scope) for _ in range(count))]
+        if count > 1
+        else [*unread[-1:], _result(scope)]
+    )
+    return FrozenDict({f"o{i}": text for i, text in enumerate(chosen if count > 1 else chosen[:1])})
+
+
+def _result(scope: Scope) -> str:
+    values = [v.text for v in scope.values]
+    some, other = scope.choose(values[::-1]), scope.choose(values)
+    forms = (
+        *(some, some, some, other, f"({some}, [{other}, None])", f"{{'p': {some}, 'q': ({other}, {some})}}"),
+        *(scope.choose((*scope.ints, "3")), scope.choose(("None", "True", "2.5", "'text'")), f"[{some}, {some}]"),
+        f"{some}.view(-1)" if scope.tensor_at(some).is_contiguous() else some,
+    )
+    return str(scope.choose(forms))

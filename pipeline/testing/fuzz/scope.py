@@ -1,0 +1,219 @@
+"""What a program under construction has so far. Each statement is executed, at several sizes, as it is added.
+
+So nothing here knows the shapes that operators give: a statement that PyTorch refuses at any of the sizes is not added,
+and two dims are taken to be the same if they are, at all sizes. Values are kept small, and it is noted which are
+*exact*: only those are compared, made integers or sorted, so that a rounding error cannot grow into another result.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from attrs import define, field
+from torch import nn
+
+from pipeline.testing.whole import LARGEST
+
+T = TypeVar("T")
+Choose = Callable[[Sequence[Any]], Any]
+Dims = tuple[tuple[int, ...], ...]
+
+MOST_ELEMENTS = 600
+MOST_RANK = 5
+LARGEST_INT = 9999
+
+
+@define(eq=False)
+class Value:
+    """A tensor of the program. ``text`` is how statements call it.
+
+    exact: it has no rounding error, unless it is overwritten. fixed: statements do not write to it. loose: its sizes
+    depend on data.
+    """
+
+    text: str
+    exact: bool = False
+    fixed: bool = False
+    loose: bool = False
+
+
+@define(eq=False)
+class Scope:
+    """The statements so far, the values they made, and what each is at each of the sizes (a *world*)."""
+
+    choose: Choose
+    worlds: list[dict[str, Any]]
+    module: nn.Module = field(factory=nn.Module)
+    setup: list[str] = field(factory=list)
+    body: list[str] = field(factory=list)
+    values: list[Value] = field(factory=list)
+    ints: list[str] = field(factory=list)
+    inexact: set[int] = field(factory=set)
+    written: dict[str, None] = field(factory=dict)
+    names: dict[str, int] = field(factory=dict)
+    read: set[str] = field(factory=set)
+
+    def maybe(self, one_in: int) -> bool:
+        """True now and then. The simplest choice is False."""
+        return bool(self.choose((False,) * (one_in - 1) + (True,)))
+
+    def name(self, stem: str) -> str:
+        """A name that is not used yet."""
+        self.names[stem] = self.names.get(stem, -1) + 1
+        return f"{stem}{self.names[stem]}"
+
+    def at(self, world: int, text: str) -> Any:
+        """What an expression is in a world."""
+        return eval(text, _globals(self.module), self.worlds[world])
+
+    def all(self, text: str) -> list[Any]:
+        """What an expression is in each world."""
+        return [self.at(i, text) for i in range(len(self.worlds))]
+
+    def tensor(self, value: Value) -> torch.Tensor:
+        """What a value is in the first world."""
+        return self.tensor_at(value.text)
+
+    def tensor_at(self, text: str) -> torch.Tensor:
+        """What an expression is in the first world."""
+        tensor: torch.Tensor = self.at(0, text)
+        return tensor
+
+    def dims(self, value: Value) -> Dims:
+        """For each dim its sizes in the worlds."""
+        return tuple(zip(*(t.shape for t in self.all(value.text)), strict=True))
+
+    def static(self, value: Value, dim: int) -> int | None:
+        """The size of a dim that is the same in all worlds."""
+        sizes = self.dims(value)[dim]
+        return sizes[0] if len(set(sizes)) == 1 else None
+
+    def is_exact(self, value: Value) -> bool:
+        """Whether a value has no rounding error now."""
+        tensor = self.tensor(value)
+        return not tensor.is_floating_point() or (value.exact and _place(tensor) not in self.inexact)
+
+    def pick(self, accepts: Callable[[Value, torch.Tensor], bool], *, loose: bool = False) -> Value | None:
+        """One of the values that are accepted, more often a new one or one that nothing reads; None if there is none."""
+        found = [v for v in self.values if v.loose <= loose and accepts(v, self.tensor(v))]
+        unread = [v for v in found if v.text not in self.read]
+        return self.choose((*reversed(found[-3:]), *unread[-6:], *found)) if found else None
+
+    def add_setup(self, line: str) -> None:
+        """A line of ``__init__``."""
+        exec(line, _globals(self.module))
+        self.setup.append(line)
+
+    def execute(self, line: str) -> bool:
+        """Add a statement, unless PyTorch refuses it in some world or it gives what no program should hold."""
+        made: list[dict[str, Any]] = []
+        try:
+            for world in self.worlds:
+                local = dict(world)
+                with torch.no_grad():
+                    exec(line, _globals(self.module), local)
+                made.append(local)
+        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+            return False
+        new = made[0].keys() - self.worlds[0].keys()
+        if not all(_are_sound([local[name] for local in made]) for name in new):
+            return False
+        self.worlds[:] = made
+        self.body.append(line)
+        self.read.update(re.findall(r"\b[av]\d+\b|\b[abcd]\b", line.partition(" = ")[2] or line))
+        return True
+
+    def assign(self, text: str, *, exact: bool = False, loose: bool = False) -> Value | None:
+        """A new value for an expression, made small if it is not; None where it is refused."""
+        name = self.name("v")
+        if not self.execute(f"{name} = {text}"):
+            return None
+        value = Value(name, exact, loose=loose)
+        self.values.append(value)
+        return self.bounded(value)
+
+    def bounded(self, value: Value) -> Value:
+        """The value, or if it grew too large another made of it that is not."""
+        tensors = self.all(value.text)
+        if tensors[0].dtype == torch.bool or max(map(_largest, tensors)) <= _limit(tensors[0]):
+            return value
+        how = f"torch.tanh({value.text})" if tensors[0].is_floating_point() else f"{value.text} % 7"
+        return self.assign(how, loose=value.loose) or value
+
+    def write(self, target: Value, line: str, *, exact: bool) -> bool:
+        """Add a statement that writes to a value, unless who else sees it depends on the sizes."""
+        if not self.may_write(target) or not self.execute(line):
+            return False
+        if self.tensor(target).is_floating_point():
+            if not exact:
+                self.inexact.add(_place(self.tensor(target)))
+            if max(map(_largest, self.all(target.text))) > LARGEST:
+                self.execute(f"{target.text}.clamp_(-4, 4)")
+        elif max(map(_largest, self.all(target.text))) > LARGEST_INT:
+            self.execute(f"{target.text}.remainder_(7)")
+        self.written[target.text] = None
+        return True
+
+    def may_write(self, target: Value) -> bool:
+        """Whether nothing that is fixed shares memory with it, and the same values do in every world."""
+        seen = [frozenset(v.text for v in self.values if _shares(world, v, target, self)) for world in self.worlds]
+        fixed = {v.text for v in self.values if v.fixed}
+        return len(set(seen)) == 1 and not seen[0] & fixed
+
+
+def _globals(module: nn.Module) -> dict[str, Any]:
+    return {"torch": torch, "nn": nn, "F": nn.functional, "self": module}
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _shares(world: Mapping[str, Any], value: Value, target: Value, scope: Scope) -> bool:
+    a, b = (eval(v.text, _globals(scope.module), dict(world)) for v in (value, target))
+    return _place(a) == _place(b)
+
+
+def _are_sound(made: list[Any]) -> bool:
+    """Whether a program should hold what an expression is in each world: of one type, rank and dtype."""
+    kinds = {(v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v) for v in made}
+    return len(kinds) == 1 and all(map(_is_sound, made))
+
+
+def _is_sound(made: Any) -> bool:
+    """Numbers, and tensors that are not large."""
+    if not isinstance(made, torch.Tensor):
+        return isinstance(made, int | float | bool | tuple | list)
+    finite = not made.is_floating_point() or bool(made.isfinite().all())
+    return finite and made.dim() <= MOST_RANK and made.numel() <= MOST_ELEMENTS and made.dtype in _DTYPES
+
+
+_DTYPES = frozenset({torch.float32, torch.float16, torch.int64, torch.int32, torch.bool})
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() and tensor.dtype != torch.bool else 0.0
+
+
+def _limit(tensor: torch.Tensor) -> float:
+    return LARGEST if tensor.is_floating_point() else LARGEST_INT
+
+
+def same(a: Dims, b: Dims) -> bool:
+    """Whether shapes are the same at all sizes."""
+    return a == b
+
+
+def broadcasts(a: Dims, b: Dims) -> bool:
+    """Whether shapes broadcast at all sizes, by dims that are the same or 1."""
+    pairs = zip(reversed(a), reversed(b), strict=False)
+    return all(x == y or set(x) == {1} or set(y) == {1} for x, y in pairs)
+
+
+def elements(dims: Dims) -> tuple[int, ...]:
+    """The number of elements at each of the sizes."""
+    return tuple(map(math.prod, zip(*dims, strict=True)))

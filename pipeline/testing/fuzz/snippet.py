@@ -1,0 +1,100 @@
+"""A program as Python text: what is run is what is printed, so that a failure can be pasted."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from pipeline.frozen import FrozenDict
+from pipeline.testing.models import ModelError
+
+_NUMBERS = itertools.count()
+
+HEADER = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+from pipeline.testing import Size, TensorSpec, check_model
+"""
+
+
+@frozen
+class Snippet:
+    """A model's source, and the call of ``check_model`` that tries it. ``str`` is a script to paste.
+
+    setup: lines of ``__init__``. body: lines of ``forward``. results: expressions, by the names under which they are
+    returned. form: how ``{}`` of them are returned, ``"dict"``, ``"tuple"`` or ``"list"``, or ``"single"``.
+    args, keywords: ``forward``'s parameters and what stands for them. sizes: ranges of names. options: the other
+    arguments of ``check_model`` as source text.
+    """
+
+    setup: tuple[str, ...]
+    body: tuple[str, ...]
+    results: FrozenDict[str, str]
+    form: str
+    args: FrozenDict[str, Any]
+    keywords: FrozenDict[str, Any]
+    sizes: FrozenDict[str, tuple[int, int, int]]
+    options: FrozenDict[str, str] = field(factory=FrozenDict)
+
+    def __str__(self) -> str:
+        parameters = ["self", *self.args, *(["*", *self.keywords] if self.keywords else [])]
+        return "\n".join(
+            [
+                HEADER,
+                "",
+                "class Model(nn.Module):",
+                "    def __init__(self):",
+                "        super().__init__()",
+                *(f"        {line}" for line in self.setup),
+                "",
+                f"    def forward({', '.join(parameters)}):",
+                *(f"        {line}" for line in self.body),
+                f"        return {self._returned()}",
+                "",
+                "",
+                self._call(),
+            ]
+        )
+
+    def _returned(self) -> str:
+        values = list(self.results.values())
+        if self.form == "dict":
+            return "{" + ", ".join(f"{name!r}: {value}" for name, value in self.results.items()) + "}"
+        if self.form == "list":
+            return f"[{', '.join(values)}]"
+        return values[0] if self.form == "single" else f"({', '.join(values)}{',' * (len(values) == 1)})"
+
+    def _call(self) -> str:
+        given = [f"({', '.join(map(repr, self.args.values()))}{',' * (len(self.args) == 1)})"]
+        given += [f"kwargs={_printed(self.keywords)}"] if self.keywords else []
+        given += [f"sizes={dict(self.sizes)!r}"] if self.sizes else []
+        given += [f"{name}={value}" for name, value in self.options.items()]
+        return "checked = check_model(\n    Model,\n" + textwrap.indent(",\n".join(given), "    ") + ",\n)\n"
+
+    def with_options(self, **options: str) -> Snippet:
+        """The same program, checked with these arguments (source text) of ``check_model`` besides its own."""
+        return evolve(self, options=FrozenDict({**self.options, **options}))
+
+    def run(self) -> Any:
+        """Run the script: the compiled program, or ``ModelError`` with the script in its message."""
+        text = str(self)
+        name = f"<program {next(_NUMBERS)}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        space: dict[str, Any] = {"__name__": "snippet"}
+        try:
+            exec(compile(text, name, "exec"), space)
+        except ModelError as error:
+            raise ModelError(error.kind, f"{error.message}\n\n{text}") from error
+        finally:
+            linecache.cache.pop(name, None)
+        return space["checked"]
+
+
+def _printed(values: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{name!r}: {value!r}" for name, value in values.items()) + "}"

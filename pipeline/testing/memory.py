@@ -1,0 +1,71 @@
+"""Who shares memory with whom: results, inputs, and what was handed out before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+
+def tensors(tree: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a pytree with their places, in order."""
+    return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+@frozen(eq=False)
+class Snapshot:
+    """Tensors, and copies of them as they are now."""
+
+    rows: tuple[tuple[str, torch.Tensor, torch.Tensor], ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> Snapshot:
+        """A snapshot of the tensors of a pytree."""
+        return cls(tuple((place, tensor, tensor.detach().clone()) for place, tensor in tensors(tree)))
+
+    def changes(self) -> str:
+        """The places of the tensors that differ from their copies; empty if none does."""
+        return ", ".join(place for place, tensor, copy in self.rows if not _same(tensor, copy))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
+
+
+def sharing(ours: Any, our_inputs: Any, theirs: Any, their_inputs: Any) -> str:
+    """In words, what of ours shares memory where theirs does not, or is not one where theirs is; empty if all is well.
+
+    The pytrees of both sides have the same structure.
+    """
+    mine, other = (
+        [*_rows("result", results), *_rows("input", inputs)]
+        for results, inputs in ((ours, our_inputs), (theirs, their_inputs))
+    )
+    results = len(tensors(ours))
+    for i, j in combinations(range(len(mine)), 2):
+        if i < results:
+            said = _pair(mine[i][1], mine[j][1], other[i][1], other[j][1])
+            if said:
+                return f"{mine[i][0]} and {mine[j][0]} {said}"
+    return ""
+
+
+def _rows(what: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((f"{what}{place}", tensor) for place, tensor in tensors(tree))
+
+
+def _pair(a: torch.Tensor, b: torch.Tensor, other_a: torch.Tensor, other_b: torch.Tensor) -> str:
+    if other_a is other_b and a is not b:
+        return "are one tensor in eager, and two here"
+    if _share(a, b) and not _share(other_a, other_b):
+        return "share memory, and do not in eager"
+    return ""
+
+
+def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors lie in one piece of memory."""
+    return a.numel() > 0 and b.numel() > 0 and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

@@ -1,0 +1,329 @@
+"""``check_model``: everything that a compilation promises of a whole model, tried at several sizes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from attrs import evolve, frozen
+from torch.export import Dim
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from pipeline.capture import capture
+from pipeline.compiled import Compiled, Executor
+from pipeline.compose import Pipeline, stage
+from pipeline.defaults import default
+from pipeline.errors import CaptureError, ShapeError
+from pipeline.frozen import FrozenDict
+from pipeline.inputs import Input
+from pipeline.program import Built, Converted, Partitioned, Program, Range, is_operator
+from pipeline.runtime.inputs import bind_symbols, flatten_inputs
+from pipeline.runtime.module import CompiledModule
+from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
+from pipeline.testing.memory import Snapshot, sharing
+from pipeline.testing.whole import difference
+from pipeline.trt import has_gpu
+
+Kind = Literal["compiles", "deterministic", "blocks", "runs", "values", "mutation", "aliasing", "changed"]
+Entry = Literal["dims", "inputs", "exported"]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class ModelError(AssertionError):
+    """A compiled model does not keep a promise: ``kind`` says which."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind, self.message = kind, message
+
+
+@stage
+def unbuilt(converted: Converted) -> Built:
+    """In the place of ``build``: no engines. What is compiled so runs on the reference executor only."""
+    c = converted
+    return Built(c.partitioned, c.networks, (), c.recipes, c.literals, c.computed)
+
+
+@frozen
+class Model:
+    """A model under test: what makes it, and its arguments with named sizes.
+
+    args, kwargs: pytrees of ``TensorSpec`` and plain values. sizes: what the names in shapes stand for.
+    """
+
+    make: Callable[[], torch.nn.Module]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sizes: FrozenDict[str, Range]
+
+    def made(self) -> torch.nn.Module:
+        """The model, with the same weights every time, in evaluation mode."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self.make().eval()
+
+    @property
+    def opt(self) -> dict[str, int]:
+        """The sizes that the example has."""
+        return {name: size.opt for name, size in self.sizes.items()}
+
+    @property
+    def sizes_to_try(self) -> tuple[dict[str, int], ...]:
+        """Opt, the least, the most, and for each name something between its ends."""
+        least, most = ({n: getattr(r, end) for n, r in self.sizes.items()} for end in ("min", "max"))
+        between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
+        return tuple(dict(t) for t in dict.fromkeys(tuple(s.items()) for s in (self.opt, least, most, between)))
+
+    def arguments(self, sizes: Sizes, *, strided: bool = False) -> Arguments:
+        """Fresh arguments for these sizes; ``strided``: tensors of rank 2 or more are not contiguous."""
+        flat, spec = tree_flatten((self.args, self.kwargs))
+        values = [self._value(i, leaf, sizes) for i, leaf in enumerate(flat)]
+        arguments: Arguments = tree_unflatten([_strided(v) if strided else v for v in values], spec)
+        return arguments
+
+    @staticmethod
+    def _value(index: int, leaf: Any, sizes: Sizes) -> Any:
+        if isinstance(leaf, TensorSpec):
+            return evolve(leaf, seed=leaf.seed + 101 * index).at(sizes)
+        return leaf.at(sizes) if isinstance(leaf, Size) else leaf
+
+    def dynamic_shapes(self, model: torch.nn.Module) -> Any:
+        """torch.export's, with a ``Dim`` for each name; None where nothing has a name."""
+        dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
+        args, kwargs = tree_map(lambda leaf: _dims(leaf, dims), (self.args, self.kwargs))
+        return inspect.signature(model.forward).bind(*args, **kwargs).arguments if dims else None
+
+    def as_inputs(self) -> Arguments:
+        """The arguments as ``pipeline.Input``, with ranges."""
+        ends = [{n: getattr(r, end) for n, r in self.sizes.items()} for end in ("min", "opt", "max")]
+        inputs: Arguments = tree_map(lambda leaf: _input(leaf, ends), (self.args, self.kwargs))
+        return inputs
+
+
+def _strided(value: Any) -> Any:
+    """The same values at every other place of memory."""
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return value
+    return torch.stack([value, torch.zeros_like(value)], -1)[..., 0]
+
+
+def _dims(leaf: Any, dims: Mapping[str, Any]) -> Any:
+    if isinstance(leaf, Size):
+        return Dim.DYNAMIC
+    if not isinstance(leaf, TensorSpec):
+        return None
+    return {i: dim_at(d, dims) for i, d in enumerate(leaf.shape) if not isinstance(d, int)} or None
+
+
+def _input(leaf: Any, ends: Sequence[Sizes]) -> Any:
+    if not isinstance(leaf, TensorSpec):
+        return leaf
+    low, opt, high = ([dim_at(d, sizes) for d in leaf.shape] for sizes in ends)
+    return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=leaf.dtype)
+
+
+def check_model(
+    make: Callable[[], torch.nn.Module],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Any] | None = None,
+    *,
+    build: bool = False,
+    strided: bool = False,
+    entry: Entry = "dims",
+    partition: Any = None,
+    executors: Sequence[Executor] | None = None,
+    **settings: Any,
+) -> Compiled:
+    """Compile a model, and run it beside eager PyTorch at opt, min, max and a size between, twice in a row at each.
+
+    It compiles, twice to the same networks, and what was passed in is as it was. No engine has fewer operators than
+    ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call gives eager's pytree,
+    dtypes, shapes and values (no further from float64 than eager's plus some units, ``ULPS["program"]``); inputs and buffers
+    are as eager leaves them; no memory is shared between results, inputs and later calls that eager does not share; an
+    input that is returned is that input, a result that is returned twice is one.
+
+    Args:
+        make: gives the model; called with a fixed seed. A class will do.
+        args, kwargs: pytrees of ``TensorSpec`` and plain values.
+        sizes: what the names in shapes stand for, ``{"n": (min, opt, max)}``.
+        build: build the engines too, and run them if there is a GPU.
+        strided: give it tensors that are not contiguous as well; for models that do not write through views.
+        entry: compile the module with ``Dim`` s (``"dims"``), with ``pipeline.Input`` s, or an ``ExportedProgram``.
+        partition: a stage to put in the place of ``partition``.
+        executors: where to run; None: the reference, and TensorRT if ``build`` and there is a GPU.
+        settings: fields of ``CompilationSettings``.
+
+    Raises:
+        ModelError: a promise is not kept.
+        CaptureError: torch.export does not take the model.
+    """
+    model = Model(make, tuple(args), dict(kwargs or {}), Call(None, (*_specs(args, kwargs),), sizes=sizes or {}).sizes)
+    compile = default(**settings)
+    compile = compile if partition is None else compile.replace("partition", partition)
+    compile = compile if build else compile.replace("build", unbuilt)
+    compiled: Compiled = _compiled(model, compile, entry)
+    again = _compiled(model, compile.until("convert"), entry)
+    if _printed(compiled) != _printed(again):
+        raise ModelError("deterministic", f"two compilations differ:\n{_printed(compiled)}\n\n{_printed(again)}")
+    _check_blocks(compiled.partitioned)
+    for executor in executors or (("reference", "tensorrt") if build and has_gpu() else ("reference",)):
+        _run(model, compiled, executor, strided)
+    return compiled
+
+
+def _specs(args: Any, kwargs: Any) -> Iterator[Any]:
+    return (leaf for leaf in tree_flatten((tuple(args), dict(kwargs or {})))[0] if isinstance(leaf, TensorSpec | Size))
+
+
+def _compiled(model: Model, compile: Pipeline, entry: Entry) -> Any:
+    """What the pipeline gives; what it is given must stay as it is."""
+    module = model.made()
+    args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt)
+    shapes = None if entry == "inputs" else model.dynamic_shapes(module)
+    before = Snapshot.of((module.state_dict(), args, kwargs))
+    try:
+        if entry == "exported":
+            return _from_exported(module, args, kwargs, shapes, compile)
+        program = capture(module, args, kwargs, shapes, compile.settings)
+        record = compile(program)
+    except (CaptureError, ModelError):
+        raise
+    except Exception as error:
+        raise ModelError("compiles", f"{type(error).__name__}: {error}") from error
+    if said := before.changes():
+        raise ModelError("changed", f"compiling changed {said}")
+    return record
+
+
+def _from_exported(module: torch.nn.Module, args: Any, kwargs: Any, shapes: Any, compile: Pipeline) -> Any:
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(module, args, kwargs=kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        raise CaptureError(f"torch.export cannot capture {type(module).__name__}: {error}") from error
+    text, before = str(exported), Snapshot.of(exported.state_dict)
+    record = compile(exported)
+    if str(exported) != text or before.changes():
+        raise ModelError("changed", f"compiling changed the ExportedProgram {before.changes()}")
+    return record
+
+
+def _printed(record: Any) -> str:
+    networks = "\n\n".join(map(str, record.networks))
+    return f"{record.partitioned}\n\n{networks}"
+
+
+def _check_blocks(partitioned: Partitioned) -> None:
+    """Segments are large enough and few enough, and read only what earlier ones made."""
+    program, settings = partitioned.program, partitioned.program.settings
+    operators = {n.name for n in program.graph.nodes if is_operator(n)}
+    for segment in partitioned.engine_segments if partitioned.fallbacks else ():
+        count = sum(name in operators for name in segment.nodes)
+        if count < settings.min_block_size:
+            raise ModelError(
+                "blocks", f"{segment.name} has {count} operators, min_block_size={settings.min_block_size}"
+            )
+    if settings.max_engines is not None and len(partitioned.engine_segments) > settings.max_engines:
+        raise ModelError("blocks", f"{len(partitioned.engine_segments)} engines, max_engines={settings.max_engines}")
+    if any(not fallback.reason for fallback in partitioned.fallbacks):
+        raise ModelError("blocks", f"no reason is given for one of {list(partitioned.fallbacks)}")
+    _check_order(partitioned, program)
+
+
+def _check_order(partitioned: Partitioned, program: Program) -> None:
+    known = {p.name for p in program.inputs} | set(program.buffers)
+    for segment in partitioned.segments:
+        missing = {p.name for p in segment.inputs if p.kind == "tensor"} - known
+        if missing:
+            raise ModelError("blocks", f"{segment.name} reads {sorted(missing)} before it is made")
+        known |= {p.name for p in segment.outputs}
+
+
+def _run(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
+    """The compiled model beside eager and float64, each with a state of its own."""
+    module, eager, exact = compiled.module(executor), model.made(), _double(model.made())
+    tries = [(sizes, False) for sizes in model.sizes_to_try]
+    tries += [(sizes, True) for sizes in (model.opt, *model.sizes_to_try[-1:]) if strided]
+    for sizes, spread in tries:
+        where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items())}{' strided' * spread} on {executor}"
+        ours, theirs, doubles = (model.arguments(sizes, strided=spread) for _ in range(3))
+        run = _Run(module, eager, exact, ours, theirs, _double(doubles), where, executor)
+        if sizes == model.opt or run.is_captured():
+            run.twice()
+
+
+def _double(value: Any) -> Any:
+    """A module, or arguments, in float64."""
+    if isinstance(value, torch.nn.Module):
+        return value.double()
+    return tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v, value)
+
+
+@frozen
+class _Run:
+    """Calls with the same arguments of the compiled module, of eager, and of eager in float64."""
+
+    module: CompiledModule
+    eager: torch.nn.Module
+    exact: torch.nn.Module
+    ours: Arguments
+    theirs: Arguments
+    doubles: Arguments
+    where: str
+    executor: Executor
+
+    def is_captured(self) -> bool:
+        """Whether torch.export captured the model for these sizes: it may rule out some, with a warning."""
+        try:
+            bind_symbols(self.module.program, flatten_inputs(self.module.program, *self.ours))
+        except ShapeError:
+            return False
+        return True
+
+    def twice(self) -> None:
+        first = self.once(f"{self.where}, first call")
+        kept = [Snapshot.of(results) for results in first]
+        self.once(f"{self.where}, second call")
+        if (said := kept[0].changes()) and not kept[1].changes():
+            raise ModelError("aliasing", f"the second call changed a result of the first, {said}{self.where}")
+
+    def once(self, where: str) -> tuple[Any, Any]:
+        with torch.no_grad():
+            want = self.eager(*self.theirs[0], **self.theirs[1])
+            best = self.best()
+        try:
+            got = self.module(*self.ours[0], **self.ours[1])
+        except Exception as error:
+            raise ModelError("runs", f"{type(error).__name__}{where}: {error}") from error
+        self.compare("values", "result", want, best, got, where)
+        self.compare("mutation", "input", self.theirs, self.doubles, self.ours, where)
+        self.compare("mutation", "buffer", *self.buffers(), where)
+        if said := sharing(got, self.ours, want, self.theirs):
+            raise ModelError("aliasing", f"{said}{where}")
+        return got, want
+
+    def best(self) -> Any:
+        """The results in float64; None where an operator does not take it beside another dtype."""
+        try:
+            return self.exact(*self.doubles[0], **self.doubles[1])
+        except (RuntimeError, ValueError):
+            return None
+
+    def buffers(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """The buffers that the program mutates, as eager, float64 and we have them."""
+        names = self.module.program.buffers
+        ours = {name: self.module.get_buffer(placeholder) for placeholder, name in names.items()}
+        return (
+            {name: self.eager.get_buffer(name) for name in ours},
+            {name: self.exact.get_buffer(name) for name in ours},
+            ours,
+        )
+
+    def compare(self, kind: Kind, what: str, want: Any, best: Any, got: Any, where: str) -> None:
+        said = difference(what, want, best, got, self.module.program, self.executor)
+        if said:
+            networks = "\n\n".join([str(self.module.compiled.partitioned), *map(str, self.module.compiled.networks)])
+            raise ModelError(kind, f"{said}{where}\n\n{self.module.program}\n\n{networks}")

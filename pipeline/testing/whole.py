@@ -1,0 +1,62 @@
+"""Are the results of a whole program no worse than eager's? The leaves of pytrees, beside eager's and float64's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
+
+from pipeline.program import Program
+from pipeline.testing.ulps import units_for
+
+LARGEST = 8.0
+"""What the values inside a program are expected not to exceed; an error may be that of a number as large."""
+
+
+def difference(what: str, want: Any, best: Any, got: Any, program: Program, executor: str) -> str:
+    """In words, how ``got`` differs from eager's ``want``, which in float64 is ``best`` (or None); empty if it does not."""
+    wanted, spec = tree_flatten_with_path(want)
+    given, our_spec = tree_flatten(got)
+    if spec != our_spec:
+        return f"the {what}s are structured as {our_spec}, eager's as {spec}"
+    exact = tree_flatten(best)[0] if best is not None else [None] * len(given)
+    dtype = _coarsest(program)
+    for (path, eager), ours, double in zip(wanted, given, exact, strict=True):
+        said = _leaf(eager, double, ours, dtype, executor)
+        if said:
+            return f"{what}{keystr(path)}: {said}"
+    return ""
+
+
+def _coarsest(program: Program) -> torch.dtype:
+    """The dtype of the widest steps that the program computes in."""
+    values = [n.meta.get("val") for n in program.graph.nodes]
+    floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return max(floats - {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def _leaf(eager: Any, exact: Any, got: Any, dtype: torch.dtype, executor: str) -> str:
+    if not isinstance(eager, torch.Tensor):
+        return "" if type(got) is type(eager) and got == eager else f"{got!r}, eager gives {eager!r}"
+    if not isinstance(got, torch.Tensor):
+        return f"a {type(got).__name__}, eager gives a tensor"
+    for name in ("dtype", "shape", "device"):
+        if getattr(got, name) != getattr(eager, name):
+            return f"the {name} is {getattr(got, name)}, eager's is {getattr(eager, name)}"
+    wrong = _wrong(eager, exact, got, dtype, executor) if eager.is_floating_point() else got != eager
+    if not bool(wrong.any()):
+        return ""
+    at = tuple(map(int, wrong.nonzero()[0]))
+    return f"at {list(at)} {got[at].item()!r}, eager gives {eager[at].item()!r} ({int(wrong.sum())} of {wrong.numel()})"
+
+
+def _wrong(eager: torch.Tensor, exact: Any, got: torch.Tensor, dtype: torch.dtype, executor: str) -> torch.Tensor:
+    """Where a result is further from float64 than eager's own worst error, twice, and the units of a program allow."""
+    best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
+    best, single, ours = best.double(), eager.double(), got.double()
+    worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
+    largest = float(best.abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
+    units = units_for("program", dtype).allowed(executor, dtype) * torch.finfo(dtype).eps
+    close = (ours - best).abs() <= 2 * worst + units * max(LARGEST, largest)
+    return ~(close | (ours == single) | (ours.isnan() & single.isnan()))
