@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from pipeline.errors import ShapeError
+from pipeline.errors import ExecutionError, ShapeError
 from pipeline.program import Port, Program
 from pipeline.shapes import Relation, solved, value_of
 
@@ -79,6 +79,23 @@ def bind_symbols(program: Program, given: Sequence[Any]) -> dict[str, int]:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
             raise _broken(program, relation, symbols)
     return symbols
+
+
+def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
+    """Sizes that running a segment told, if they are inside their ranges.
+
+    Raises:
+        ExecutionError: one is not; nothing that depends on it has run.
+    """
+    for name, size in learnt.items():
+        symbol = program.shapes.symbols.get(name)
+        if symbol is not None and not symbol.range.min <= size <= symbol.range.max:
+            allowed = f"compiled for {symbol.range.min} to {symbol.range.max}"
+            raise ExecutionError(
+                f"{symbol.places[0] if symbol.places else name} has size {size}, which depends on data; {allowed}",
+                "state a bound in the model: torch._check(x.shape[0] <= …)",
+            )
+    return learnt
 
 
 def _bind(

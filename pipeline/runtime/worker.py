@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from pipeline.runtime.inputs import checked
 from pipeline.runtime.plan import CallPlan, Layout, Runner, Slots, evaluate
 
 
@@ -53,7 +54,7 @@ class Executor:
             for slot, value in zip(step.gives, outputs, strict=True):
                 slots[slot] = value
             if step.learns:
-                symbols = {**symbols, **_learnt(step.learns, outputs)}
+                symbols = {**symbols, **checked(self.layout.program, _learnt(step.learns, outputs))}
         for slot, expr in self.layout.late:
             slots[slot] = evaluate(expr, symbols)
         return symbols

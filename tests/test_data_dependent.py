@@ -1,0 +1,97 @@
+"""Sizes that data decides: PyTorch runs what makes them (RTX), and engines go on with them, with derived ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+import pipeline
+from pipeline.trt import CAPABILITIES
+from tests.test_sizes import compiled
+
+ROWS = {0: Dim("rows", min=1, max=9)}
+
+
+def nms(boxes: torch.Tensor) -> torch.Tensor:
+    """Greedy, by hand: a box stays if no better one overlaps it by half. [N, 4] -> [K, 4], by decreasing width."""
+    order = (boxes[:, 0] - boxes[:, 2]).argsort(stable=True)
+    boxes = boxes[order]
+    low, high = (
+        torch.maximum(boxes[:, None, :2], boxes[None, :, :2]),
+        torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:]),
+    )
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    shared = (high - low).clamp(min=0).prod(2)
+    over = (shared / (area[:, None] + area[None] - shared)).triu(1) > 0.5
+    return boxes[~over.any(0)]
+
+
+CASES: dict[str, tuple[Callable[..., Any], str]] = {
+    "nonzero": (lambda x: torch.relu(x.nonzero() * 2.0 - 1) @ torch.ones(2, 3) + 1, "0..18..36"),
+    "mask": (lambda x: torch.relu(x[x > 0] * 2 - 1) * 3 + 1, "0..18..36"),
+    "mask of rows": (lambda x: torch.softmax(x[x.sum(1) > 0] @ torch.ones(4, 3), -1) * 2 + 1, "0..4..9"),
+    "masked_select": (lambda x: torch.relu(x.masked_select(x[:, :1] > 0) * 2 - 1) * 3 + 1, "0..18..36"),
+    "unique": (lambda x: torch.relu(torch.unique(x.round()) * 2 - 1) * 3 + 1, "0..18..36"),
+    "where": (lambda x: torch.relu(torch.where(x > 0)[1] * 2.0 - 1) * 3 + 1, "0..18..36"),
+    "suppressed boxes": (lambda x: nms(torch.cat([x[:, :2], x[:, :2] + x[:, 2:].abs() + 0.1], 1)) * 2 + 1, "0..4..9"),
+    "cut to length": (lambda x: torch.relu(x[x > 0][: x.shape[0]] * 2 - 1) * 3 + 1, "0..18..36"),
+    "twice": (lambda x: torch.relu(torch.cat([x[x > 0], x[x < 0]]) * 2 - 1) * 3 + 1, "0..18..36"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_engines_go_on_with_sizes_that_data_decides(name: str) -> None:
+    function, range = CASES[name]
+    result = compiled(function, [ROWS], torch.randn(4, 4))
+    last = result.partitioned.segments[-1]
+    assert last.kind == "engine", str(result.partitioned)
+    if not CAPABILITIES.nonzero:
+        symbols = [s for s in result.program.shapes if s.startswith("u")]
+        assert {str(result.program.shapes[s]) for s in symbols} == {range}
+        assert any(str(d).startswith("u") or "u0" in str(d) for p in last.inputs for d in p.shape)
+    module = result.module(executor="reference")
+    for x in (torch.randn(4, 4), torch.randn(9, 4), torch.rand(9, 4) + 0.1, -torch.rand(1, 4) - 0.1, torch.randn(1, 4)):
+        torch.testing.assert_close(module(x), function(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_bound_that_the_model_states_is_the_engines() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        found = x[x > 0]
+        torch._check(found.shape[0] <= 6)
+        return torch.relu(found * 2 - 1) * 3 + 1
+
+    result = compiled(function, [ROWS], torch.randn(4, 4))
+    assert str(result.partitioned.segments[-1].inputs[0].ranges[0]) == "0..3..6"
+    module = result.module(executor="reference")
+    few = torch.tensor([[1.0, -1, 2, -2]])
+    torch.testing.assert_close(module(few), function(few))
+    with pytest.raises(pipeline.ExecutionError, match=r"index has size 8, which depends on data; compiled for 0 to 6"):
+        module(torch.ones(2, 4))
+
+
+def test_repeats_have_a_bound_by_default_and_an_error_beyond_it(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: torch.Tensor, repeats: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.repeat_interleave(x, repeats, 0) * 2 - 1) * 3 + 1
+
+    result = compiled(function, [ROWS, ROWS], torch.randn(4, 4), torch.tensor([1, 0, 2, 3]))
+    assert "repeat_interleave depends on data and has no upper bound; engines take up to 36" in caplog.text
+    assert result.partitioned.segments[-1].kind == "engine"
+    module, x = result.module(executor="reference"), torch.randn(2, 4)
+    for repeats in (torch.tensor([3, 4]), torch.tensor([0, 0]), torch.tensor([36, 0])):
+        torch.testing.assert_close(module(x, repeats), function(x, repeats))
+    with pytest.raises(pipeline.ExecutionError, match="size 37"):
+        module(x, torch.tensor([36, 1]))
+
+
+def test_a_size_that_data_decides_comes_back_as_an_int() -> None:
+    def function(x: torch.Tensor) -> Any:
+        found = x[x > 0] * 2
+        return found + 1, found.shape[0], found.shape[0] * x.shape[0]
+
+    module = compiled(function, [ROWS], torch.randn(4, 4)).module(executor="reference")
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(module(x), function(x))
