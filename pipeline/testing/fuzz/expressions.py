@@ -86,8 +86,8 @@ def _functions(scope: Scope, x: Value, exact: bool) -> tuple[str, ...]:
 def binary(scope: Scope) -> Any:
     """A function of two tensors that broadcast; float with int and bool as well."""
     x = scope.pick(lambda v, t: t.dtype != torch.bool)
-    y = x and scope.pick(lambda v, t: t.dtype != torch.bool and broadcasts(scope.dims(v), scope.dims(x)))
-    return y and scope.assign(scope.choose(BINARY).format(x=x.text, y=y.text), exact=False)
+    y = x and scope.pick(lambda v, t: t.dtype != torch.bool and _fits(scope, v, x))
+    return x and y and scope.assign(scope.choose(BINARY).format(x=x.text, y=y.text), exact=False)
 
 
 def compare(scope: Scope) -> Any:

@@ -98,7 +98,7 @@ class Scope:
         return not tensor.is_floating_point() or (value.exact and _place(tensor) not in self.inexact)
 
     def pick(self, accepts: Callable[[Value, torch.Tensor], bool], *, loose: bool = False) -> Value | None:
-        """One of the values that are accepted, more often a new one or one that nothing reads; None if there is none."""
+        """One of the values that are accepted, more often a new one or one that nothing reads; None if none is."""
         found = [v for v in self.values if v.loose <= loose and accepts(v, self.tensor(v))]
         unread = [v for v in found if v.text not in self.read]
         return self.choose((*reversed(found[-3:]), *unread[-6:], *found)) if found else None
