@@ -19,6 +19,7 @@ from benchmarks.workloads import RefuseAtRandom, blocks
 from examples.models import Case, full
 from pipeline.compiled import Compiled
 from pipeline.program import Built, Converted, Partitioned, Validated, is_operator
+from pipeline.stages import convert, refit_map
 from pipeline.stages.partition import Partitioner, by_submodule, partition
 
 NODES = (1000, 3000, 10000)
@@ -30,17 +31,22 @@ TARGETS = {"seconds": 5.0, "growth": 1.5, "error": 1e-3}
 """Seconds for 10,000 operators; how much dearer an operator may be than in the smallest program; relative error."""
 
 
-def validated(nodes: int) -> Validated:
-    """A program of so many operators, as partitioners get it."""
-    record: Validated = pipeline.default().until("validate")(pipeline.capture(blocks(nodes)))
+def validated(*model: Any) -> Validated:
+    """A program as partitioners get it."""
+    record: Validated = pipeline.default().until("validate")(pipeline.capture(*model))
     return record
+
+
+def validated_case(case: Case) -> Validated:
+    """A model as partitioners get it."""
+    return validated(case.model, (), case.kwargs, case.dynamic_shapes)
 
 
 def seconds(partitioner: Partitioner, given: Validated, clock: Callable[[], float] = time.process_time) -> float:
     """The least of several runs."""
+    gc.collect()
     times = []
     for _ in range(RUNS):
-        gc.collect()
         started = clock()
         partitioner(given)
         times.append(clock() - started)
@@ -49,7 +55,7 @@ def seconds(partitioner: Partitioner, given: Validated, clock: Callable[[], floa
 
 def cutting(nodes: Sequence[int] = NODES) -> list[dict[str, Any]]:
     """For each partitioner and share of refused operators: seconds by the number of operators, and their growth."""
-    programs = {n: validated(n) for n in nodes}
+    programs = {n: validated(blocks(n)) for n in nodes}
     return [
         _row(name, partitioner, share, {n: RefuseAtRandom(share)(p) for n, p in programs.items()})
         for name, partitioner in PARTITIONERS.items()
@@ -76,12 +82,11 @@ def unbuilt(converted: Converted) -> Built:
     return Built(c.partitioned, c.networks, (), c.recipes, c.literals, c.computed)
 
 
-def refusing(case: Case, seed: int, partitioner: Partitioner = partition) -> dict[str, Any]:
+def refusing(case: Case, given: Validated, seed: int, partitioner: Partitioner = partition) -> dict[str, Any]:
     """A model of which engines refuse a tenth of the operators: its segments, and its error on the reference executor,
     relative to the largest output."""
-    compile = pipeline.default().insert(RefuseAtRandom(0.1, seed), after="validate")
-    compile = compile.replace("partition", partitioner).replace("build", unbuilt)
-    compiled: Compiled = compile(case.model, (), case.kwargs, case.dynamic_shapes)
+    compile = pipeline.Pipeline() | RefuseAtRandom(0.1, seed) | partitioner | convert | unbuilt | refit_map
+    compiled: Compiled = compile(given)
     with torch.no_grad():
         theirs, ours = case.model(**case.kwargs), compiled.module("reference")(**case.kwargs)
     segments = compiled.partitioned.segments
@@ -127,8 +132,9 @@ def missed(result: dict[str, Any]) -> Iterator[str]:
 def main() -> int:
     """Measures, saves and prints; 1 if a target was missed."""
     torch.set_num_threads(1)
-    cases = [full(name) for name in ("resnet50", "bert")]
-    result = {"cutting": cutting(), "refusing": [refusing(case, seed) for case in cases for seed in SEEDS]}
+    cases = {case.name: (case, validated_case(case)) for case in map(full, ("resnet50", "bert"))}
+    rows = [refusing(*given, seed) for given in cases.values() for seed in SEEDS]
+    result = {"cutting": cutting(), "refusing": rows}
     for row in (*result["cutting"], *result["refusing"]):
         print(row)
     print(f"written to {save('partitions', result)}")
