@@ -15,7 +15,7 @@ LARGEST = 8.0
 
 
 def difference(what: str, want: Any, best: Any, got: Any, program: Program, executor: str) -> str:
-    """In words, how ``got`` differs from eager's ``want`` (``best``: the same in float64, or None); empty if it does not."""
+    """In words, how ``got`` differs from eager's ``want`` (``best``: the same in float64); empty if it does not."""
     wanted, spec = tree_flatten_with_path(want)
     given, our_spec = tree_flatten(got)
     if spec != our_spec:
