@@ -11,6 +11,7 @@ from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import get_decompositions
 from pipeline.converters.support import SupportRow, support_table
 from pipeline.converters.unsupported import REASONS
+from pipeline.stages.complex_rules import RULES
 from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
@@ -42,6 +43,11 @@ computed in float32 if `truncate_double=True`, and else in PyTorch. "dynamic" te
 run time.
 """
 
+COMPLEX = """\
+Engines have the real and the imaginary part of a complex value. Complex inputs and outputs of a program, and what other
+operators on complex numbers take and give (Fourier transforms, say), are taken apart and put together in PyTorch.
+"""
+
 
 def markdown() -> str:
     """docs/operators.md"""
@@ -59,6 +65,9 @@ def markdown() -> str:
             *_table(
                 ["operator", "decomposition"], [[f"`{op}`", "ours" if op in own else "torch's"] for op in own + torchs]
             ),
+            f"\n## On complex numbers, as pairs of reals: {len(RULES)}\n",
+            COMPLEX,
+            ", ".join(sorted(f"`{op}`" for op in RULES)) + ".",
             f"\n## In PyTorch, whatever the call: {len(REASONS)}\n",
             *_table(["operator", "reason"], sorted([f"`{op}`", reason] for op, reason in REASONS.items())),
         ]

@@ -10,7 +10,6 @@ differ where a part is infinite (eager has NaN for 0 times inf).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -64,7 +63,7 @@ def _pairs(value: Any) -> Any:
 def settled(rule: Rule, expected: Any) -> Rule:
     """The rule, with the parts of its results as tensors of one shape, and of the dtype of the expected results. Where
     these are real, a complex one loses its imaginary part. A pair is a plain tuple then, which fx leaves alone."""
-    dtype = next(v.dtype for v in leaves(expected) if isinstance(v, torch.Tensor))
+    dtype = next((v.dtype for v in leaves(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: Any) -> Any:
         if not isinstance(result, Pair):
@@ -160,11 +159,8 @@ def inverse(z: Pair) -> Pair:
 
 
 def magnitude(z: Pair) -> torch.Tensor:
-    """The absolute value: the larger part times the root of 1 plus a square of at most 1."""
-    a, b = z.real.abs(), z.imag.abs()
-    larger, smaller = torch.maximum(a, b), torch.minimum(a, b)
-    ratio = smaller / torch.where((larger == 0) | (larger == math.inf), 1.0, larger)
-    return larger * (1 + ratio * ratio).sqrt()
+    """The absolute value."""
+    return torch.hypot(z.real, z.imag)
 
 
 def direction(z: Pair) -> torch.Tensor:
@@ -228,7 +224,7 @@ _MOVES = (
     "slice.Tensor select.int flip roll repeat index_select index.Tensor gather unfold diagonal tril triu clone alias "
     "detach split.Tensor split_with_sizes unbind.int lift_fresh_copy resolve_conj resolve_neg"
 )
-_VIEWS = "view reshape _unsafe_view view_copy"  # the strides of a part need not be those of the whole
+_VIEWS = "view reshape _unsafe_view"  # the strides of a part need not be those of the whole
 _SUMS = "neg sum sum.dim_IntList mean mean.dim cumsum"
 
 
@@ -244,6 +240,8 @@ RULES: Final[Mapping[Any, Rule]] = {
     aten.view_as_real.default: lambda z: torch.stack(z, -1),
     aten.real.default: lambda z: z.real,
     aten.imag.default: lambda z: z.imag,
+    aten.sym_size.int: lambda z, dim: z.real.size(dim),
+    aten.sym_numel.default: lambda z: z.real.numel(),
     aten.abs.default: magnitude,
     aten.angle.default: direction,
     aten.sgn.default: unit,

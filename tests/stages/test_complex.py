@@ -1,0 +1,144 @@
+"""Complex numbers as a user has them: rotary embeddings in one engine, and what stays in PyTorch, with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+
+FULL = pipeline.default(require_full_compilation=True)
+DYNAMIC = ({0: torch.export.Dim("batch", min=1, max=4), 1: torch.export.Dim("length", min=1, max=16)},)
+
+
+class Rotary(nn.Module):
+    """The rotary embedding of the original Llama code."""
+
+    freqs_cis: torch.Tensor
+
+    def __init__(self, dim: int = 8, length: int = 16, theta: float = 10000.0) -> None:
+        super().__init__()
+        freqs = torch.outer(torch.arange(length), 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim))
+        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(freqs), freqs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, heads, dim] -> the same"""
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        freqs = self.freqs_cis[: x.shape[1]].view(1, pairs.shape[1], 1, pairs.shape[3])
+        return torch.view_as_real(pairs * freqs).flatten(3).type_as(x)
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        """What the function gives."""
+        return self.function(*args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rotary_embeddings_are_one_engine(dtype: torch.dtype, dynamic: bool) -> None:
+    model, x = Rotary().eval(), torch.randn(2, 6, 3, 8).to(dtype)
+    compiled = FULL(model, args=(x,), dynamic_shapes=DYNAMIC if dynamic else None)
+    assert len(compiled.engines) == 1 and not compiled.coverage.fallback
+    for shape in [(2, 6, 3, 8), *([(1, 1, 3, 8), (4, 16, 3, 8)] if dynamic else [])]:
+        x = torch.randn(shape).to(dtype)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_complex_buffer_is_refitted() -> None:
+    model, x = Rotary().eval(), torch.randn(2, 6, 3, 8)
+    compiled = FULL(model, args=(x,), dynamic_shapes=DYNAMIC)
+    assert {p for recipe in compiled.refit_map.values() for p in recipe.parameters} == {"freqs_cis"}
+    assert all("view_as_real" in str(recipe) for recipe in compiled.refit_map.values())
+    other = Rotary(theta=100.0).eval()
+    torch.testing.assert_close(pipeline.refit_module_weights(compiled, other)(x), other(x))
+    turned = {"freqs_cis": other.freqs_cis.conj()}
+    want = torch.view_as_real(torch.view_as_complex(x.unflatten(3, (4, 2))) * turned["freqs_cis"][:6, None]).flatten(3)
+    torch.testing.assert_close(pipeline.refit_module_weights(compiled, turned)(x), want)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_large_complex_buffer_is_a_constant_all_the_same() -> None:
+    model, x = Rotary(dim=128, length=1024).eval(), torch.randn(1, 4, 1, 128)
+    program = pipeline.default().until("decompose")(model, args=(x,), dynamic_shapes=({1: DYNAMIC[0][1]},))
+    assert len(program.constants) == 2 and "complex" not in str(program)
+
+
+def test_angles_that_the_program_computes() -> None:
+    def rotate(x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        freqs = torch.outer(position.float(), 1.0 / 10000 ** (torch.arange(4) / 4))
+        turn = torch.polar(torch.ones_like(freqs), freqs)
+        z = torch.complex(x[..., :4], x[..., 4:]) * turn
+        return torch.cat((z.real, z.imag), -1) + (z @ z.conj().mT).abs().mean() - z.angle().sum()
+
+    x, position = torch.randn(6, 8), torch.arange(6)
+    compiled = FULL(Function(rotate).eval(), args=(x, position))
+    torch.testing.assert_close(compiled(x, position), rotate(x, position))
+
+
+def test_complex_inputs_and_outputs_cross_the_border_in_pytorch() -> None:
+    def square(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (z * z.conj() + 2j) / (1 + z), z.sum(0), z.abs()
+
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    compiled = pipeline.default()(Function(square).eval(), args=(z,))
+    assert len(compiled.engines) == 1
+    fallback = {f.target: f.reason for f in compiled.coverage.fallback}
+    assert fallback.keys() == {"aten.resolve_conj.default", "aten.view_as_real.default", "aten.complex.default"}
+    assert all("engines have pairs of reals" in reason for reason in fallback.values())
+    for given in (z, z.conj()):
+        for got, want in zip(compiled(given), square(given), strict=True):
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want)
+
+
+def test_an_operator_without_a_rule_stays_in_pytorch_and_the_rest_does_not() -> None:
+    def filtered(x: torch.Tensor) -> torch.Tensor:
+        return (torch.fft.ifft(torch.sinh(torch.fft.fft(x) * 0.1)) * 2j).abs() + x
+
+    x = torch.randn(4, 8)
+    compiled = pipeline.default()(Function(filtered).eval(), args=(x,))
+    reasons = {f.target: f.reason for f in compiled.coverage.fallback}
+    assert "no rule says aten.sinh.default on pairs of reals" in reasons["aten.sinh.default"]
+    assert "Fourier" in reasons["aten._fft_c2c.default"]
+    assert not any("complex64" in reasons.get(op, "") for op in ("aten.mul.Tensor", "aten.add.Tensor"))
+    assert compiled.engines
+    torch.testing.assert_close(compiled(x), filtered(x))
+
+
+def test_what_the_user_keeps_in_pytorch_stays_complex() -> None:
+    model, x = Rotary().eval(), torch.randn(2, 6, 3, 8)
+    compiled = pipeline.default(torch_executed_ops={"aten.mul.Tensor"})(model, args=(x,))
+    assert [f.target for f in compiled.coverage.fallback].count("aten.mul.Tensor") == 1
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex32])
+def test_other_complex_dtypes(dtype: torch.dtype) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(x).conj() + 1)
+
+    x = torch.randn(3, 2).to(dtype.to_real())
+    compiled = pipeline.default(require_full_compilation=True, truncate_double=True)(Function(double), args=(x,))
+    got, want = compiled(x), x * torch.tensor([1, -1]) + torch.tensor([1, 0])
+    torch.testing.assert_close(got, want.to(dtype.to_real()), rtol=1e-3, atol=1e-3)
+
+
+def test_a_program_without_complex_values_is_what_it_was() -> None:
+    program = pipeline.default().until("decompose")(nn.Linear(4, 4).eval(), args=(torch.randn(2, 4),))
+    assert "complex" not in str(program) and "select" not in str(program)
+
+
+def test_a_program_that_is_decomposed_twice() -> None:
+    decompose = pipeline.default().until("decompose")
+    program = decompose(Rotary().eval(), args=(torch.randn(2, 6, 3, 8),))
+    assert decompose(program).digest == program.digest
