@@ -139,11 +139,6 @@ class Program:
         """The graph; its nodes carry fake tensors in ``meta["val"]``. Read only."""
         return self.graph_module.graph
 
-    @property
-    def symbols(self) -> Symbols:
-        """The range of each size that varies, by its symbol's name."""
-        return self.shapes
-
     def __str__(self) -> str:
         relations = (f"where {r}" for r in self.shapes.relations)
         inputs = (f"input {p}" for p in self.inputs)

@@ -204,7 +204,7 @@ class _Assembly:
 
     def _port(self, node: Node) -> Port:
         if node not in self.ports:
-            self.ports[node] = port(node.name, node.meta["val"], self.program.symbols)
+            self.ports[node] = port(node.name, node.meta["val"], self.program.shapes)
         return self.ports[node]
 
     def _fallbacks(self) -> Iterator[Fallback]:

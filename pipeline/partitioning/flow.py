@@ -177,7 +177,7 @@ class _Builder:
         if isinstance(size, int):
             return size
         if size not in self.dims:
-            self.dims[size] = bounds(size, self.program.symbols).opt
+            self.dims[size] = bounds(size, self.program.shapes).opt
         return self.dims[size]
 
     def _places(self, values: Iterable[Value]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:

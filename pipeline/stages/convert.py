@@ -70,7 +70,7 @@ class _Conversion:
         log = Log()
         builder = trt.Builder(log)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log)
-        self.ctx.ranges = self.program.symbols
+        self.ctx.ranges = self.program.shapes
         self.handle = NetworkHandle(
             self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
         )
