@@ -56,12 +56,20 @@ def _top(ctx: ConversionContext, name: str, x: ITensor, k: Size, axis: int, larg
 
 
 def extremum(ctx: ConversionContext, name: str, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
-    """The largest (or smallest) element along a dim and its index; of equal ones the first."""
+    """The largest (or smallest) element along a dim and its index; of equal ones the first. NaN is both, and for TopK
+    above all others: the smallest float is therefore the largest of the negative ones."""
+    if not largest and base.dtype_of(x).is_floating_point:
+        values, indices = extremum(ctx, name, True, _negative(ctx, name, x), dim, keepdim)
+        return _negative(ctx, name, values), indices
     values, indices = topk(ctx, name, x, 1, dim, largest)
     if keepdim or base.rank(x) == 0:
         return values, indices
     values, indices = (base.squeeze(ctx, name, f, [base.axis(dim, base.rank(x))]) for f in (values, indices))
     return values, indices
+
+
+def _negative(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+    return base.unary(ctx, name, "NEG", base.tensor(ctx, name, x))
 
 
 def index_of_extremum(
