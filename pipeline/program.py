@@ -20,14 +20,7 @@ from attrs import evolve, field, frozen
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import Recipe
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import Expr as Expr
-from pipeline.shapes import Range as Range
-from pipeline.shapes import Shape as Shape
-from pipeline.shapes import ShapeEnvironment, number
-from pipeline.shapes import Symbols as Symbols
-from pipeline.shapes import bounds as bounds
-from pipeline.shapes import expression as expression
-from pipeline.shapes import shape_of as shape_of
+from pipeline.shapes import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
 
 if TYPE_CHECKING:
     from pipeline.network import Network

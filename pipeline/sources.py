@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
 from pipeline.inputs import Input
-from pipeline.program import Range, bounds, expression
+from pipeline.shapes import Range, bounds, expression
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 GRAMMAR = "write FILE.pt2, or package.module:factory"

@@ -16,8 +16,8 @@ from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl.attention import fused, plain
 from pipeline.impl.attention_limits import Case, fitted, unmet
-from pipeline.program import shape_of
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import shape_of
 
 aten = torch.ops.aten
 

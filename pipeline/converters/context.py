@@ -12,9 +12,8 @@ import torch
 from attrs import define, field, frozen
 
 from pipeline.network import Weight
-from pipeline.program import Shape, Symbols
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import on_host
+from pipeline.shapes import Shape, Symbols, on_host
 from pipeline.trt import Log, to_trt, trt, weights_of
 
 

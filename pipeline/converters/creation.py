@@ -14,8 +14,8 @@ from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, creation
 from pipeline.impl.shape import result_sizes
-from pipeline.program import expression
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import expression
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ import torch
 
 from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
-from pipeline.program import expression
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import expression
 
 aten = torch.ops.aten
 

@@ -16,8 +16,8 @@ from pipeline.impl.index import index
 from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast
 from pipeline.impl.shape import sampled
-from pipeline.program import expression
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import expression
 from pipeline.trt import CAPABILITIES
 
 aten = torch.ops.aten

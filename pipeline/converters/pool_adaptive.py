@@ -15,8 +15,8 @@ from pipeline.impl.base import ITensor
 from pipeline.impl.pool import avg_pool, max_pool
 from pipeline.impl.pool_gather import gathered_argmax, gathered_max, gathered_mean
 from pipeline.impl.pool_windows import Windows, adaptive_places
-from pipeline.program import expression
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import expression
 from pipeline.trt import trt
 
 aten = torch.ops.aten

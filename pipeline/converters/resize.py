@@ -13,8 +13,8 @@ from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base
 from pipeline.impl.resize import Resize, grid_sample, resize
 from pipeline.impl.resize_taps import resize_by_taps
-from pipeline.program import expression
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import expression
 
 aten = torch.ops.aten
 

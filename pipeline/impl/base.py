@@ -14,8 +14,7 @@ import torch
 
 from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.impl.expression import operation
-from pipeline.program import bounds
-from pipeline.shapes import on_host
+from pipeline.shapes import bounds, on_host
 from pipeline.trt import to_torch, to_trt, trt
 
 ITensor: TypeAlias = trt.ITensor

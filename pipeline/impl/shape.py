@@ -12,7 +12,7 @@ import torch
 from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.program import bounds, shape_of
+from pipeline.shapes import bounds, shape_of
 from pipeline.trt import trt
 
 

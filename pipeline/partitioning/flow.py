@@ -17,7 +17,8 @@ import torch
 from attrs import frozen
 
 from pipeline.partitioning.kinds import draws_random, is_cheap
-from pipeline.program import READS_DATA, Expr, Program, bounds, expression, is_operator, results, shape_of
+from pipeline.program import READS_DATA, Program, is_operator, results
+from pipeline.shapes import Expr, bounds, expression, shape_of
 
 Node = torch.fx.Node
 

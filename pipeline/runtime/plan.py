@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from attrs import field, frozen
 
-from pipeline.program import Expr, Output, Port, Program, Segment
-from pipeline.shapes import number, number_of
+from pipeline.program import Output, Port, Program, Segment
+from pipeline.shapes import Expr, number, number_of
 
 Runner: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 Slots: TypeAlias = list[Any]

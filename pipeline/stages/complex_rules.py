@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
-from pipeline.program import shape_of
+from pipeline.shapes import shape_of
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]

@@ -21,8 +21,9 @@ from pipeline.impl import base
 from pipeline.naming import layer_name
 from pipeline.network import Network, Profile, Weight, describe
 from pipeline.plans import NetworkHandle
-from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict, expression, shape_of
+from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
+from pipeline.shapes import expression, shape_of
 from pipeline.trt import Log, new_network, to_torch, to_trt, trt
 
 

@@ -26,7 +26,8 @@ from pipeline.converters.decompositions import DecompositionTable, torch_enabled
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
 from pipeline.fakes import fake_mode, quietly
-from pipeline.program import Program, expression, is_operator, shape_of
+from pipeline.program import Program, is_operator
+from pipeline.shapes import expression, shape_of
 from pipeline.stages.complex import ComplexValues, has_complex
 from pipeline.stages.complex_rules import RULES, settled
 from pipeline.stages.fold import fold

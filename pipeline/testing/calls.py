@@ -10,8 +10,8 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.frozen import FrozenDict
-from pipeline.program import Range
 from pipeline.recipes import qualified_name
+from pipeline.shapes import Range
 from pipeline.testing.values import generate
 
 Sizes: TypeAlias = Mapping[str, int]

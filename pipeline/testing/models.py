@@ -18,9 +18,10 @@ from pipeline.defaults import default
 from pipeline.errors import CaptureError, ShapeError
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.program import Built, Converted, Partitioned, Program, Range, is_operator
+from pipeline.program import Built, Converted, Partitioned, Program, is_operator
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.module import CompiledModule
+from pipeline.shapes import Range
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
 from pipeline.testing.memory import Snapshot, sharing
 from pipeline.testing.whole import difference

@@ -15,11 +15,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_flatten
 
 from pipeline.frozen import FrozenDict
-from pipeline.program import Output, Program, Range, expression, port, shape_of
+from pipeline.program import Output, Program, port
 from pipeline.recipes import identity
 from pipeline.recurrences import whole_recurrences
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import ShapeEnvironment
+from pipeline.shapes import Range, ShapeEnvironment, expression, shape_of
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 
 aten = torch.ops.aten

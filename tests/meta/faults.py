@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.converters.arguments import bind
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base, elementwise
-from pipeline.program import shape_of
+from pipeline.shapes import shape_of
 from pipeline.testing import Call, Size
 from pipeline.testing.strategies.common import Draw, broadcastable, calls, dim_lists, floats, named, shapes, tensors
 from pipeline.trt import trt
