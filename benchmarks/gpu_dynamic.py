@@ -70,7 +70,7 @@ def main() -> int:
         return 2
     rows: list[dict[str, Any]] = []
     case = full("bert", torch.float16)
-    case.model.cuda()
+    case = evolve(case, model=case.model.cuda(), kwargs={k: v.cuda() for k, v in case.kwargs.items()})
     exact = evolve(case, model=full("bert").model.cuda())
     inputs = [{k: v.cuda() for k, v in case.inputs(batch=b, sequence=s).items()} for b, s in SHAPES]
     with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):

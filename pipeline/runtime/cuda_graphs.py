@@ -1,7 +1,7 @@
 """CUDA graphs of a whole program, PyTorch segments included: one for each shape, a bounded number of them.
 
-A shape's first call runs as ever, its second is captured, later ones are replayed: the inputs are copied to the
-graph's own memory and the outputs are copied out, so that nothing a caller holds is ever overwritten.
+A shape's first call runs as ever, its second is captured, later ones are replayed. The graph reads copies of the inputs
+and its outputs are copied out, so that nothing a caller holds is ever overwritten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from pipeline.runtime.plan import CallPlan, Layout
+from pipeline.runtime import graph_copies
+from pipeline.runtime.graph_copies import CopyNode
+from pipeline.runtime.plan import CallPlan
 
 if TYPE_CHECKING:
     from pipeline.runtime.cuda_worker import CudaWorker
@@ -24,34 +26,83 @@ log = logging.getLogger(__name__)
 _capturing = threading.Lock()
 
 
+class Feed:
+    """An input, and the graph's copy of it.
+
+    Where that can be, ``node`` makes the copy, from ``example`` if it is told no other address.
+    """
+
+    def __init__(self, given: int, value: torch.Tensor, inside: bool) -> None:
+        self.given = given
+        self.held = torch.empty_like(value, memory_format=torch.contiguous_format)
+        self.example = torch.empty_like(self.held) if inside else self.held
+        self.node: CopyNode | None = None
+
+    def __call__(self, value: torch.Tensor) -> None:
+        """Let the next replay see an input."""
+        if self.node is not None and value.is_contiguous() and value.dtype == self.held.dtype and value.is_cuda:
+            self.node.read_from(value.data_ptr())
+            return
+        self.example.copy_(value)
+        if self.node is not None:
+            self.node.read_from(self.example.data_ptr())
+
+
+class Take:
+    """An output in the graph's memory. Where that can be, ``node`` copies it to where the caller will find it."""
+
+    def __init__(self, value: torch.Tensor, inside: bool) -> None:
+        self.value = value
+        self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if inside else value
+        self.node: CopyNode | None = None
+        if inside:
+            self.example.copy_(value)
+
+    def before(self) -> torch.Tensor | None:
+        """New memory that the next replay writes to, if the graph makes the copy."""
+        if self.node is None:
+            return None
+        made = torch.empty_like(self.example)
+        self.node.write_to(made.data_ptr())
+        return made
+
+
 class CapturedCall:
     """A call as a CUDA graph.
 
-    ``feeds``: (input number, the graph's copy of it). ``results``: the outputs in the graph's memory, each with the
-    number of the input that it is, if it is one. ``written``: (input number, value to write to it).
+    Args:
+        worker: whose contexts are captured.
+        plan: of the calls that will be replayed.
+        leaves: the inputs of one of them.
+        pool: the memory of the worker's graphs, which are never replayed at the same time.
+        reuse: give the graph's own outputs, which the next replay overwrites.
     """
 
     def __init__(self, worker: CudaWorker, plan: CallPlan, leaves: Sequence[Any], pool: Any, reuse: bool) -> None:
-        executor = worker.executor
-        layout, slots = executor.layout, plan.template.copy()
-        self.plan, self.reuse = plan, reuse
-        self.feeds: list[tuple[int, torch.Tensor]] = []
-        for given, slot, _ in plan.moves:
-            slots[slot] = executor.arrive(leaves[given]).clone(memory_format=torch.contiguous_format)
-            self.feeds.append((given, slots[slot]))
-        stays = evolve(plan, home=None)
+        self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
+        self._slots, self._executor = plan.template.copy(), worker.executor
+        self._inside = graph_copies.available()
+        self.feeds = [Feed(i, self._executor.arrive(leaves[i]), self._inside) for i, _, _ in plan.moves]
+        for feed, (given, slot, _) in zip(self.feeds, plan.moves, strict=True):
+            feed.held.copy_(leaves[given])
+            feed.example.copy_(leaves[given])
+            self._slots[slot] = feed.held
+        self.takes: list[Take] = []
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
+        values, results = self._captured(worker, leaves, pool)
+        taken = {id(take.value): i for i, take in enumerate(self.takes)}
+        self.results = [(r.given, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
+        self.written = [(w.given, values[w.slot]) for w in self.layout.writes if w.given is not None]
+        if self._inside:
+            self._find_nodes()
 
-        def body() -> tuple[list[Any], list[Any]]:
-            values = slots.copy()
-            symbols = executor.run(values, plan.symbols)
-            return values, executor.results(values, leaves, stays, symbols)
+    def _run(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """All slots and the outputs of a run on the graph's copies of the inputs."""
+        values = self._slots.copy()
+        symbols = self._executor.run(values, self.plan.symbols)
+        return values, self._executor.results(values, leaves, evolve(self.plan, home=None), symbols)
 
-        self.graph = torch.cuda.CUDAGraph()
-        values, results = self._captured(worker, body, layout, pool)
-        self.results = [(r.given, value) for r, value in zip(layout.returns, results, strict=True)]
-        self.written = [(w.given, values[w.slot]) for w in layout.writes if w.given is not None]
-
-    def _captured(self, worker: CudaWorker, body: Any, layout: Layout, pool: Any) -> tuple[list[Any], list[Any]]:
+    def _captured(self, worker: CudaWorker, leaves: Sequence[Any], pool: Any) -> tuple[list[Any], list[Any]]:
         turn, stream = worker.turn, torch.cuda.Stream(worker.lane.device)
         caller = worker.lane.here()
         stream.wait_stream(caller)
@@ -59,31 +110,56 @@ class CapturedCall:
         try:
             with torch.cuda.stream(stream):
                 turn.stream = stream
-                body()  # what is compiled or allocated at a first run is so now
+                self._run(leaves)  # what is compiled or allocated at a first run is so now
                 stream.synchronize()
             with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                values, results = body()
-                for write in layout.writes:
-                    if write.buffer is not None:
-                        values[write.buffer].copy_(values[write.slot])
+                return self._body(leaves)
         finally:
             turn.captured = False
             caller.wait_stream(stream)
+
+    def _body(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """What is captured: copies in, the program, what is written to buffers, copies out."""
+        if self._inside:
+            for feed in self.feeds:
+                feed.held.copy_(feed.example)
+        values, results = self._run(leaves)
+        for write in self.layout.writes:
+            if write.buffer is not None:
+                values[write.buffer].copy_(values[write.slot])
+        for output, value in zip(self.layout.returns, results, strict=True):
+            if (
+                output.given is None
+                and isinstance(value, torch.Tensor)
+                and all(t.value is not value for t in self.takes)
+            ):
+                self.takes.append(Take(value, self._inside and not self.reuse and self.plan.home is None))
         return values, results
+
+    def _find_nodes(self) -> None:
+        self.graph.instantiate()
+        nodes = graph_copies.copy_nodes(self.graph)
+        for feed in self.feeds:
+            feed.node = nodes.get((feed.example.data_ptr(), feed.held.data_ptr()))
+        for take in self.takes:
+            take.node = nodes.get((take.value.data_ptr(), take.example.data_ptr()))
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """The outputs for these inputs, on the current stream."""
-        for given, held in self.feeds:
-            held.copy_(leaves[given])
+        for feed in self.feeds:
+            feed(leaves[feed.given])
+        made = [take.before() for take in self.takes]
         self.graph.replay()
-        outputs = [self._given(value) if given is None else leaves[given] for given, value in self.results]
+        for i, take in enumerate(self.takes):
+            if made[i] is None:
+                made[i] = self._given(take.value)
         for given, value in self.written:
             leaves[given].copy_(value)
-        return outputs
+        return [
+            leaves[given] if given is not None else value if i is None else made[i] for given, i, value in self.results
+        ]
 
-    def _given(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def _given(self, value: torch.Tensor) -> torch.Tensor:
         if self.plan.home is not None:
             return value.to(self.plan.home)
         return value if self.reuse else value.clone()

@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen
 
 from pipeline.errors import ExecutionError
-from pipeline.runtime.engine_buffers import Arena, Binding, OutputBuffer, Slab, bindings, described, placed
+from pipeline.runtime.engine_buffers import ALIGNMENT, Arena, Binding, OutputBuffer, Slab, bindings, described, placed
 from pipeline.runtime.engine_load import LOG, LoadedEngine, Said, listening
 
 COPIED = 16 << 20
@@ -41,7 +41,8 @@ class Session:
     """An engine with an execution context, for one run at a time.
 
     Shapes are set and inferred when they change; a run copies its inputs in, enqueues, and copies its outputs out.
-    Tensors of more than ``COPIED`` bytes are read and written where they are.
+    Tensors of more than ``COPIED`` bytes are read and written where they are, and so is an input that lies at the same
+    address at every call.
     """
 
     def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, arena: Arena) -> None:
@@ -59,6 +60,8 @@ class Session:
         self._current: EnginePlan | None = None
         self._fresh = True
         self._addresses: dict[str, int] = {}
+        self._moving = {i for i, b in enumerate(self.inputs) if b.name in self.written}
+        self._placed: set[int] = set()
         self.arena.reserve(loaded.device_memory)
         with listening() as said:
             self.context = loaded.context(said)
@@ -81,7 +84,8 @@ class Session:
         if plan is None or plan is not self._current:
             plan = self._enter(plan, key, inputs, loose=loose)
         for position, memory in plan.copies:
-            memory.copy_(inputs[position])
+            if position in self._moving or not self._stays(position, inputs[position], memory):
+                memory.copy_(inputs[position])
         held = [self._read(self.inputs[i], inputs[i]) for i in plan.loose]
         results = [
             memory if memory is not None else self._receive(binding, shape)
@@ -94,6 +98,20 @@ class Session:
             self.loaded.keep_kernels()
         copied = [memory is not None and not own for memory in plan.results]
         return [self._finished(b, r, c) for b, r, c in zip(self.outputs, results, copied, strict=True)]
+
+    def _stays(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
+        """Whether an input is read where it is, having been there at every call; if not, it is copied from now on."""
+        name, plain = self.inputs[position].name, value.is_contiguous() and not value.is_neg()
+        readable = plain and value.device == self.device and value.dtype == memory.dtype
+        if readable and value.numel() and value.data_ptr() == self._addresses.get(name):
+            return True
+        if readable and position not in self._placed and value.data_ptr() % ALIGNMENT == 0:
+            self._placed.add(position)
+            self._address(name, value)
+            return True
+        self._moving.add(position)
+        self._address(name, memory)
+        return False
 
     def _values(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The inputs whose values TensorRT reads on the host: other values, another plan."""
@@ -126,7 +144,8 @@ class Session:
             for name, memory in made.fixed:
                 self._address(name, memory, said)
             for position, memory in made.copies:
-                self._address(self.inputs[position].name, memory, said)
+                if position in self._moving:
+                    self._address(self.inputs[position].name, memory, said)
             self._infer(said)
             made = plan or self._outputs_of(made, loose=loose)
             for binding, result in zip(self.outputs, made.results, strict=True):
