@@ -8,7 +8,6 @@ from typing import Any
 from pipeline.converters.arguments import argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 
-
 LARGE = 64
 """From so many elements a kernel is large."""
 
