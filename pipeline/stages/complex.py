@@ -39,7 +39,7 @@ def has_complex(*values: Any) -> bool:
 
 
 def _is_complex(value: Any) -> bool:
-    return value.is_complex() if isinstance(value, torch.Tensor) else isinstance(value, complex)
+    return value.dtype.is_complex if isinstance(value, torch.Tensor) else isinstance(value, complex)
 
 
 class ComplexValues:
