@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch.export import Dim
 
 import pipeline
+from pipeline.converters import index_data
+from pipeline.testing.check import _compiled
 from pipeline.trt import CAPABILITIES
-from tests.test_sizes import compiled
+from tests.test_sizes import Calls, compiled
 
 ROWS = {0: Dim("rows", min=1, max=9)}
 
@@ -55,6 +58,20 @@ def test_engines_go_on_with_sizes_that_data_decides(name: str) -> None:
         assert any(str(d).startswith("u") or "u0" in str(d) for p in last.inputs for d in p.shape)
     module = result.module(executor="reference")
     for x in (torch.randn(4, 4), torch.randn(9, 4), torch.rand(9, 4) + 0.1, -torch.rand(1, 4) - 0.1, torch.randn(1, 4)):
+        torch.testing.assert_close(module(x), function(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nonzero", "mask", "mask of rows", "masked_select", "cut to length", "twice"])
+def test_where_tensorrt_runs_nonzero_there_is_one_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tensorrt package would be given, on the reference executor."""
+    monkeypatch.setattr(index_data, "CAPABILITIES", attrs.evolve(CAPABILITIES, nonzero=True))
+    function, _ = CASES[name]
+    to_networks = pipeline.default(require_full_compilation=True).until("convert")
+    converted = to_networks(Calls(function).eval(), args=(torch.randn(4, 4),), dynamic_shapes=((ROWS,),))
+    assert len(converted.networks) == 1
+    assert "NON_ZERO" in converted.networks[0].kinds()
+    module = _compiled(converted, None).module("reference")
+    for x in (torch.randn(4, 4), torch.rand(9, 4) + 0.1, -torch.rand(1, 4) - 0.1):
         torch.testing.assert_close(module(x), function(x), rtol=1e-5, atol=1e-5)
 
 
