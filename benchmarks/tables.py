@@ -24,6 +24,7 @@ def page(results: Path = RESULTS) -> str:
     """The whole page; a result of a kind it does not know is left out."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     parts = [stages(data) for data in found if "growth" in data] + [gpu(data) for data in found if "rows" in data]
+    parts += [gains(data) for data in found if "gains" in data] + [dynamic(data) for data in found if "dynamic" in data]
     parts += [tests(data) for data in found if "counts" in data]
     return "\n".join([HEAD, *parts])
 
@@ -130,6 +131,47 @@ def _cell(form: str, row: dict[str, Any]) -> str:
         return form.format(**row)
     except KeyError:
         return ""
+
+
+GAINS = """Milliseconds on the GPU of the engine driven by hand with a CUDA graph, without any pass of `improve`, with
+all, and with all but one; a pass that changes nothing in a model has no row there. The ratio is to all passes: above 1, the
+pass that is left out gains.
+"""
+
+
+def gains(data: dict[str, Any]) -> str:
+    """What each pass gains."""
+    rows = [
+        [row["model"], row["passes"], str(row["layers"]), f"{row['gpu_ms']:.3f}", f"{row['over_all']:.3f}"]
+        for row in data["gains"]
+    ]
+    head = f"## What the passes gain on {data['machine']['gpu']}\n"
+    table = _table(["model", "passes", "layers", "GPU ms", "over all passes"], rows)
+    return "\n".join([head, _filled(_where(data)), _filled(GAINS), *table, ""])
+
+
+DYNAMIC = """{model} in {dtype} with dynamic batch and sequence: milliseconds on the GPU (microseconds of the host) for
+each shape, and how much longer a call takes when the shape changes at every call.
+"""
+
+
+def dynamic(data: dict[str, Any]) -> str:
+    """One engine for many shapes."""
+    shapes = [f"{s['batch']} x {s['sequence']}" for s in data["dynamic"][0]["shapes"]]
+    rows = [
+        [r["method"], *(f"{s['gpu_ms']:.3f} ({s['host_us']:.0f})" for s in r["shapes"]), f"{r['ratio']:.2f}"]
+        for r in data["dynamic"]
+    ]
+    head = f"## Changing shapes on {data['machine']['gpu']}\n"
+    return "\n".join(
+        [
+            head,
+            _filled(_where(data)),
+            _filled(DYNAMIC.format(**data)),
+            *_table(["method", *shapes, "changing"], rows),
+            "",
+        ]
+    )
 
 
 def tests(data: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import pipeline
-from benchmarks import environment, gpu, memory, methods, stages, tables, workloads
+from benchmarks import environment, gpu, improvements, memory, methods, stages, tables, workloads
 from examples.models import Case
 
 
@@ -83,6 +83,23 @@ def test_gpu_results_become_tables() -> None:
     assert "| eager | 3.000 | 1.50 | 3.00 | 4 |  | 5.0 |  |  | 1.0e-03 |" in text
     assert "| Torch-TensorRT | failed: a / b |" in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_gains_and_changing_shapes_become_tables() -> None:
+    row = {"model": "vit", "passes": "all but masks", "layers": 5, "gpu_ms": 2.0, "over_all": 1.25}
+    assert "| vit | all but masks | 5 | 2.000 | 1.250 |" in tables.gains({**environment.environment(), "gains": [row]})
+    shape = {"batch": 2, "sequence": 64, "gpu_ms": 0.5, "host_us": 12.0}
+    rows = [{"method": "pipeline", "shapes": [shape], "ratio": 1.05}]
+    text = tables.dynamic({**environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows})
+    assert "| method | 2 x 64 | changing |" in text
+    assert "| pipeline | 0.500 (12) | 1.05 |" in text
+
+
+def test_variants_differ_in_their_networks() -> None:
+    """A pass that changes nothing in a model has no variant of its own."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 8, stride=8), torch.nn.ReLU()).eval()
+    found = improvements.variants(model, {"input": torch.randn(1, 3, 16, 16)})
+    assert {"none", "all"} <= set(found) <= {"none", "all", "all but patches"}
 
 
 def test_there_must_be_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
