@@ -134,8 +134,8 @@ def _cell(form: str, row: dict[str, Any]) -> str:
 
 
 GAINS = """Milliseconds on the GPU of the engine driven by hand with a CUDA graph, without any pass of `improve`, with
-all, and with all but one; a pass that changes nothing in a model has no row there. The ratio is to all passes: above 1, the
-pass that is left out gains.
+all, and with all but one; a pass that changes nothing in a model has no row there. The ratio is to all passes: above
+1, the pass that is left out gains.
 """
 
 
