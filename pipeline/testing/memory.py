@@ -18,18 +18,21 @@ def tensors(tree: Any) -> list[tuple[str, torch.Tensor]]:
 
 @frozen(eq=False)
 class Snapshot:
-    """Tensors, and copies of them as they are now."""
+    """Tensors with copies of them, and what else prints with its text, as they are now."""
 
     rows: tuple[tuple[str, torch.Tensor, torch.Tensor], ...]
+    printed: tuple[tuple[Any, str], ...] = ()
 
     @classmethod
-    def of(cls, tree: Any) -> Snapshot:
-        """A snapshot of the tensors of a pytree."""
-        return cls(tuple((place, tensor, tensor.detach().clone()) for place, tensor in tensors(tree)))
+    def of(cls, tree: Any, *others: Any) -> Snapshot:
+        """A snapshot of the tensors of a pytree, and of how others print."""
+        rows = tuple((place, tensor, tensor.detach().clone()) for place, tensor in tensors(tree))
+        return cls(rows, tuple((value, str(value)) for value in others))
 
     def changes(self) -> str:
-        """The places of the tensors that differ from their copies; empty if none does."""
-        return ", ".join(place for place, tensor, copy in self.rows if not _same(tensor, copy))
+        """The places of the tensors that differ from their copies, and the types of the others; empty if none does."""
+        places = [place for place, tensor, copy in self.rows if not _same(tensor, copy)]
+        return ", ".join([*places, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

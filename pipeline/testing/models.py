@@ -21,6 +21,7 @@ from pipeline.inputs import Input
 from pipeline.program import Built, Converted, Partitioned, Program, is_operator
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.module import CompiledModule
+from pipeline.settings import CompilationSettings
 from pipeline.shapes import Range
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
 from pipeline.testing.memory import Snapshot, sharing
@@ -165,10 +166,7 @@ def check_model(
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)
     compile = compile if build else compile.replace("build", unbuilt)
-    compiled: Compiled = _compiled(model, compile, entry)
-    again = _compiled(model, compile.until("convert"), entry)
-    if _printed(compiled) != _printed(again):
-        raise ModelError("deterministic", f"two compilations differ:\n{_printed(compiled)}\n\n{_printed(again)}")
+    compiled = _compiled(model, compile, entry)
     _check_blocks(compiled.partitioned)
     for executor in executors or (("reference", "tensorrt") if build and has_gpu() else ("reference",)):
         _run(model, compiled, executor, strided)
@@ -179,37 +177,40 @@ def _specs(args: Any, kwargs: Any) -> Iterator[Any]:
     return (leaf for leaf in tree_flatten((tuple(args), dict(kwargs or {})))[0] if isinstance(leaf, TensorSpec | Size))
 
 
-def _compiled(model: Model, compile: Pipeline, entry: Entry) -> Any:
-    """What the pipeline gives; what it is given must stay as it is."""
+def _captured(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
+    """The program, and what it was captured from as it was before."""
     module = model.made()
     args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt)
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)
-    before = Snapshot.of((module.state_dict(), args, kwargs))
-    try:
-        if entry == "exported":
-            return _from_exported(module, args, kwargs, shapes, compile)
-        program = capture(module, args, kwargs, shapes, compile.settings)
-        record = compile(program)
-    except (CaptureError, ModelError):
-        raise
-    except Exception as error:
-        raise ModelError("compiles", f"{type(error).__name__}: {error}") from error
-    if said := before.changes():
-        raise ModelError("changed", f"compiling changed {said}")
-    return record
-
-
-def _from_exported(module: torch.nn.Module, args: Any, kwargs: Any, shapes: Any, compile: Pipeline) -> Any:
+    before = [Snapshot.of((module.state_dict(), args, kwargs))]
+    if entry != "exported":
+        return capture(module, args, kwargs, shapes, settings), before
     try:
         with torch.no_grad():
             exported = torch.export.export(module, args, kwargs=kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         raise CaptureError(f"torch.export cannot capture {type(module).__name__}: {error}") from error
-    text, before = str(exported), Snapshot.of(exported.state_dict)
-    record = compile(exported)
-    if str(exported) != text or before.changes():
-        raise ModelError("changed", f"compiling changed the ExportedProgram {before.changes()}")
-    return record
+    return capture(exported, settings=settings), [*before, Snapshot.of(exported.state_dict, exported)]
+
+
+def _compiled(model: Model, compile: Pipeline, entry: Entry) -> Compiled:
+    """What the pipeline gives, and gives again; what it is given must stay as it is."""
+    try:
+        program, before = _captured(model, compile.settings, entry)
+        text = str(program)
+        compiled: Compiled = compile(program)
+        again = compile.until("convert")(program)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise ModelError("compiles", f"{type(error).__name__}: {error}") from error
+    if changes := [said for each in before if (said := each.changes())]:
+        raise ModelError("changed", f"compiling changed {', '.join(changes)}")
+    if str(program) != text:
+        raise ModelError("changed", f"compiling changed the program\n{text}\n\nto\n{program}")
+    if _printed(compiled) != _printed(again):
+        raise ModelError("deterministic", f"two compilations differ:\n{_printed(compiled)}\n\n{_printed(again)}")
+    return compiled
 
 
 def _printed(record: Any) -> str:
