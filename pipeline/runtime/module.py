@@ -44,15 +44,15 @@ class CompiledModule(torch.nn.Module):
         self, compiled: Compiled, executor: Executor | None = None, settings: CompilationSettings | None = None
     ) -> None:
         super().__init__()
-        self.compiled, self.settings = compiled, settings or compiled.settings
+        self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled)
         if self.executor == "tensorrt" and not has_gpu():
             raise ExecutionError("TensorRT engines run on a GPU, and torch sees none here")
         on_gpu = self.executor == "tensorrt"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        self.program: Program = compiled.program
-        parameters = Snapshot(self.program)
-        constant = cache(lambda name: compiled.program.constants[name].evaluate(parameters).to(self.device))
+        self.program: Program = self.compiled.program
+        parameters = Snapshot(compiled.program)
+        constant = cache(lambda name: self.program.constants[name].evaluate(parameters).to(self.device))
         for placeholder, target in self.program.buffers.items():
             self.register_buffer(placeholder, parameters[target].to(self.device, copy=True))
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
@@ -61,9 +61,7 @@ class CompiledModule(torch.nn.Module):
             for o in self.program.outputs
             if not o.constant and o.value in self.program.constants
         }
-        self._parts = [_part(self, s, parameters, constant) for s in compiled.partitioned.segments]
-        self.compiled = without_parameters(compiled)
-        self.program = self.compiled.program
+        self._parts = [_part(self, compiled, s, parameters, constant) for s in compiled.partitioned.segments]
         self._workers: Pool[Worker] = Pool(self._worker, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
         self._plans: dict[Any, CallPlan] = {}
@@ -183,14 +181,14 @@ def _default_executor(compiled: Compiled) -> Executor:
 
 def _part(
     module: CompiledModule,
+    compiled: Compiled,
     segment: Segment,
     parameters: Mapping[str, torch.Tensor],
     constant: Callable[[str], torch.Tensor],
 ) -> Any:
     """What runs a segment, for all workers: a function, or an engine of which each worker makes a context."""
-    compiled = module.compiled
     if segment.kind == "torch":
-        return torch_segment(compiled.program, segment, constant, module.device)
+        return torch_segment(module.program, segment, constant, module.device)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     network = compiled.networks[index]
     if module.executor == "reference":
