@@ -1,4 +1,4 @@
-"""``pipeline.default``: the six stages, joined."""
+"""``pipeline.default``: the stages, joined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.settings import CompilationSettings
-from pipeline.stages import Build, Decompose, Validate, convert, partition, refit_map
+from pipeline.stages import Build, Decompose, Improve, Validate, convert, partition, refit_map
 
 
 def default(
@@ -21,7 +21,7 @@ def default(
     executor: Executor | None = None,
     **fields: Any,
 ) -> Pipeline:
-    """decompose → validate → partition → convert → build → refit_map, as a ``Pipeline``.
+    """decompose → improve → validate → partition → convert → build → refit_map, as a ``Pipeline``.
 
     Args:
         settings: the settings; default ones if None.
@@ -35,5 +35,5 @@ def default(
         TypeError: a field that ``CompilationSettings`` does not have, or a value of a wrong type.
     """
     settings = (settings or CompilationSettings()).evolve(**fields)
-    stages = (Decompose(registry, decompositions), Validate(registry), partition, convert, Build(executor), refit_map)
-    return Pipeline(stages, settings)
+    front = (Decompose(registry, decompositions), Improve(registry), Validate(registry))
+    return Pipeline((*front, partition, convert, Build(executor), refit_map), settings)

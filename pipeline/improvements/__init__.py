@@ -12,7 +12,7 @@ from pipeline.improvements.patches import patches
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.tidy import casts, duplicates, layouts
 
-PASSES: Final = (casts, duplicates, patches, layouts, padding, scales, gelus, attention, groups, masks)
+PASSES: Final = (casts, gelus, attention, groups, masks, padding, scales, patches, layouts, duplicates)
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 
 __all__ = ["PASSES", "Improvement", "Rewriting", "improvement"]

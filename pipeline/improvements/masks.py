@@ -12,7 +12,8 @@ from attrs import frozen
 
 from pipeline.converters.arguments import argument
 from pipeline.improvements.attention import SDPA
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, rank_of, source_of
+from pipeline.shapes import shape_of
 
 KEEPS = frozenset(
     {
@@ -23,8 +24,10 @@ KEEPS = frozenset(
 )
 """Operators whose result has no element that their input does not have."""
 
+WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
+"""Operators that leave the last two dims of a mask as they are, or whose shapes tell that they do not."""
+
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
-FILLED = {aten.full.default: 1, aten.ones.default: None, aten.zeros.default: None}
 
 
 @improvement
@@ -87,10 +90,11 @@ def _is_causal(rewriting: Rewriting, node: Node) -> bool:
     found = rewriting.literal(node)
     if found is not None and found.dtype == torch.bool and found.dim() >= 2:
         return torch.equal(found, torch.ones_like(found).tril())
-    if node.target is aten.expand.default or (node.target is aten._to_copy.default and dtype_of(node) == torch.bool):
-        source = node.args[0]
-        same = isinstance(source, Node) and source.meta["val"].shape[-2:] == node.meta["val"].shape[-2:]
-        return same and dtype_of(source) == torch.bool and _is_causal(rewriting, source)  # type: ignore[arg-type]
+    if node.target in WRAPS:
+        source = source_of(node)
+        same = rank_of(source) >= 2 and shape_of(source.meta["val"])[-2:] == shape_of(node.meta["val"])[-2:]
+        leading = node.target is not aten.unsqueeze.default or argument(node, "dim") % rank_of(node) < rank_of(node) - 2
+        return same and leading and dtype_of(source) == torch.bool and _is_causal(rewriting, source)
     if node.target in AND:
         for one, other in (node.args[:2], node.args[1::-1]):
             if constant_of(rewriting, one) == 1.0 and isinstance(other, Node):

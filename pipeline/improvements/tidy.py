@@ -16,6 +16,7 @@ from pipeline.improvements.rewriting import (
     improvement,
     is_item,
     rank_of,
+    source_of,
 )
 from pipeline.stages.fold import is_pure
 
@@ -73,7 +74,7 @@ def casts(rewriting: Rewriting) -> None:
 
 
 TRANSPOSES = (aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default)
-RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints)
 
 
 @improvement
@@ -87,7 +88,18 @@ def layouts(rewriting: Rewriting) -> None:
         if node.target in TRANSPOSES:
             _permuted(rewriting, node, source)
         elif not rewriting.replace(node, source) and node.target in RESHAPES and source.target in RESHAPES:
-            rewriting.offer(node, aten.reshape.default, (source.args[0], node.args[1]))
+            inner = source_of(source)
+            sizes = _sizes(node)
+            if not rewriting.replace(node, inner) and sizes is not None:
+                rewriting.offer(node, aten.reshape.default, (inner, sizes))
+
+
+def _sizes(node: Node) -> Any:
+    """The sizes that a reshape asks for; None where a flattening has more of them to be known when it runs than one."""
+    if node.target is not aten.flatten.using_ints:
+        return node.args[1]
+    sizes = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
+    return sizes if sizes.count(-1) <= 1 else None
 
 
 def _permuted(rewriting: Rewriting, node: Node, source: Node) -> None:

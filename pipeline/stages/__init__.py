@@ -1,8 +1,9 @@
-"""The six stages, a file each, in the order in which they run."""
+"""The stages, a file each, in the order in which they run."""
 
 from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert
 from pipeline.stages.decompose import Decompose
+from pipeline.stages.improve import Improve
 from pipeline.stages.partition import BySubmodule, Partition, Partitioner, by_submodule, partition
 from pipeline.stages.refit_map import refit_map
 from pipeline.stages.validate import Validate
@@ -11,6 +12,7 @@ __all__ = [
     "Build",
     "BySubmodule",
     "Decompose",
+    "Improve",
     "Partition",
     "Partitioner",
     "Validate",

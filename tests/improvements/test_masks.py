@@ -1,0 +1,85 @@
+"""masks: those that hide nothing go, those that hide what comes later are causal; all others stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+from tests.improvements.programs import agree, decomposed, improved
+
+Mask = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Masked(nn.Module):
+    """Self-attention with a mask made of the input's sizes."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, H, S, D] -> [B, H, S, D]"""
+        return nn.functional.scaled_dot_product_attention(x, x, x, self.mask(x))
+
+
+def count(x: torch.Tensor, start: int = 0) -> torch.Tensor:
+    return torch.arange(x.shape[2]) + start
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """Every position counts, said in a roundabout way."""
+    return (count(x, 0)[None, None, :, None] >= 0).expand(x.shape[0], 1, x.shape[2], x.shape[2])
+
+
+def future(x: torch.Tensor) -> torch.Tensor:
+    return count(x)[None, :] <= count(x)[:, None]
+
+
+NOTHING: dict[str, Mask] = {
+    "counted": whole,
+    "all ones": lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool),
+    "zeros": lambda x: torch.zeros(x.shape[2], x.shape[2], dtype=x.dtype),
+    "selected": lambda x: torch.where(whole(x), 0.0, -1e4).to(x.dtype),
+    "both": lambda x: whole(x) & torch.ones((), dtype=torch.bool),
+}
+CAUSAL: dict[str, Mask] = {
+    "le": future,
+    "ge": lambda x: count(x)[:, None] >= count(x)[None, :],
+    "same start": lambda x: count(x, 3)[:, None] >= count(x, 3)[None, :],
+    "expanded": lambda x: (future(x) & torch.ones((), dtype=torch.bool))[None, None].expand(x.shape[0], 1, -1, -1),
+}
+OTHERS: dict[str, Mask] = {
+    "later too": lambda x: count(x)[:, None] + 1 >= count(x)[None, :],
+    "the past": lambda x: count(x)[:, None] <= count(x)[None, :],
+    "other starts": lambda x: count(x, 1)[:, None] >= count(x)[None, :],
+    "not all": lambda x: (count(x) >= 1)[:, None].expand(-1, x.shape[2]).contiguous(),
+    "ones to add": lambda x: torch.arange(x.shape[2]).to(x.dtype) * x.new_ones((x.shape[2], 1)),
+}
+SIZES = {"static": None, "dynamic": ({0: Dim("batch", max=8), 2: Dim("length", min=2, max=32)},)}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("mask", "causal"),
+    [*((m, False) for m in NOTHING.values()), *((m, True) for m in CAUSAL.values())],
+    ids=[*NOTHING, *CAUSAL],
+)
+def test_masks_that_are_known(mask: Mask, causal: bool, sizes: str) -> None:
+    x = torch.randn(2, 3, 6, 8)
+    program = decomposed(Masked(mask), x, dynamic_shapes=SIZES[sizes])
+    after = improved(program, "masks")
+    [node] = [n for n in after.graph.nodes if "scaled_dot" in str(n.target)]
+    assert node.args[3] is None
+    assert (len(node.args) > 5 and node.args[5]) is causal
+    agree(program, after, x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_masks_stay(name: str, sizes: str) -> None:
+    program = decomposed(Masked(OTHERS[name]), torch.randn(2, 3, 6, 8), dynamic_shapes=SIZES[sizes])
+    assert str(improved(program, "masks")) == str(program)

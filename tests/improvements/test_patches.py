@@ -1,0 +1,64 @@
+"""patches: convolutions that tile an image are products; all others stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+from tests.improvements.programs import agree, decomposed, improved, targets
+
+X = torch.randn(2, 4, 8, 12, generator=torch.Generator().manual_seed(0))
+
+TILES = {
+    "square": (lambda: nn.Conv2d(4, 6, 4, 4), X),
+    "oblong, no bias": (lambda: nn.Conv2d(4, 6, (2, 3), (2, 3), bias=False), X),
+    "one dim": (lambda: nn.Conv1d(4, 6, 2, 2), X[:, :, 0]),
+    "three dims": (lambda: nn.Conv3d(4, 6, 2, 2), torch.randn(2, 4, 4, 6, 2)),
+}
+OTHERS = {
+    "overlap": lambda: nn.Conv2d(4, 6, 3, 2),
+    "padding": lambda: nn.Conv2d(4, 6, 4, 4, padding=2),
+    "groups": lambda: nn.Conv2d(4, 4, 4, 4, groups=2),
+    "dilation": lambda: nn.Conv2d(4, 6, 2, 2, dilation=2),
+    "a rest": lambda: nn.Conv2d(4, 6, 5, 5),
+    "one by one": lambda: nn.Conv2d(4, 6, 1),
+    "transposed": lambda: nn.ConvTranspose2d(4, 6, 4, 4),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_are_multiplied(name: str, dynamic: bool) -> None:
+    make, x = TILES[name]
+    shapes: Any = ({0: Dim("batch", max=8)},) if dynamic else None
+    program = decomposed(make(), x, dynamic_shapes=shapes)
+    after = improved(program, "patches")
+    assert "convolution.default" not in targets(after) and targets(after).count("linear.default") == 1
+    assert {r.parameters for r in after.constants.values()} <= {("weight",), ("bias",)}
+    agree(program, after, x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_stay(name: str) -> None:
+    program = decomposed(OTHERS[name](), X)
+    assert str(improved(program, "patches")) == str(program)
+
+
+def test_what_a_transformer_makes_of_patches_needs_one_transposition_only() -> None:
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Conv2d(4, 6, 4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[N, 4, H, W] -> [N, H / 4 * W / 4, 6]"""
+            return self.project(x).flatten(2).transpose(1, 2).exp()
+
+    program = decomposed(Embedding(), X, dynamic_shapes=({0: Dim("batch", max=8)},))
+    after = improved(program, "patches", "layouts")
+    assert targets(after) == ["view.default", "permute.default", "reshape.default", "linear.default", "exp.default"]
+    agree(program, after, X, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,106 @@
+"""improve as a stage: it is pure, its passes can be chosen, and models come out the same, in fewer layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import pipeline
+from examples.models import small
+from pipeline import Program, autocast
+from pipeline.improvements import PASSES, Rewriting, improvement
+from pipeline.stages.improve import Improve
+
+NAMES = [each.name for each in PASSES]
+
+
+def model(name: str, *, spelled_out: bool = False, dtype: torch.dtype = torch.float16) -> tuple[Any, Program]:
+    """An example model, with its attention spelled out or not, and its program as the stage gets it."""
+    case = small(name, dtype)
+    if spelled_out:
+        case.model.set_attn_implementation("eager")
+    decompose = pipeline.default().until("decompose")
+    return case, decompose(case.model, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
+
+
+def layers(program: Program) -> int:
+    """How many layers the program's networks have."""
+    stages = pipeline.default(require_full_compilation=True).stages
+    networks = pipeline.Pipeline(tuple(s for s in stages if s.name in ("validate", "partition", "convert")))(program)
+    return sum(len(network.layers) for network in networks.networks)
+
+
+def test_it_is_a_stage_of_the_default_pipeline() -> None:
+    names = pipeline.default().names
+    assert names[names.index("improve") - 1 : names.index("improve") + 2] == ("decompose", "improve", "validate")
+    assert Improve() == Improve(passes=NAMES) and Improve().name == "improve"
+
+
+def test_passes_are_chosen_by_name() -> None:
+    assert [p.name for p in Improve().without("attention", "masks").passes] == [
+        name for name in NAMES if name not in ("attention", "masks")
+    ]
+    with pytest.raises(ValueError, match="no pass 'atention'; the passes are casts"):
+        Improve(passes=("atention",))
+    with pytest.raises(TypeError, match="collection"):
+        Improve(passes="attention")
+    with pytest.raises(TypeError, match="3 is no pass"):
+        Improve(passes=(3,))
+
+
+def test_without_passes_nothing_is_done() -> None:
+    _, program = model("resnet18")
+    assert Improve(passes=())(program) is program
+
+
+def test_a_pass_of_ones_own() -> None:
+    @improvement
+    def no_relus(rewriting: Rewriting) -> None:
+        """Relus vanish."""
+        for node in rewriting.nodes(torch.ops.aten.relu.default):
+            rewriting.replace(node, node.args[0])
+
+    _, program = model("resnet18")
+    after = Improve(passes=(no_relus,))(program)
+    assert not [n for n in after.graph.nodes if n.target is torch.ops.aten.relu.default]
+
+
+def test_nothing_is_introduced_that_no_converter_takes() -> None:
+    _, program = model("bert", spelled_out=True)
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    registry = pipeline.DYNAMO_CONVERTERS.without(attention)
+    assert attention not in {n.target for n in Improve(registry)(program).graph.nodes}
+
+
+MODELS = {"resnet18": (174, 54), "vit": (146, 133), "gpt2": (218, 182)}
+"""Layers before and after; the attention layer counts as two, and its mask as up to three."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_come_out_the_same_in_fewer_layers(name: str) -> None:
+    case, program = model(name, spelled_out=name != "resnet18")
+    before, stage = str(program), Improve()
+    after = stage(program)
+    assert str(program) == before
+    assert str(after) == str(stage(program)) and after.digest == stage(program).digest
+    assert str(stage(after)) == str(after)
+    assert (layers(program), layers(after)) == MODELS[name]
+    stages = pipeline.default(require_full_compilation=True).stages
+    rest = pipeline.Pipeline(stages[[s.name for s in stages].index("validate") :])
+    with torch.no_grad():
+        expected = case.model(**case.kwargs)
+    actual = rest(after).module(executor="reference")(**case.kwargs)
+    for a, e in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(a, e, rtol=2e-2, atol=2e-2)
+
+
+def test_after_autocast_attention_is_recognised_too() -> None:
+    case = small("bert")
+    case.model.set_attn_implementation("eager")
+    compile = pipeline.default().insert(autocast(), before="decompose").until("improve")
+    after = compile(case.model, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
+    found = [n for n in after.graph.nodes if n.target is torch.ops.aten.scaled_dot_product_attention.default]
+    assert len(found) == 2
