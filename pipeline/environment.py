@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from pipeline.frozen import FrozenDict
-from pipeline.shapes import Range, ShapeEnvironment, Symbol, always, bounds, expression, shape_of, solved
+from pipeline.shapes import Range, Relation, ShapeEnvironment, Symbol, always, bounds, expression, shape_of, solved
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -29,6 +29,9 @@ UNBOUNDED_FACTOR = 4
 _TORCH = Path(torch.__file__).parent
 _OPERATORS = tuple(f"{_TORCH}/{part}" for part in ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta"))
 """Where torch is in the midst of an operator."""
+
+RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+"""Operators whose result has the elements of their input."""
 
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 """Operators whose result has another rank where a size is 1; torch.export takes a size that varies not to be."""
@@ -126,28 +129,29 @@ def _range(place: str, low: int | None, high: int | None, hint: int | None) -> R
 def _under(shapes: ShapeEnvironment, conditions: Iterable[Any]) -> ShapeEnvironment:
     """The environment under conditions, after a warning for each symbol that fewer sizes are left of than were asked
     for."""
-    conditions = [c for c in conditions if not always(c, shapes)]
-    left = shapes.related(*conditions)
+    kept: list[Relation] = []
+    for condition in conditions:
+        if not always(condition, shapes, kept):
+            kept.append(Relation(condition, shapes.words(condition)))
+    left = shapes.related(*(r.condition for r in kept))
     for name, asked in shapes.items():
         given = left[name]
         if (given.min, given.max) != (asked.min, asked.max):
-            size = shapes.words(sympy.Symbol(name))
-            why = " and ".join(shapes.words(c) for c in conditions if {s.name for s in c.free_symbols} == {name})
-            log.warning(
-                "%s goes from %d to %d, not %d to %d: the model was captured for %s",
-                size,
-                given.min,
-                given.max,
-                asked.min,
-                asked.max,
-                why,
-            )
+            ends = f"from {given.min} to {given.max}, not {asked.min} to {asked.max}"
+            why = " and ".join(r.words for r in kept if r.symbols == {name})
+            log.warning("%s goes %s: the model was captured for %s", shapes.words(sympy.Symbol(name)), ends, why)
     return left
 
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
     """What the program takes for granted of its inputs' sizes."""
-    for condition in (*_guards(graph), *_assertions(graph), *_squeezed(graph, shapes), *_not_negative(graph, shapes)):
+    for condition in (
+        *_guards(graph),
+        *_assertions(graph),
+        *_squeezed(graph),
+        *_reshaped(graph),
+        *_not_negative(graph, shapes),
+    ):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
             yield condition
 
@@ -182,7 +186,16 @@ def _assertions(graph: torch.fx.Graph) -> Iterator[Any]:
                 yield value.node.expr
 
 
-def _squeezed(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
+def _reshaped(graph: torch.fx.Graph) -> Iterator[Any]:
+    """``view(-1, 4)`` takes a multiple of 4; an ExportedProgram that was saved has forgotten it."""
+    for node in graph.nodes:
+        if node.target in RESHAPES:
+            before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
+            if before != after:
+                yield sympy.Eq(before, after, evaluate=False)
+
+
+def _squeezed(graph: torch.fx.Graph) -> Iterator[Any]:
     for node in graph.nodes:
         if node.target in SQUEEZES:
             sizes = shape_of(node.args[0].meta["val"])

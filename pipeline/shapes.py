@@ -106,7 +106,10 @@ class Relation:
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether it holds for these values of the symbols. About 1 µs."""
-        return bool(function_of(self.condition)(sizes))
+        try:
+            return bool(function_of(self.condition)(sizes))
+        except ArithmeticError:  # a division by a size of 0
+            return False
 
     @property
     def symbols(self) -> frozenset[str]:
@@ -285,10 +288,10 @@ def always(condition: Any, symbols: Symbols, relations: Sequence[Relation] = ())
         return True
     if math.prod(r.max - r.min + 1 for _, r in given) > POINTS:
         return False
-    names = [s.name for s, _ in given]
+    names, wanted = [s.name for s, _ in given], Relation(condition, "")
     known = [r for r in relations if r.symbols <= set(names)]
     points = (dict(zip(names, p, strict=True)) for p in itertools.product(*(range(r.min, r.max + 1) for _, r in given)))
-    return all(function_of(condition)(point) for point in points if all(r.holds(point) for r in known))
+    return all(wanted.holds(point) for point in points if all(r.holds(point) for r in known))
 
 
 @lru_cache(maxsize=4096)

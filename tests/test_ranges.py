@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -236,6 +237,17 @@ def test_an_exported_program_keeps_its_ranges() -> None:
         exported, args=(Input(min_shape=(1, 4), opt_shape=(7, 4), max_shape=(8, 4)),)
     )
     assert ranges(tuned) == ["1..7..8"]
+
+
+def test_an_exported_program_that_was_saved_keeps_its_relations(tmp_path: Path) -> None:
+    call = Calls(lambda x: x.view(-1, 4) * 2).eval()
+    exported = torch.export.export(call, (torch.randn(8),), dynamic_shapes=(({0: Dim.AUTO(max=30)},),), strict=False)
+    torch.export.save(exported, tmp_path / "rows.pt2")
+    for program in (exported, torch.export.load(tmp_path / "rows.pt2")):
+        module = pipeline.default()(program).module(executor="reference")
+        torch.testing.assert_close(module(torch.ones(28)), torch.ones(7, 4) * 2)
+        with pytest.raises(pipeline.ShapeError, match="size 10 in dimension 0; compiled for 4 to 28, sizes with"):
+            module(torch.ones(10))
 
 
 def test_segments_have_derived_ranges() -> None:
