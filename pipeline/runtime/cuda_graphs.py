@@ -43,7 +43,7 @@ class Feed:
         if self.node is not None and value.is_contiguous() and value.dtype == self.held.dtype and value.is_cuda:
             self.node.read_from(value.data_ptr())
             return
-        self.example.copy_(value)
+        self.example.copy_(value.detach())
         if self.node is not None:
             self.node.read_from(self.example.data_ptr())
 
@@ -153,11 +153,16 @@ class CapturedCall:
         for i, take in enumerate(self.takes):
             if made[i] is None:
                 made[i] = self._given(take.value)
-        for given, value in self.written:
-            leaves[given].copy_(value)
+        if self.written:
+            self._write(leaves)
         return [
             leaves[given] if given is not None else value if i is None else made[i] for given, i, value in self.results
         ]
+
+    @torch.no_grad()
+    def _write(self, leaves: Sequence[Any]) -> None:
+        for given, value in self.written:
+            leaves[given].copy_(value)
 
     def _given(self, value: torch.Tensor) -> torch.Tensor:
         if self.plan.home is not None:
@@ -166,7 +171,7 @@ class CapturedCall:
 
 
 class CudaGraphs:
-    """The graphs of one worker by plan, the least recently used forgotten first.
+    """The graphs of one worker by plan, the oldest forgotten first.
 
     ``refused`` says for each plan that cannot be captured why; such calls run as without graphs.
     """
@@ -178,13 +183,8 @@ class CudaGraphs:
         self._seen: dict[CallPlan, None] = {}
         self._pool: Any = None
 
-    def get(self, plan: CallPlan, leaves: Sequence[Any], worker: CudaWorker) -> CapturedCall | None:
-        """The graph of a plan; None at its first call, and where it cannot be captured."""
-        graph = self.kept.get(plan)
-        if graph is not None:
-            if len(self.kept) > 1:
-                self.kept[plan] = self.kept.pop(plan)
-            return graph
+    def capture(self, plan: CallPlan, leaves: Sequence[Any], worker: CudaWorker) -> CapturedCall | None:
+        """A graph for a plan that has none; None at its first call, and where it cannot be captured."""
         if plan in self.refused or torch.cuda.is_current_stream_capturing():
             return None
         if plan not in self._seen:

@@ -32,7 +32,7 @@ class Lane:
 
     def elsewhere(self) -> bool:
         """Whether another GPU is the current one."""
-        return torch.cuda.current_device() != self._index
+        return bool(torch._C._cuda_getDevice() != self._index)
 
     def here(self) -> torch.cuda.Stream:
         """The current stream, behind the worker's last run."""

@@ -27,6 +27,7 @@ class CopyNode:
     def __init__(self, executable: Any, node: Any, source: int, target: int, nbytes: int) -> None:
         self._executable, self._node, self._nbytes = executable, node, nbytes
         self._source, self._target = source, target
+        self._kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
 
     def read_from(self, address: int) -> None:
         """From the next replay on."""
@@ -39,11 +40,11 @@ class CopyNode:
             self._tell(self._source, address)
 
     def _tell(self, source: int, target: int) -> None:
-        kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        done = cudart.cudaGraphExecMemcpyNodeSetParams1D(
-            self._executable, self._node, target, source, self._nbytes, kind
+        (error,) = cudart.cudaGraphExecMemcpyNodeSetParams1D(
+            self._executable, self._node, target, source, self._nbytes, self._kind
         )
-        _checked(done)
+        if error:
+            _checked((error,))
         self._source, self._target = source, target
 
 
