@@ -123,6 +123,8 @@ class CompilationSettings:
         repetition. Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
     decompose_attention: always spell attention out as matmul, softmax, matmul, instead of TensorRT's attention layer
         where that can be used. Default False.
+    use_fp32_acc: accumulate matrix products of halves in float32 whatever TensorRT holds best: their inputs are cast,
+        which it recognises, and a bias is added before the result is rounded. Default False.
 
     How compiled programs run is told by the following; ``compiled.module(cuda_graphs=True)`` changes one for a module.
 
@@ -153,6 +155,7 @@ class CompilationSettings:
     max_aux_streams: int | None = attrs.field(default=None, validator=_whole(0))
     compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_capabilities)
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
+    use_fp32_acc: bool = attrs.field(default=False, validator=_flag)
     cuda_graphs: bool = attrs.field(default=False, validator=_flag)
     max_cuda_graphs: int = attrs.field(default=8, validator=_whole(1, optional=False))
     reuse_outputs: bool = attrs.field(default=False, validator=_flag)

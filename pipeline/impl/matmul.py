@@ -7,7 +7,7 @@ import torch
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic, binary
+from pipeline.impl.elementwise import HALVES, arithmetic, binary
 from pipeline.trt import trt
 
 
@@ -16,10 +16,20 @@ def matmul(
 ) -> ITensor:
     """``a @ b`` over the last two dims, the others broadcast; a 1-d operand is a vector. Accumulates in fp32, or, for
     integers, exactly."""
+    result = _accumulated(ctx, name, a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    return base.cast(ctx, name, result, base.result_type(a, b))
+
+
+def _accumulated(
+    ctx: ConversionContext, name: str, a: Value, b: Value, *, transpose_a: bool = False, transpose_b: bool = False
+) -> ITensor:
+    """The product; with ``use_fp32_acc`` that of halves is in float32."""
     op_a, op_b = _operation(base.rank(a), transpose_a), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT wants as many batch dims on both sides
     x = base.tensor(ctx, name, a, rank=batch + min(base.rank(a), 2))
     y = base.tensor(ctx, name, b, rank=batch + min(base.rank(b), 2))
+    if ctx.compilation_settings.use_fp32_acc and base.dtype_of(x) in HALVES:
+        x, y = (base.cast(ctx, name, v, torch.float32) for v in (x, y))
     dtype = base.dtype_of(x)
     if not dtype.is_floating_point:
         x, y = (base.cast(ctx, name, v, arithmetic(dtype)) for v in (x, y))
@@ -77,22 +87,23 @@ def _integers(
 
 def linear(ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None) -> ITensor:
     """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed."""
-    result = matmul(ctx, name, x, weight, transpose_b=base.rank(weight) == 2)
-    return result if bias is None else binary(ctx, name, "SUM", result, bias)
+    result = _accumulated(ctx, name, x, weight, transpose_b=base.rank(weight) == 2)
+    result = result if bias is None else binary(ctx, name, "SUM", result, bias)
+    return base.cast(ctx, name, result, base.result_type(x, weight))
 
 
 def plus_product(
     ctx: ConversionContext, name: str, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1
 ) -> ITensor:
     """``beta * x + alpha * (a @ b)``; ``x`` is not read where beta is 0, so that its NaN does not matter."""
-    product = matmul(ctx, name, a, b)
+    result, product = base.result_type(a, b), _accumulated(ctx, name, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:
         product = binary(ctx, name, "PROD", product, _coefficient(alpha, dtype), dtype)
     if beta == 0:
-        return product
+        return base.cast(ctx, name, product, result)
     scaled = x if beta == 1 else binary(ctx, name, "PROD", x, _coefficient(beta, dtype), dtype)
-    return binary(ctx, name, "SUM", product, scaled, dtype)
+    return base.cast(ctx, name, binary(ctx, name, "SUM", product, scaled, dtype), result)
 
 
 def _coefficient(value: float, dtype: torch.dtype) -> float:

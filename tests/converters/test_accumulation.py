@@ -1,0 +1,53 @@
+"""use_fp32_acc: products of halves are spelled as TensorRT recognises them, and rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+
+FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "linear": nn.functional.linear,
+    "matmul": lambda x, w, b: x @ w,
+    "addmm": lambda x, w, b: torch.addmm(b, x, w, beta=0.5, alpha=2),
+    "addmm without its sum": lambda x, w, b: torch.addmm(b, x, w, beta=0),
+}
+
+
+class Product(nn.Module):
+    """A product with a weight and a bias."""
+
+    def __init__(self, form: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.form = form
+        generator = torch.Generator().manual_seed(0)
+        self.w, self.b = (nn.Parameter(torch.randn(s, generator=generator)) for s in ((64, 64), (64,)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 64] -> [N, 64]"""
+        return self.form(x, self.w, self.b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_halves_are_multiplied_in_float32_and_rounded_once(name: str, dtype: torch.dtype) -> None:
+    model, x = Product(FORMS[name]).to(dtype).eval(), torch.randn(3, 64).to(dtype)
+    compiled = pipeline.default(use_fp32_acc=True, min_block_size=1)(model, args=(x,))
+    [product] = [row for row in compiled.networks[0].layers if str(row.kind) == "MATRIX_MULTIPLY"]
+    assert {str(output.dtype) for output in product.outputs} == {"float32"}
+    assert all("float32" not in str(weight) for weight in compiled.networks[0].weights if "64, 64" in str(weight))
+    with torch.no_grad():
+        exact = FORMS[name](x.double(), model.w.double(), model.b.double()).to(dtype)
+    torch.testing.assert_close(compiled.module(executor="reference")(x), exact, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+def test_float32_is_left_alone() -> None:
+    model, x = Product(FORMS["linear"]).eval(), torch.randn(3, 64)
+    networks = [
+        pipeline.default(use_fp32_acc=wide).until("convert")(model, args=(x,)).networks for wide in (False, True)
+    ]
+    assert str(networks[0]) == str(networks[1])
