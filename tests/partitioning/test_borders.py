@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import pipeline
+from benchmarks.partitions import unbuilt
 from pipeline.program import Partitioned
 
 aten = torch.ops.aten
@@ -59,7 +60,7 @@ def test_fewer_bytes_cross_in_pytorch(case: str) -> None:
     assert reason.startswith("beside PyTorch: ")
     assert reason.endswith(" fewer bytes cross between segments")
     assert len(record.engine_segments) == 2
-    compiled = pipeline.default(min_block_size=1)(model, (X,))
+    compiled = pipeline.default(min_block_size=1).replace("build", unbuilt)(model, (X,))
     torch.testing.assert_close(compiled.module("reference")(X), model(X), equal_nan=True)
 
 
@@ -121,7 +122,7 @@ class Filled(nn.Module):
 def test_constants_and_sizes_are_copied_and_not_cut_for() -> None:
     dims = ({0: torch.export.Dim("n", min=2, max=9)},)
     model = Filled().eval()
-    compiled = pipeline.default(min_block_size=1)(model, args=(X,), dynamic_shapes=dims)
+    compiled = pipeline.default(min_block_size=1).replace("build", unbuilt)(model, args=(X,), dynamic_shapes=dims)
     first, _, last = compiled.partitioned.segments
     assert all("arange" in s.nodes for s in (first, last))
     assert {p.name for c in compiled.partitioned.cuts for p in c.tensors}.isdisjoint({"arange", "unsqueeze"})

@@ -14,6 +14,7 @@ from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.while_loop import while_loop
 
 import pipeline
+from benchmarks.partitions import unbuilt
 from pipeline.runtime.torch_segment import torch_segment
 
 X = torch.randn(3, 4)
@@ -21,7 +22,7 @@ DIMS = ({0: torch.export.Dim("n", min=1, max=9)},)
 
 
 def compiled(model: nn.Module, *args: Any, dims: Any = DIMS, **settings: Any) -> pipeline.Compiled:
-    compile = pipeline.default(**{"min_block_size": 1, **settings})
+    compile = pipeline.default(**{"min_block_size": 1, **settings}).replace("build", unbuilt)
     result: pipeline.Compiled = compile(model.eval(), args=args, dynamic_shapes=dims)
     return result
 

@@ -1,0 +1,207 @@
+"""Partitioners as users meet them: what a cut program prints, what runs where, and partitioners of one's own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+from benchmarks.partitions import unbuilt
+from pipeline.partitioning import assemble
+from pipeline.program import Partitioned, Validated, is_operator
+from pipeline.stages.partition import BySubmodule, Partition
+
+X = torch.randn(2, 8)
+
+
+class Layer(nn.Module):
+    """A product, an activation, and a sort where asked for, which engines are told to leave to PyTorch."""
+
+    def __init__(self, sorts: bool = False) -> None:
+        super().__init__()
+        self.linear, self.sorts = nn.Linear(8, 8), sorts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 8] -> [N, 8]"""
+        y = torch.softmax(torch.relu(self.linear(x)), -1)
+        return y.sort(-1).values if self.sorts else y + x
+
+
+class Stack(nn.Module):
+    """Four layers, of which the third sorts, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(i == 2) for i in range(4))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 8] -> [N, 3]"""
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+SORTS = {"aten.sort.default"}
+
+
+def cut(partitioner: Any = None, **settings: Any) -> Partitioned:
+    compile = pipeline.default(**{"min_block_size": 1, "torch_executed_ops": SORTS, **settings})
+    compile = compile if partitioner is None else compile.replace("partition", partitioner)
+    dims = ({0: torch.export.Dim("n", min=1, max=6)},)
+    record: Partitioned = compile.until("partition")(Stack().eval(), args=(X,), dynamic_shapes=dims)
+    return record
+
+
+PRINTED = """\
+3 segments: 14 of 15 operators in 2 engines
+engine_0: 11 operators: 3 aten.linear.default, 3 aten.relu.default, 3 aten.softmax.int, 2 aten.add.Tensor
+  input  x: float32[N=1..2..6, 8]
+  output softmax_2: float32[N=1..2..6, 8]
+  cut    engine_0 -> torch_1: 1 tensor, 64 bytes (at most 192 bytes): softmax_2
+torch_1: 1 operator: 1 aten.sort.default
+  input  softmax_2: float32[N=1..2..6, 8]
+  output getitem: float32[N=1..2..6, 8]
+  cut    torch_1 -> engine_2: 1 tensor, 64 bytes (at most 192 bytes): getitem
+engine_2: 5 operators: 2 aten.linear.default, 1 aten.add.Tensor, 1 aten.relu.default, 1 aten.softmax.int
+  input  getitem: float32[N=1..2..6, 8]
+  output linear_4: float32[N=1..2..6, 3]
+aten.sort.default at node sort ("""
+
+
+def test_a_cut_program_prints() -> None:
+    record = cut()
+    [symbol] = record.program.shapes
+    text = str(record).replace(symbol, "N")
+    assert text.startswith(PRINTED.replace("14 of 15", "16 of 17")), text
+    assert text.endswith("torch_executed_ops keeps aten.sort.default in PyTorch")
+
+
+def test_cuts_are_records() -> None:
+    first, second = cut().cuts
+    assert (first.source, first.target, first.nbytes, first.max_nbytes) == ("engine_0", "torch_1", 64, 192)
+    assert [p.name for p in second.tensors] == ["getitem"]
+
+
+def test_a_report_has_the_cuts_and_what_each_segment_runs() -> None:
+    compile = pipeline.default(min_block_size=1, torch_executed_ops=SORTS)
+    report = compile(Stack().eval(), args=(X,)).report()
+    assert "  cut    engine_0 -> torch_1: 1 tensor, 64 bytes: softmax_2" in report
+    assert "torch_1: 1 operator: 1 aten.sort.default" in report
+    assert re.search(r"^  engine \d+.\d MB, tensorrt.* layers \(", report, re.M)
+
+
+def test_a_predicate_on_module_paths_runs_modules_in_pytorch() -> None:
+    record = cut(torch_executed_ops=[lambda path: path.startswith("layers.1")])
+    paths = {f.node for f in record.fallbacks}
+    assert [s.kind for s in record.segments] == ["engine", "torch", "engine"]
+    assert len(paths) == 4
+
+
+def test_full_compilation_names_what_stands_in_its_way() -> None:
+    with pytest.raises(pipeline.UnsupportedOperatorException, match="1 of 17 nodes would run in PyTorch"):
+        cut(require_full_compilation=True)
+    with pytest.raises(pipeline.UnsupportedOperatorException, match="1 of 17 nodes would run in PyTorch"):
+        cut(pipeline.by_submodule(2), require_full_compilation=True)
+
+
+def test_submodules_stay_whole() -> None:
+    record = cut(pipeline.by_submodule(2))
+    assert [s.kind for s in record.segments] == ["engine", "torch", "engine"]
+    reasons = {f.target: f.reason for f in record.fallbacks}
+    assert reasons["aten.relu.default"] == "layers.2 stays whole, and sort runs in PyTorch"
+    assert reasons.keys() == {"aten.linear.default", "aten.relu.default", "aten.softmax.int", "aten.sort.default"}
+    model = Stack().eval()
+    compile = pipeline.default(min_block_size=1, torch_executed_ops=SORTS).replace("build", unbuilt)
+    run = compile.replace("partition", pipeline.by_submodule(2))(model, args=(X,)).module("reference")
+    torch.testing.assert_close(run(X), model(X))
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "fallbacks"),
+    [
+        (pipeline.by_submodule(1), 16),
+        (pipeline.by_submodule(3), 3),
+        (pipeline.by_submodule(pattern="layers.?"), 4),
+        (pipeline.by_submodule(pattern="layers"), 16),
+        (pipeline.by_submodule(pattern="head"), 1),
+    ],
+    ids=["depth 1", "depth 3", "pattern", "their parent", "another module"],
+)
+def test_which_submodules_stay_whole(partitioner: BySubmodule, fallbacks: int) -> None:
+    assert len(cut(partitioner).fallbacks) == fallbacks
+
+
+def test_a_submodule_that_is_called_twice_runs_in_one_kind_of_place() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.other = Layer(), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[N, 8] -> [N, 8]"""
+            return self.layer(torch.erfinv(self.other(self.layer(x)).tanh()))
+
+    compile = pipeline.default(min_block_size=4).until("partition").replace("partition", pipeline.by_submodule(1))
+    record = compile(Twice().eval(), args=(X,))
+    assert [s.kind for s in record.segments] == ["engine", "torch", "engine"]
+    calls = {s.kind: [n for n in s.nodes if n.startswith("softmax")] for s in record.segments}
+    assert [len(found) for found in calls.values()] == [1, 0]
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_a_depth_is_at_least_one(depth: int) -> None:
+    with pytest.raises(ValueError, match="depth"):
+        pipeline.by_submodule(depth)
+
+
+def test_partitioners_are_values() -> None:
+    assert Partition() == Partition()
+    assert pipeline.by_submodule(2) == BySubmodule(2) != BySubmodule(3)
+    compile = pipeline.default().replace("partition", pipeline.by_submodule(2))
+    assert compile["partition"].name == "partition"
+
+
+def operators(validated: Validated) -> list[str]:
+    return [n.name for n in validated.program.graph.nodes if is_operator(n)]
+
+
+def test_a_partitioner_of_ones_own() -> None:
+    @pipeline.stage
+    def halves(validated: Validated) -> Partitioned:
+        """The first half in PyTorch, the rest in an engine."""
+        names = operators(validated)
+        middle = len(names) // 2
+        groups: list[Any] = [("torch", names[:middle]), ("engine", names[middle:])]
+        return assemble(validated, groups, dict.fromkeys(names[:middle], "it is in the first half"))
+
+    model = Stack().eval()
+    compile = pipeline.default().replace("partition", halves).replace("build", unbuilt)
+    compiled = compile(model, args=(X,))
+    assert {f.reason for f in compiled.coverage.fallback} == {"it is in the first half"}
+    assert len(compiled.coverage.converted) == 9
+    torch.testing.assert_close(compiled.module("reference")(X), model(X))
+
+
+WRONG: dict[str, Any] = {
+    "sort is in an engine, which cannot run it": lambda names: [("engine", names)],
+    "linear is in two segments": lambda names: [("torch", names), ("engine", names[:1])],
+    "linear is in no segment": lambda names: [("torch", names[1:])],
+    "nonsense is no operator of the program": lambda names: [("torch", [*names, "nonsense"])],
+    "softmax would run before relu, which it depends on": lambda names: [
+        ("engine", names[2:3]),
+        ("torch", names[:2] + names[3:]),
+    ],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_groups_that_make_no_segments_are_errors(message: str) -> None:
+    compile = pipeline.default(torch_executed_ops=SORTS).until("validate")
+    validated = compile(Stack().eval(), args=(X,))
+    with pytest.raises(ValueError, match=message):
+        assemble(validated, WRONG[message](operators(validated)), {})
