@@ -1,7 +1,8 @@
 """Peak memory of a compilation, seen from outside: ``python -m benchmarks.memory MODEL`` prints what it measured.
 
-The compilation runs in a process of its own; this one reads its resident set every 5 ms. The baseline is what it
-holds when the model is captured and free memory was given back.
+The compilation runs in a process of its own; this one reads every 5 ms what it and its children have in memory: all
+of it, and apart what is anonymous, which the system cannot drop. The baseline is what it has when the model is captured
+and free memory was given back.
 """
 
 from __future__ import annotations
@@ -9,76 +10,59 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
 import subprocess
 import sys
-import threading
-import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from pipeline.resident import Resident, Sampler, family
+
 INTERVAL = 0.005
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def peak(model: str) -> dict[str, Any]:
-    """Peak above the baseline for a model of `workloads.case`, in bytes and in multiples of the weights', by stage."""
+    """Peak above the baseline for a model of `workloads.case`, in bytes and in multiples of the weights', by stage.
+
+    ``left_over_weights`` is what is still there above the baseline at the end, the plan's file apart.
+    """
     command = [sys.executable, "-m", "benchmarks.memory", model]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None and child.stdout is not None
         weights = json.loads(child.stdout.readline())["weights"]
-        sampler = Sampler(child.pid)
-        baseline = sampler.sample()
-        with sampler:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-            for line in child.stdout:
-                sampler.stage = json.loads(line)["stage"]
+        baseline = family(child.pid)
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        stages = dict(sampled(child.pid, (json.loads(line)["stage"] for line in child.stdout)))
     if child.returncode:
         raise RuntimeError(f"the compilation of {model} ended with code {child.returncode}")
-    above = {stage: most - baseline for stage, most in sampler.peaks.items() if stage}
+    left = stages.pop("")
+    return {"model": model, "weights_bytes": weights, **_summary(stages, left, baseline, weights)}
+
+
+def sampled(pid: int, stages: Iterator[str]) -> Iterator[tuple[str, Sampler]]:
+    """What a process has in each stage, which it says when it begins; the last is called nothing."""
+    stage = next(stages, None)
+    while stage is not None:
+        with Sampler(pid, INTERVAL) as sampler:
+            following = next(stages, None) if stage else None
+        yield stage, sampler
+        stage = following
+
+
+def _summary(stages: dict[str, Sampler], left: Sampler, baseline: Resident, weights: int) -> dict[str, Any]:
+    above = {stage: sampler.total - baseline.total for stage, sampler in stages.items()}
     highest = max(above.values())
+    anonymous = max(sampler.anonymous for sampler in stages.values()) - baseline.anonymous
     return {
-        "model": model,
-        "weights_bytes": weights,
-        "baseline_bytes": baseline,
+        "baseline_bytes": baseline.total,
         "peak_above_baseline_bytes": highest,
         "peak_over_weights": round(highest / weights, 2),
+        "anonymous_over_weights": round(anonymous / weights, 2),
+        "left_over_weights": round((left.first.anonymous - baseline.anonymous) / weights, 2),
         "peak_over_weights_by_stage": {stage: round(value / weights, 2) for stage, value in above.items()},
     }
-
-
-class Sampler:
-    """Reads a process's resident set again and again; keeps the highest for each stage."""
-
-    def __init__(self, pid: int) -> None:
-        self.path = Path(f"/proc/{pid}/statm")
-        self.stage = ""
-        self.peaks: dict[str, int] = {}
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def sample(self) -> int:
-        """The resident set now, in bytes; 0 once the process has ended."""
-        try:
-            return int(self.path.read_text().split()[1]) * PAGE
-        except (OSError, IndexError):
-            return 0
-
-    def _run(self) -> None:
-        while not self._done.is_set():
-            self.peaks[self.stage] = max(self.peaks.get(self.stage, 0), self.sample())
-            time.sleep(INTERVAL)
-
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        self._thread.join()
 
 
 def child(model: str) -> None:
@@ -96,6 +80,8 @@ def child(model: str) -> None:
     sys.stdin.readline()
     compile = pipeline.default().observed_by(_say)
     compiled = compile(program)
+    print(json.dumps({"stage": ""}), flush=True)
+    sys.stdin.readline()
     assert not compiled.coverage.fallback, compiled.coverage
 
 

@@ -1,24 +1,20 @@
-"""The C heap after TensorRT has built: what it freed goes back to the operating system."""
+"""The C heap while TensorRT builds: what it frees goes back to the operating system."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
-@contextmanager
-def free_memory_returned() -> Iterator[None]:
-    """At its end glibc returns the free pages of its heaps, which it would keep for later allocations.
+def return_free_memory() -> None:
+    """glibc gives the free pages of its heaps back, which it would keep for later allocations.
 
-    TensorRT copies weights while it builds, in blocks that glibc takes from its heaps: 0.8 times the weights would stay
-    behind with a Llama-like model, and nothing does so. It takes some milliseconds, sets nothing and changes no result;
-    with another C library nothing happens.
+    TensorRT copies weights in blocks that glibc takes from its heaps, and frees them phase by phase. Returned between
+    the phases, they take 0.5 times the weights off the peak for ResNet-50 and 0.25 times for a Llama-like model (RTX
+    1.4), and nothing stays behind, where 0.8 times did. A call takes a millisecond or two; it sets nothing and changes
+    no result. With another C library nothing happens.
     """
-    try:
-        yield
-    finally:
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-        if trim is not None:
-            trim(0)
+    if _TRIM is not None:
+        _TRIM(0)

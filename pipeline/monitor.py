@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pipeline.heap import return_free_memory
 from pipeline.trt import trt
 
 __all__ = ["Monitor", "interruptible"]
 
 
 class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
-    """Tells the phases of a build to `tell`, and ends the build at its next step once `stopped` is set.
+    """Tells the phases of a build to `tell`, returns memory between them, and ends the build at its next step once
+    `stopped` is set.
 
     TensorRT calls it from the building thread, or from others: an exception could not pass through it.
     """
@@ -24,15 +26,22 @@ class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
         super().__init__()
         self.tell = tell
         self.stopped = threading.Event() if stopped is None else stopped
+        self.between: Callable[[], object] = lambda: None
 
     def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        self.tidy()
         self.tell(phase_name)
 
     def step_complete(self, phase_name: str, step: int) -> bool:
         return not self.stopped.is_set()
 
     def phase_finish(self, phase_name: str) -> None:
-        pass
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Nothing stays in memory from one phase to the next that need not."""
+        return_free_memory()
+        self.between()
 
 
 @contextmanager

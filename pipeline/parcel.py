@@ -19,6 +19,7 @@ from pipeline.monitor import Monitor
 from pipeline.network import Network, Weight, describe
 from pipeline.plans import NetworkHandle, Order, Plan, PlanFile, mapped, serialize
 from pipeline.replay import ReplayError, replay
+from pipeline.spill import leave_memory
 from pipeline.trt import Log, dtype_called, trt
 
 ALIGNMENT = 256
@@ -87,9 +88,21 @@ def _bytes(tensor: torch.Tensor) -> Any:
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
 
 
+class MappedFile:
+    """A parcel's weights, read only."""
+
+    def __init__(self, path: Path) -> None:
+        self.mapping = mapped(path)
+
+    def leave_memory(self) -> None:
+        """What was read leaves this process's memory."""
+        leave_memory(self.mapping)
+
+
 def _replayed(network: Network, path: Path, index: Index) -> NetworkHandle:
     """The network over the mapped file, after its description was compared with the one it was made from."""
-    data = np.frombuffer(mapped(path), np.uint8)
+    file = MappedFile(path)
+    data = np.frombuffer(file.mapping, np.uint8)
     known: dict[int, Weight] = {data.ctypes.data + index[w.name].offset: w for w in network.weights}
 
     def weight_of(name: str) -> Any:
@@ -103,7 +116,7 @@ def _replayed(network: Network, path: Path, index: Index) -> NetworkHandle:
     if again.digest != network.digest:
         raise ReplayError("the network that was made from the description has another description")
     views = {name: data[stored.offset :][: stored.nbytes] for name, stored in index.items()}
-    return NetworkHandle(net, builder, log, [data], views)
+    return NetworkHandle(net, builder, log, [data], views, [file])
 
 
 @frozen

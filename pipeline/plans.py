@@ -11,7 +11,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from pipeline.errors import BuildError
-from pipeline.heap import free_memory_returned
+from pipeline.heap import return_free_memory
 from pipeline.monitor import Monitor, interruptible
 from pipeline.network import Network
 from pipeline.program import Segment
@@ -28,7 +28,8 @@ as the plan without one, whatever else it holds; below 128 MB the plan is less."
 class NetworkHandle:
     """A TensorRT network with all that it points to: the builder and logger it came from, and its weights by name.
 
-    ``weights`` have ``nbytes``; ``kept`` is whatever else must live until the engine is built.
+    ``weights`` have ``nbytes``; ``kept`` is whatever else must live until the engine is built, and ``mapped`` the files
+    among that, which can leave memory while TensorRT does not read them.
     """
 
     net: Any
@@ -36,6 +37,12 @@ class NetworkHandle:
     log: Log
     kept: list[Any] = field(factory=list)
     weights: dict[str, Any] = field(factory=dict)
+    mapped: list[Any] = field(factory=list)
+
+    def leave_memory(self) -> None:
+        """Weights that lie in files leave memory, to be read again when they are needed."""
+        for file in self.mapped:
+            file.leave_memory()
 
     @property
     def nbytes(self) -> int:
@@ -89,8 +96,10 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
             "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
         )
     mark = handle.log.mark()
-    with interruptible(monitor), free_memory_returned():
+    monitor.between = handle.leave_memory
+    with interruptible(monitor):
         built = _written(handle, _config(handle.builder, order, monitor), plan)
+    return_free_memory()
     if not built:
         said = handle.log.errors_since(mark)
         raise BuildError(f"{order.name}: {'; '.join(said) or 'TensorRT gave no reason'}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,20 @@ def test_missed_targets_are_named() -> None:
     assert "peak memory of BERT is 2.1 times" in stages.missed(result(0.1, 1.0, 2.1))[0]
 
 
-def test_the_sampler_sees_what_a_process_holds() -> None:
-    import os
-
-    with memory.Sampler(os.getpid()) as sampler:
-        before = sampler.sample()
-        sampler.stage = "allocating"
+def test_memory_is_told_by_the_stage_that_took_it() -> None:
+    def stages() -> Iterator[str]:
+        yield "resting"
+        time.sleep(0.05)
+        yield "allocating"
         block = torch.ones(64 * 1024**2, dtype=torch.uint8)
-        deadline = time.monotonic() + 5
-        while sampler.peaks.get("allocating", 0) < before + block.numel() * 0.9 and time.monotonic() < deadline:
-            time.sleep(memory.INTERVAL)
-    assert sampler.peaks["allocating"] >= before + block.numel() * 0.9
-    assert memory.Sampler(2**22 + 1).sample() == 0
+        time.sleep(0.05)
+        del block
+        yield ""
+
+    seen = dict(memory.sampled(os.getpid(), stages()))
+    assert [*seen] == ["resting", "allocating", ""]
+    assert seen["allocating"].anonymous >= seen["resting"].anonymous + 60 * 1024**2
+    assert seen[""].first.anonymous <= seen["allocating"].anonymous - 60 * 1024**2
 
 
 def test_results_say_where_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from pipeline.plans import NetworkHandle
 from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes import expression, shape_of
+from pipeline.spill import Spill
 from pipeline.trt import Log, new_network, to_torch, to_trt, trt
 
 
@@ -100,14 +101,19 @@ class _Conversion:
             self.ctx.note_shape(tensor, port.shape)
 
     def constants(self) -> None:
-        """The segment's constants, evaluated; the tensors of parameters themselves are shared, not copied."""
+        """The segment's constants, evaluated: parameters' own tensors are shared, what is made of them is in a file."""
         names: dict[int, str] = {}
+        made = [name for name in self.segment.constants if self.program.constants[name].steps]
+        spill = Spill([self.nodes[name].meta["val"].nbytes for name in made])
+        self.handle.mapped.append(spill)
         for placeholder in self.segment.constants:
             recipe = self.program.constants[placeholder]
             value = recipe.evaluate(self.program.parameters)
+            value = spill.moved(value) if recipe.steps else value
             self.env[placeholder] = value
             names[id(value)] = recipe.name
             self.recipes[recipe.name] = recipe
+        spill.leave_memory()
         self.ctx.constant_names = names
 
     def node(self, name: str) -> None:

@@ -1,0 +1,48 @@
+"""Weights in a mapped file are what they were, also after they left memory."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from pipeline import spill
+from pipeline.resident import resident
+from pipeline.spill import LEAST, Spill
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs posix_fallocate and madvise")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_values_stay_what_they_were(dtype: torch.dtype) -> None:
+    tensors = [torch.randint(0, 2, (rows, 1 << 16)).to(dtype) for rows in (1, 2, 3)]
+    made = Spill([t.nbytes for t in tensors])
+    moved = [made.moved(t) for t in tensors]
+    made.leave_memory()
+    for before, after in zip(tensors, moved, strict=True):
+        assert torch.equal(before, after) and after.dtype == dtype and after.is_contiguous()
+        assert after.data_ptr() != before.data_ptr() and after.data_ptr() % 4096 == 0
+    del made
+    assert all(torch.equal(before, after) for before, after in zip(tensors, moved, strict=True))
+
+
+def test_they_leave_memory() -> None:
+    made, size = Spill([32 << 20]), 32 << 20
+    moved = made.moved(torch.ones(size, dtype=torch.uint8))
+    before = resident().total
+    made.leave_memory()
+    assert resident().total <= before - size * 0.9
+    assert moved.min() == 1 and resident().total >= before - size * 0.1
+
+
+def test_what_has_no_room_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = torch.ones(4), torch.ones(LEAST)
+    made = Spill([small.nbytes, LEAST])
+    assert made.moved(small) is small and made.moved(large) is large
+
+    def full(*_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(spill.os, "posix_fallocate", full)
+    assert Spill([large.nbytes]).moved(large) is large
