@@ -72,7 +72,7 @@ _PRODUCT = Units(4, "the order of a sum of products is free", "absolute", tf32=2
 _TIES = Units(
     0, "chosen, not computed; which of two zeros is chosen differs with the place in eager", signed_zeros=False
 )
-_CHOSEN = "maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip"
+_CHOSEN = "maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort cummax cummin"
 _ATTENTION = Units(4, "a mean weighted by what sums of products give, which may cancel", "tensor", tf32=2e-3)
 _NEIGHBOURS = Units(4, "a sum of neighbours by weights, which may cancel", "tensor", signed_zeros=False)
 _CURVE = Units(

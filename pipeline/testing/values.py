@@ -70,10 +70,11 @@ def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator)
 
 
 def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """No two alike: a shuffle of steps of a half (whole numbers in integers) around zero."""
+    """No two alike: a shuffle of steps around zero, of a half in floats, of 2**33 + 1 in int64, of 1 in others."""
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
-    return order * 0.5 if dtype.is_floating_point else order + (count // 2 if dtype == torch.uint8 else 0)
+    step = 0.5 if dtype.is_floating_point else (1 << 33) + 1 if dtype == torch.int64 else 1
+    return order * step + (count // 2 if dtype == torch.uint8 else 0)
 
 
 def _permutation(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -28,7 +28,7 @@ NAMES: Final = ("n", "m", "k")
 
 floats = st.sampled_from(FLOATS)
 ints = st.sampled_from(INTS)
-dtypes = st.sampled_from((*FLOATS, *INTS, *FLOATS, torch.bool, *SMALL_INTS))
+dtypes = st.sampled_from((*FLOATS, *INTS, *FLOATS, torch.int64, torch.bool, *SMALL_INTS))
 
 FLOAT_VALUES: Final = ("normal", "special", "small", "positive", "special", "unit", "large")
 INT_VALUES: Final = ("small", "normal", "special", "large")
@@ -100,6 +100,11 @@ def tensors(
     """A tensor of this shape and dtype; ``values`` may be a strategy of what it holds."""
     what = values if isinstance(values, st.SearchStrategy) else st.just(values)
     return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
+
+
+def moved(shape: Sequence[Any], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
+    """A tensor that is moved and not computed with: it may hold all that its dtype holds."""
+    return tensors(shape, dtype, values(dtype))
 
 
 def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:

@@ -15,6 +15,7 @@ from pipeline.testing.strategies.common import (
     broadcastable,
     calls,
     dtypes,
+    moved,
     named,
     numbers,
     shapes,
@@ -39,8 +40,8 @@ def masked_fill(draw: Draw, target: Any) -> Call:
     shape, mask = draw(broadcastable(2))
     dtype = draw(dtypes)
     scalar = target is aten.masked_fill.Scalar
-    value = draw(numbers(dtype) if scalar else tensors((), dtype))
-    return draw(named(Call(target, (draw(tensors(shape, dtype)), draw(tensors(mask, torch.bool)), value))))
+    value = draw(numbers(dtype) if scalar else moved((), dtype))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), draw(tensors(mask, torch.bool)), value))))
 
 
 @calls(aten.floor_divide.default, aten.floor_divide.Scalar)

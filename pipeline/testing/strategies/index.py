@@ -19,6 +19,7 @@ from pipeline.testing.strategies.common import (
     dtypes,
     floats,
     ints,
+    moved,
     named,
     shapes,
     tensors,
@@ -57,7 +58,7 @@ def _apart(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool
 def index(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     indices = draw(_indices(shape))
-    call = Call(target, (draw(tensors(shape, draw(dtypes))), indices))
+    call = Call(target, (draw(moved(shape, draw(dtypes))), indices))
     free = [d for d in range(len(shape)) if d >= len(indices) or indices[d] is None]
     return draw(named(call, {0: free}))
 
@@ -100,7 +101,7 @@ def index_select(draw: Draw, target: Any) -> Call:
     dim = draw(dims(len(shape)))
     count = (draw(st.integers(0, 4)),) if shape else (1,)
     index = draw(tensors(count, draw(ints), ("below", shape[dim] if shape else 1), draw(st.booleans())))
-    call = Call(target, (draw(tensors(shape, draw(dtypes))), dim, index))
+    call = Call(target, (draw(moved(shape, draw(dtypes))), dim, index))
     rest = [d for d in range(len(shape)) if d != dim % len(shape)]
     return draw(named(call, {0: rest}))
 
@@ -112,14 +113,14 @@ def gather(draw: Draw, target: Any) -> Call:
     size = shape[dim] if shape else 1
     own = [draw(st.integers(0, 4)) if d == dim % len(shape) else draw(st.integers(1, s)) for d, s in enumerate(shape)]
     index = draw(tensors(own, torch.int64, ("below", size), draw(st.booleans())))
-    call = Call(target, (draw(tensors(shape, draw(dtypes))), dim, index))
+    call = Call(target, (draw(moved(shape, draw(dtypes))), dim, index))
     rest = [d for d in range(len(shape)) if d != dim % len(shape) and own[d] == shape[d]]
     return draw(named(call, {0: rest, 1: rest}))
 
 
 @calls(aten.tril.default, aten.triu.default)
 def triangle(draw: Draw, target: Any) -> Call:
-    return draw(named(Call(target, (draw(tensors(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4))))))
+    return draw(named(Call(target, (draw(moved(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4))))))
 
 
 @calls(aten.one_hot.default)
@@ -133,13 +134,13 @@ def masked_scatter(draw: Draw, target: Any) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     if draw(st.booleans()):
         mask = draw(tensors(draw(st.sampled_from([("n", 3), ("n", 1), (3,)])), torch.bool))
-        given = (draw(tensors(("n", 3), dtype)), mask, draw(tensors((27,), dtype)))
+        given = (draw(moved(("n", 3), dtype)), mask, draw(moved((27,), dtype)))
         return Call(target, given, sizes={"n": (1, 3, 9)})
     part = tuple(1 if draw(st.booleans()) else s for s in shape)[draw(st.integers(0, len(shape))) :]
     if draw(st.integers(0, 3)) == 0:
-        return Call(target, (draw(tensors(part, dtype)), draw(tensors(shape, torch.bool)), draw(tensors(shape, dtype))))
+        return Call(target, (draw(moved(part, dtype)), draw(tensors(shape, torch.bool)), draw(tensors(shape, dtype))))
     source = draw(tensors((math.prod(shape) + draw(st.integers(0, 2)),), dtype))
-    return Call(target, (draw(tensors(shape, dtype)), draw(tensors(part, torch.bool)), source))
+    return Call(target, (draw(moved(shape, dtype)), draw(tensors(part, torch.bool)), source))
 
 
 @calls(aten.nonzero.default)
@@ -150,7 +151,7 @@ def nonzero(draw: Draw, target: Any) -> Call:
 @calls(aten.masked_select.default)
 def masked_select(draw: Draw, target: Any) -> Call:
     x, mask = draw(broadcastable().filter(lambda parts: len(parts[1]) > 0))
-    return draw(named(Call(target, (draw(tensors(x, draw(dtypes))), draw(tensors(mask, torch.bool))))))
+    return draw(named(Call(target, (draw(moved(x, draw(dtypes))), draw(tensors(mask, torch.bool))))))
 
 
 @calls(aten.put.default)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from pipeline.testing.calls import Call
-from pipeline.testing.strategies.common import DTYPES, Draw, Shape, calls, dtypes, floats, named, shapes, tensors
+from pipeline.testing.strategies.common import DTYPES, Draw, Shape, calls, dtypes, floats, moved, named, shapes
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ def constant_pad_nd(draw: Draw, target: Any) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     amounts = draw(_amounts(shape, draw(st.integers(0, len(shape))), "constant"))
     value = draw(st.sampled_from([0, 1, 2.5, -3] if dtype.is_floating_point else [0, 1]))
-    return draw(named(Call(target, (draw(tensors(shape, dtype)), amounts, value)), least=3))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), amounts, value)), least=3))
 
 
 DIMS = {"1d": 1, "2d": 2, "3d": 3}
@@ -47,7 +47,7 @@ def pad_nd(draw: Draw, target: Any) -> Call:
     name = target._schema.name.removeprefix("aten::")
     count, mode = DIMS[name[-2:]], "reflect" if name.startswith("reflection") else "replicate"
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + draw(st.integers(1, 2)))))
-    x = draw(tensors(shape, draw(floats)))
+    x = draw(moved(shape, draw(floats)))
     return draw(named(Call(target, (x, draw(_amounts(shape, count, mode)))), {0: range(len(shape))}, least=4))
 
 
@@ -56,7 +56,7 @@ def pad_circular(draw: Draw, target: Any) -> Call:
     count = draw(st.integers(1, 3))
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
     amounts = draw(_amounts(shape, count, "circular"))
-    return draw(named(Call(target, (draw(tensors(shape, draw(floats))), amounts)), least=4))
+    return draw(named(Call(target, (draw(moved(shape, draw(floats))), amounts)), least=4))
 
 
 @calls(aten.pad.default)
@@ -66,7 +66,7 @@ def pad(draw: Draw, target: Any) -> Call:
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
     dtype = draw(st.sampled_from(DTYPES) if mode == "constant" else floats)
     value = draw(st.none() | st.sampled_from([1.0, 2.0])) if mode == "constant" else None
-    call = Call(target, (draw(tensors(shape, dtype)), draw(_amounts(shape, count, mode)), mode, value))
+    call = Call(target, (draw(moved(shape, dtype)), draw(_amounts(shape, count, mode)), mode, value))
     return draw(named(call, least=4))
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from pipeline.testing.calls import Call, Size
-from pipeline.testing.strategies.common import Draw, calls, dims, dtypes, named, shapes, tensors
+from pipeline.testing.strategies.common import Draw, calls, dims, dtypes, moved, named, shapes
 
 aten = torch.ops.aten
 
@@ -21,16 +21,16 @@ def cat(draw: Draw, target: Any) -> Call:
     parts = []
     for _ in range(draw(st.integers(1, 4))):
         own = [draw(st.integers(0, 3)) if d == dim % len(shape) else s for d, s in enumerate(shape)]
-        parts.append(draw(tensors(own, draw(dtypes) if mixed else dtype)))
+        parts.append(draw(moved(own, draw(dtypes) if mixed else dtype)))
     if draw(st.integers(0, 3)) == 0:
-        parts.insert(draw(st.integers(0, len(parts))), draw(tensors((0,), dtype)))
+        parts.insert(draw(st.integers(0, len(parts))), draw(moved((0,), dtype)))
     if draw(st.booleans()) and len(shape) > 1:
         place = (dim + 1) % len(shape)
-        parts = [draw(tensors(_with(p.shape, place, "n"), p.dtype)) for p in parts if p.shape != (0,)]
+        parts = [draw(moved(_with(p.shape, place, "n"), p.dtype)) for p in parts if p.shape != (0,)]
         return Call(target, (parts, dim), sizes={"n": (1, 3, 6)})
     if draw(st.booleans()):
         parts = [
-            draw(tensors(_with(p.shape, dim, n), p.dtype)) for p, n in zip(parts, "nm", strict=False) if p.shape != (0,)
+            draw(moved(_with(p.shape, dim, n), p.dtype)) for p, n in zip(parts, "nm", strict=False) if p.shape != (0,)
         ]
         return Call(target, (parts, dim), sizes={n: (1, 3, 6) for p in parts for n in p.names})
     return Call(target, (parts, dim))
@@ -43,7 +43,7 @@ def _with(shape: tuple[Any, ...], dim: int, name: str) -> tuple[Any, ...]:
 @calls(aten.stack.default)
 def stack(draw: Draw, target: Any) -> Call:
     shape, dtype = draw(shapes(0, 4)), draw(dtypes)
-    parts = [draw(tensors(shape, dtype)) for _ in range(draw(st.integers(1, 3)))]
+    parts = [draw(moved(shape, dtype)) for _ in range(draw(st.integers(1, 3)))]
     return draw(named(Call(target, (parts, draw(dims(len(shape) + 1))))))
 
 
@@ -66,10 +66,10 @@ def split_with_sizes(draw: Draw, target: Any) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.integers(0, 3)) == 0:
-        x = draw(tensors(_with(shape, dim, "n"), dtype))
+        x = draw(moved(_with(shape, dim, "n"), dtype))
         return Call(target, (x, [2, Size("n", offset=-2)], dim), sizes={"n": (4, 5, 8)})
     rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(tensors(shape, dtype)), draw(_sizes(shape[dim])), dim)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), draw(_sizes(shape[dim])), dim)), {0: rest}))
 
 
 @calls(aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default)
@@ -77,16 +77,16 @@ def split(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     dim = draw(dims(len(shape)))
     rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), draw(st.integers(1, 4)), dim)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(st.integers(1, 4)), dim)), {0: rest}))
 
 
 @calls(aten.repeat.default)
 def repeat(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(0, 3))
     repeats = [draw(st.integers(0, 3)) for _ in range(len(shape) + draw(st.integers(0, 2)))]
-    call = Call(target, (draw(tensors(shape, draw(dtypes))), repeats))
+    call = Call(target, (draw(moved(shape, draw(dtypes))), repeats))
     if draw(st.integers(0, 3)) == 0:
-        x = draw(tensors((1, 3), call.specs[0].dtype))
+        x = draw(moved((1, 3), call.specs[0].dtype))
         return Call(target, (x, [Size("n"), 2]), sizes={"n": (1, 3, 6)})
     return draw(named(call)) if 0 not in repeats and 0 not in shape else call
 

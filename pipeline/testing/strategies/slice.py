@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from pipeline.testing.calls import Call, Size
-from pipeline.testing.strategies.common import Draw, calls, dim_lists, dims, dtypes, named, shapes, tensors
+from pipeline.testing.strategies.common import Draw, calls, dim_lists, dims, dtypes, moved, named, shapes
 
 aten = torch.ops.aten
 
@@ -33,10 +33,10 @@ def slice_(draw: Draw, target: Any) -> Call:
     dim = draw(dims(len(shape)))
     if draw(st.booleans()):
         given = ["n" if d == dim % len(shape) else s for d, s in enumerate(shape)]
-        return Call(target, (draw(tensors(given, dtype)), dim, *draw(st.sampled_from(DYNAMIC))), sizes={"n": (6, 7, 9)})
+        return Call(target, (draw(moved(given, dtype)), dim, *draw(st.sampled_from(DYNAMIC))), sizes={"n": (6, 7, 9)})
     rest = [d for d in range(len(shape)) if d != dim % len(shape)]
     bounds = (draw(BOUNDS), draw(BOUNDS), draw(st.integers(1, 3)))
-    return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, *bounds)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, *bounds)), {0: rest}))
 
 
 @calls(aten.select.int)
@@ -44,7 +44,7 @@ def select(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     dim = draw(dims(len(shape)))
     index = draw(st.integers(-shape[dim], shape[dim] - 1))
-    call = Call(target, (draw(tensors(shape, draw(dtypes))), dim, index))
+    call = Call(target, (draw(moved(shape, draw(dtypes))), dim, index))
     return draw(named(call, least=min(shape[dim], abs(index) + 1)))
 
 
@@ -53,13 +53,13 @@ def unbind(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(1, 4))
     dim = draw(dims(len(shape)))
     rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), dim)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), dim)), {0: rest}))
 
 
 @calls(aten.flip.default)
 def flip(draw: Draw, target: Any) -> Call:
     shape = draw(shapes())
-    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), draw(dim_lists(len(shape)))))))
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(dim_lists(len(shape)))))))
 
 
 @calls(aten.roll.default)
@@ -67,7 +67,7 @@ def roll(draw: Draw, target: Any) -> Call:
     shape = draw(shapes())
     axes = draw(dim_lists(len(shape)))
     shifts = [draw(st.integers(-7, 7)) for _ in axes] or [draw(st.integers(-7, 7))]
-    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), shifts, axes))))
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), shifts, axes))))
 
 
 @calls(aten.diagonal.default)
@@ -76,7 +76,7 @@ def diagonal(draw: Draw, target: Any) -> Call:
     dim1, dim2 = draw(st.permutations(range(len(shape))))[:2]
     dim2 = dim2 - len(shape) if draw(st.booleans()) else dim2
     rest = [d for d in range(len(shape)) if d not in (dim1, dim2 % len(shape))]
-    x = draw(tensors(shape, draw(dtypes)))
+    x = draw(moved(shape, draw(dtypes)))
     return draw(named(Call(target, (x, draw(st.integers(-4, 4)), dim1, dim2)), {0: rest}))
 
 
@@ -87,20 +87,20 @@ def unfold(draw: Draw, target: Any) -> Call:
     size, step = draw(st.integers(1, shape[dim])), draw(st.integers(1, 3))
     if draw(st.booleans()):
         given = ["n" if d == dim % len(shape) else s for d, s in enumerate(shape)]
-        return Call(target, (draw(tensors(given, dtype)), dim, size, step), sizes={"n": (8, 9, 12)})
-    return Call(target, (draw(tensors(shape, dtype)), dim, size, step))
+        return Call(target, (draw(moved(given, dtype)), dim, size, step), sizes={"n": (8, 9, 12)})
+    return Call(target, (draw(moved(shape, dtype)), dim, size, step))
 
 
 @calls(aten.as_strided.default)
 def as_strided(draw: Draw, target: Any) -> Call:
     if draw(st.integers(0, 2)) == 0:
         stride, width = draw(st.sampled_from(([3, 1], [1, 1], [3, 0]))), draw(st.sampled_from((1, 2, 3)))
-        return Call(target, (draw(tensors(("n", 3), draw(dtypes))), [Size("n"), width], stride), sizes={"n": 2})
+        return Call(target, (draw(moved(("n", 3), draw(dtypes))), [Size("n"), width], stride), sizes={"n": 2})
     size = draw(shapes(0, 3, zero=False, max_size=3))
     stride = [draw(st.integers(0, 3)) for _ in size]
     offset = draw(st.integers(0, 2))
     count = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
-    x = draw(tensors((count + draw(st.integers(0, 2)),), draw(dtypes)))
+    x = draw(moved((count + draw(st.integers(0, 2)),), draw(dtypes)))
     return Call(target, (x, size, stride, offset or None))
 
 
@@ -108,11 +108,11 @@ def as_strided(draw: Draw, target: Any) -> Call:
 def resize(draw: Draw, target: Any) -> Call:
     if draw(st.integers(0, 2)) == 0:
         size = draw(st.sampled_from(([2, Size("n")], [Size("n", 3)], [3, Size("n")])))
-        return Call(target, (draw(tensors(("n", 3), draw(dtypes))), size), sizes={"n": 2})
+        return Call(target, (draw(moved(("n", 3), draw(dtypes))), size), sizes={"n": 2})
     shape = draw(shapes(0, 3, zero=False))
     count = torch.Size(shape).numel()
     size = draw(st.sampled_from([(count,), (1, max(count // 2, 1)), (), (2, count // 2), (0, 3)]))
-    return Call(target, (draw(tensors(shape, draw(dtypes))), size))
+    return Call(target, (draw(moved(shape, draw(dtypes))), size))
 
 
 STRATEGIES = {**slice_, **select, **unbind, **flip, **roll, **diagonal, **unfold, **as_strided, **resize}

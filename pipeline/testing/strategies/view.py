@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from pipeline.testing.calls import Call, Size, TensorSpec
-from pipeline.testing.strategies.common import Draw, Shape, calls, dim_lists, dims, dtypes, named, shapes, tensors
+from pipeline.testing.strategies.common import Draw, Shape, calls, dim_lists, dims, dtypes, moved, named, shapes
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -51,12 +51,12 @@ def view(draw: Draw, target: Any) -> Call:
     if draw(st.booleans()):
         given, size = draw(st.sampled_from(TIES))
         names = {n: (1, 3, 6) for d in given if isinstance(d, str) for n in [d]}
-        return Call(target, (draw(tensors(given, dtype)), size), sizes=names)
+        return Call(target, (draw(moved(given, dtype)), size), sizes=names)
     shape = draw(shapes())
     size = draw(_factors(math.prod(shape)))
     if draw(st.booleans()) and 0 not in size:
         size[draw(st.integers(0, len(size) - 1))] = -1
-    return Call(target, (draw(tensors(shape, dtype)), size))
+    return Call(target, (draw(moved(shape, dtype)), size))
 
 
 @calls(aten.flatten.using_ints)
@@ -65,7 +65,7 @@ def flatten(draw: Draw, target: Any) -> Call:
     start = draw(st.integers(0, max(len(shape) - 1, 0)))
     end = draw(st.integers(start, max(len(shape) - 1, 0)))
     end = end - len(shape) if draw(st.booleans()) and shape else end
-    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), start, end))))
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), start, end))))
 
 
 @calls(aten.unflatten.int)
@@ -75,7 +75,7 @@ def unflatten(draw: Draw, target: Any) -> Call:
     sizes = draw(_factors(shape[dim]))
     sizes = [*sizes[:-1], -1] if draw(st.booleans()) else sizes
     rest = [d for d in range(len(shape)) if d != dim % len(shape)]
-    return draw(named(Call(target, (draw(tensors(shape, dtype)), dim, sizes)), {0: rest}))
+    return draw(named(Call(target, (draw(moved(shape, dtype)), dim, sizes)), {0: rest}))
 
 
 @calls(aten.permute.default)
@@ -83,20 +83,18 @@ def permute(draw: Draw, target: Any) -> Call:
     shape = draw(shapes(0, 8, elements=300))
     order = draw(st.permutations(range(len(shape))))
     signed = [d - len(shape) if draw(st.booleans()) else d for d in order]
-    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), signed))))
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), signed))))
 
 
 @calls(aten.transpose.int)
 def transpose(draw: Draw, target: Any) -> Call:
     shape = draw(shapes())
-    return draw(
-        named(Call(target, (draw(tensors(shape, draw(dtypes))), draw(dims(len(shape))), draw(dims(len(shape))))))
-    )
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(dims(len(shape))), draw(dims(len(shape)))))))
 
 
 @calls(aten.t.default)
 def t(draw: Draw, target: Any) -> Call:
-    return draw(named(Call(target, (draw(tensors(draw(shapes(0, 2)), draw(dtypes))),))))
+    return draw(named(Call(target, (draw(moved(draw(shapes(0, 2)), draw(dtypes))),))))
 
 
 @st.composite
@@ -115,9 +113,9 @@ def expand(draw: Draw, target: Any) -> Call:
         names = {
             n: (1, 3, 6) for v in (*shape, *size) for n in ([v] if isinstance(v, str) else getattr(v, "names", ()))
         }
-        return Call(target, (draw(tensors(shape, dtype)), size), sizes=names)
+        return Call(target, (draw(moved(shape, dtype)), size), sizes=names)
     shape = draw(shapes(0, 4))
-    return Call(target, (draw(tensors(shape, dtype)), draw(_expanded(shape))))
+    return Call(target, (draw(moved(shape, dtype)), draw(_expanded(shape))))
 
 
 EXPANDED: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
@@ -134,17 +132,17 @@ EXPANDED: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
 def broadcast_in_dim(draw: Draw, target: Any) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
-        return Call(target, (draw(tensors(("n", 1), dtype)), (Size("n"), 2, 3), (0, 2)), sizes={"n": (1, 3, 6)})
+        return Call(target, (draw(moved(("n", 1), dtype)), (Size("n"), 2, 3), (0, 2)), sizes={"n": (1, 3, 6)})
     shape = draw(shapes(0, 4, zero=False))
     places = sorted(draw(st.permutations(range(4)))[: len(shape)])
     wide = {place: draw(st.sampled_from([s, 3])) if s == 1 else s for place, s in zip(places, shape, strict=True)}
-    return Call(target, (draw(tensors(shape, dtype)), [wide.get(i, 2) for i in range(4)], places))
+    return Call(target, (draw(moved(shape, dtype)), [wide.get(i, 2) for i in range(4)], places))
 
 
 @calls(aten.unsqueeze.default)
 def unsqueeze(draw: Draw, target: Any) -> Call:
     shape = draw(shapes())
-    return draw(named(Call(target, (draw(tensors(shape, draw(dtypes))), draw(dims(len(shape) + 1))))))
+    return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(dims(len(shape) + 1))))))
 
 
 @calls(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -153,7 +151,7 @@ def squeeze(draw: Draw, target: Any) -> Call:
     more = {"squeeze.dim": dims(len(shape)), "squeeze.dims": dim_lists(len(shape))}.get(
         str(target).removeprefix("aten.")
     )
-    x = draw(tensors(shape, draw(dtypes)))
+    x = draw(moved(shape, draw(dtypes)))
     return _above_one(draw(named(Call(target, (x,) if more is None else (x, draw(more))), least=2)))
 
 
