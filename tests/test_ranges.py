@@ -124,6 +124,13 @@ def test_inputs_and_dynamic_shapes_are_said_once_or_twice(y: Any, shapes: Any) -
     assert len(found.shapes) == 1
 
 
+def test_a_collection_of_shapes_is_taken() -> None:
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    shapes = torch.export.ShapesCollection()
+    shapes[x] = shapes[y] = {0: Dim("n", min=1, max=8)}
+    assert ranges(two(x, y, shapes)) == ["1..3..8", "1..3..8"]
+
+
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
