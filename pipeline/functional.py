@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from pipeline.copies import copies_kept
 from pipeline.fakes import oblivious
 from pipeline.recurrences import whole_recurrences
 
@@ -27,7 +28,7 @@ def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gra
         return exported, exported.graph_module
     if all(_is_simple(n) for n in mutating) and not any(_needs_retracing(n) for n in nodes):
         return exported, _rewritten(exported.graph_module)
-    with torch.no_grad(), whole_recurrences(), oblivious():
+    with torch.no_grad(), whole_recurrences(), oblivious(), copies_kept():
         retraced = exported.run_decompositions({})
     return retraced, retraced.graph_module
 

@@ -40,3 +40,38 @@ class Copied(nn.Module):
 @pytest.mark.parametrize("entry", ["dims", "exported"])
 def test_what_was_written_to_an_input_is_not_the_input(entry: Any) -> None:
     check_model(Copied, (TensorSpec(("n", 4)),), sizes=SIZES, entry=entry)
+
+
+class Broadcast(nn.Module):
+    """A buffer overwritten by what has another shape and dtype, then read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.ones(3, 4))
+        self.register_buffer("count", torch.zeros(2))
+        self.register_buffer("row", torch.tensor([0.5, 1.0, -1.0, 2.0]))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        """[N, 4], int64 [2] -> [3, N], [2]"""
+        self.rows.copy_(self.row)
+        self.count.copy_(y)
+        return self.rows @ x.mT, self.count / 2, self.count
+
+
+def test_what_is_copied_into_a_buffer_has_its_shape_and_dtype() -> None:
+    check_model(Broadcast, (TensorSpec(("n", 4)), TensorSpec((2,), torch.int64)), sizes=SIZES, min_block_size=1)
+
+
+class Masked(nn.Module):
+    """Writes a value for each element that a mask chooses, which may be none."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """[N, 4], [N, 4] -> [N, 4]"""
+        x[y != y] *= 2
+        return x + 1
+
+
+@pytest.mark.parametrize("refused", ["aten.mul.Tensor", "aten.index_put.default"])
+def test_a_mask_may_choose_nothing(refused: str) -> None:
+    args = TensorSpec(("n", 4)), TensorSpec(("n", 4))
+    check_model(Masked, args, sizes=SIZES, min_block_size=1, torch_executed_ops=[refused])
