@@ -38,7 +38,7 @@ DTYPES = (torch.float32,) * 9 + (torch.int64, torch.int64, torch.bool, torch.int
 State = FrozenDict[str, Any]
 
 
-def draw(choose: Choose, statements: tuple[int, ...] = (10, 14, 18, 25, 35, 45)) -> Snippet:
+def draw(choose: Choose, statements: tuple[int, ...] = (8, 12, 16, 20, 28, 40)) -> Snippet:
     """A program of about so many statements. ``choose`` takes one of a sequence; the first is the simplest."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -51,8 +51,10 @@ def _draw(choose: Choose, statements: tuple[int, ...]) -> Snippet:
     scope = Scope(choose, [_world({**args, **keywords}, at) for at in _worlds(sizes)])
     _inputs(scope, {**args, **keywords})
     _state(scope)
-    for _ in range(choose(statements)):
-        choose(FAMILIES)(scope)
+    count = choose(statements)
+    for _ in range(3 * count):
+        if len(scope.body) < count:
+            choose(FAMILIES)(scope)
     _tame(scope, {**args, **keywords}, sizes)
     form = choose(("dict", "tuple", "dict", "list", "tuple", "dict", "single"))
     results = _results(scope, 1 if form == "single" else choose((2, 3, 1, 4)))
@@ -132,10 +134,11 @@ def _state(scope: Scope) -> None:
     for name, made in kinds.items():
         if scope.maybe(4):
             scope.add_setup(f"self.register_buffer({name!r}, {made})")
-            scope.values.append(Value(f"self.{name}", exact=name == "fixed", fixed=name == "fixed"))
+            still = name == "fixed"
+            scope.values.append(Value(f"self.{name}", exact=still, fixed=still, moving=not still))
     if scope.maybe(4):
         scope.add_setup("self.plain = torch.tensor([0.5, 1.0, -1.0, 2.0])")
-        scope.values.append(Value("self.plain", exact=True, fixed=True))
+        scope.values.append(Value("self.plain", exact=True, fixed=True, moving=False))
 
 
 def _tame(scope: Scope, arguments: Mapping[str, Any], sizes: Mapping[str, tuple[int, int, int]]) -> None:
@@ -158,7 +161,7 @@ def _grows(lines: list[str], again: Scope, text: str) -> bool:
 
 def _results(scope: Scope, count: int) -> FrozenDict[str, str]:
     """What is returned: values that nothing else reads, and others: inputs, constants, numbers, containers of these."""
-    unread = [v.text for v in scope.values if v.text not in scope.read and v.text.startswith("v")]
+    unread = [v.text for v in scope.values if v.text not in scope.read and v.text.startswith("v") and v.moving]
     chosen = (
         [*unread[::-1][: 3 * count], *(_result(scope) for _ in range(count))]
         if count > 1

@@ -32,13 +32,14 @@ class Value:
     """A tensor of the program. ``text`` is how statements call it.
 
     exact: it has no rounding error, unless it is overwritten. fixed: statements do not write to it. loose: its sizes
-    depend on data.
+    depend on data. moving: it depends on inputs or on state, and is not the same at every call.
     """
 
     text: str
     exact: bool = False
     fixed: bool = False
     loose: bool = False
+    moving: bool = True
 
 
 @define(eq=False)
@@ -100,8 +101,9 @@ class Scope:
     def pick(self, accepts: Callable[[Value, torch.Tensor], bool], *, loose: bool = False) -> Value | None:
         """One of the values that are accepted, more often a new one or one that nothing reads; None if none is."""
         found = [v for v in self.values if v.loose <= loose and accepts(v, self.tensor(v))]
-        unread = [v for v in found if v.text not in self.read]
-        return self.choose((*reversed(found[-3:]), *unread[-6:], *found)) if found else None
+        moving = [v for v in found if v.moving]
+        unread = [v for v in moving if v.text not in self.read]
+        return self.choose((*reversed(moving[-3:]), *unread[-6:], *moving, *found)) if found else None
 
     def add_setup(self, line: str) -> None:
         """A line of ``__init__``."""
@@ -132,7 +134,7 @@ class Scope:
         name = self.name("v")
         if not self.execute(f"{name} = {text}"):
             return None
-        value = Value(name, exact, loose=loose)
+        value = Value(name, exact, loose=loose, moving=any(v.moving and v.text in text for v in self.values))
         self.values.append(value)
         return self.bounded(value)
 
