@@ -12,7 +12,7 @@ from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import iota, take
-from pipeline.impl.shape import product
+from pipeline.impl.shape import bounds_of, concatenate, product
 from pipeline.trt import trt
 
 CONSTANT = 1 << 16
@@ -43,7 +43,11 @@ def masked_scatter(ctx: ConversionContext, name: str, x: ITensor, mask: Value, s
 def taken(ctx: ConversionContext, name: str, mask: ITensor, source: Value) -> ITensor:
     """Where the mask holds, the elements of ``source`` in order: how many hold so far says which. Elsewhere, any."""
     sizes = base.known_sizes(ctx, mask)
-    row = base.reshape(ctx, name, base.tensor(ctx, name, source), [product(base.known_sizes(ctx, source))])
+    length = product(base.known_sizes(ctx, source))
+    row = base.reshape(ctx, name, base.tensor(ctx, name, source), [length])
+    if not isinstance(length, int) and bounds_of(ctx, length.expr)[0] < 1:
+        more = torch.zeros(1, dtype=base.dtype_of(row))  # there may be none to take
+        row = concatenate(ctx, name, [row, more], 0, base.dtype_of(row))
     picked = base.reshape(ctx, name, mask, [product(sizes)])
     dim = base.constant(ctx, name, np.array(0, dtype=np.int64))
     picked = base.cast(ctx, name, picked, torch.int32)
