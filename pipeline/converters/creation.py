@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from pipeline.converters.arguments import argument, bind
@@ -15,7 +14,6 @@ from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, creation
 from pipeline.impl.shape import result_sizes
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import expression
 
 aten = torch.ops.aten
 
@@ -52,15 +50,7 @@ def scalar_tensor(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwarg
     return as_result(ctx, name, base.tensor(ctx, name, args[0], result_of(ctx).dtype))
 
 
-def whole_length(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """A length that is known when the engine runs is computed there, by arithmetic on whole numbers."""
-    length = expression(node.meta["val"].shape[0])
-    inside = set() if isinstance(length, int) else {type(f).__name__ for f in length.atoms(sympy.Function)}
-    broken = sorted(f for f in inside if "Float" in f or f.endswith("ToInt"))
-    return not broken or Rejection(f"its length {length} takes arithmetic on floats", "use whole steps")
-
-
-@dynamo_tensorrt_converter(aten.arange.start_step, capability_validator=whole_length, supports_dynamic_shapes=True)
+@dynamo_tensorrt_converter(aten.arange.start_step, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.arange.start, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.arange.default, supports_dynamic_shapes=True)
 def arange(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:

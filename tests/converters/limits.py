@@ -74,6 +74,11 @@ def _instances(own: bool) -> Call:
     return call(aten.instance_norm.default, x("n", 4, 6), None, None, *statistics, own, 0.1, 1e-5, False)
 
 
+def _two_layers(dropout: float) -> Call:
+    weights = [x(3, 3, values="unit", seed=i) for i in range(4)]
+    return call(aten.rnn_tanh.input, x("n", 2, 3), x(2, 2, 3), weights, False, 2, dropout, True, False, False)
+
+
 LONGEST = 3840
 
 LIMITS = (
@@ -103,16 +108,12 @@ LIMITS = (
         measured="gave -5e16 for 0.7",
     ),
     Limit(
-        "takes arithmetic on floats",
-        call(aten.arange.start_step, 0, Size("n"), 2, dtype=torch.float32, sizes={"n": (1, 3, 8)}),
-        call(aten.arange.start_step, 0, Size("n"), 0.25, dtype=torch.float32, sizes={"n": (1, 3, 8)}),
-    ),
-    Limit(
         "dropout draws random numbers",
         call(aten.native_dropout.default, x("n", 9), 0.5, False),
         call(aten.native_dropout.default, x("n", 9), 0.5, None),
         "values",
     ),
+    Limit("its dropout draws random numbers", _two_layers(0.0), _two_layers(0.5), "values"),
     Limit(
         "one dim more than TensorRT's 8",
         call(aten.bitwise_and.Scalar, x(*[1] * 7, 3, dtype=LONG), 7),
