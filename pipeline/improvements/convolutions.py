@@ -87,8 +87,12 @@ def _each(value: Any, like: list[int]) -> list[int]:
 def scales(rewriting: Rewriting) -> None:
     """What multiplies a convolution's channels and is added to them, a batch norm, becomes part of kernel and bias.
 
-    The new weights are made in float32 by a recipe, and rounded once. It is done where only the scaled result is read.
+    The new weights are made in float32 by a recipe, and rounded once. It is done where only the scaled result is read,
+    and for engines that can be refitted: into fixed weights TensorRT folds by itself, and better (ResNet-50 in float16
+    took 0.394 ms on an H200 for 0.408 with this pass).
     """
+    if rewriting.program.settings.immutable_weights:
+        return
     for node in rewriting.nodes(aten.convolution.default):
         weight = argument(node, "weight")
         if not argument(node, "transposed") and rewriting.is_constant(weight):

@@ -11,12 +11,11 @@ import pipeline
 from pipeline import Program
 from pipeline.stages.improve import Improve
 
-DECOMPOSE = pipeline.default().until("decompose")
 
-
-def decomposed(model: nn.Module, *args: torch.Tensor, dynamic_shapes: Any = None) -> Program:
+def decomposed(model: nn.Module, *args: torch.Tensor, dynamic_shapes: Any = None, **settings: Any) -> Program:
     """The program of a model as passes get it."""
-    program: Program = DECOMPOSE(model.eval(), args=args, dynamic_shapes=dynamic_shapes)
+    decompose = pipeline.default(**settings).until("decompose")
+    program: Program = decompose(model.eval(), args=args, dynamic_shapes=dynamic_shapes)
     return program
 
 

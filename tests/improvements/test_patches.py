@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -30,6 +31,19 @@ OTHERS = {
 }
 
 
+@pytest.fixture
+def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every kernel were large."""
+    monkeypatch.setattr(importlib.import_module("pipeline.improvements.patches"), "LARGE", 2)
+
+
+def test_small_kernels_stay() -> None:
+    for size, count in ((4, 1), (8, 0)):
+        program = decomposed(nn.Conv2d(4, 6, size, size), torch.randn(2, 4, 16, 16))
+        assert targets(improved(program, "patches")).count("convolution.default") == count
+
+
+@pytest.mark.usefixtures("any_kernel")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", TILES)
 def test_tiles_are_multiplied(name: str, dynamic: bool) -> None:
@@ -42,12 +56,14 @@ def test_tiles_are_multiplied(name: str, dynamic: bool) -> None:
     agree(program, after, x, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("any_kernel")
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay(name: str) -> None:
     program = decomposed(OTHERS[name](), X)
     assert str(improved(program, "patches")) == str(program)
 
 
+@pytest.mark.usefixtures("any_kernel")
 def test_what_a_transformer_makes_of_patches_needs_one_transposition_only() -> None:
     class Embedding(nn.Module):
         def __init__(self) -> None:
