@@ -26,14 +26,18 @@ from pipeline.stages.improve import Improve
 ROUNDS, CALLS = 5, 60
 
 
-def variants(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, pipeline.Compiled]:
+CASES = (*MODELS, "swin", "resnet50 refittable", "vit spelled out", "bert spelled out", "gpt2 spelled out")
+"""Models, some with weights that can be refitted, or with attention as transformers' ``"eager"`` spells it out."""
+
+
+def variants(model: torch.nn.Module, inputs: dict[str, torch.Tensor], **settings: Any) -> dict[str, pipeline.Compiled]:
     """Compiled programs by name: ``none``, ``all`` and ``all but PASS``; only those whose networks differ."""
     exported = torch.export.export(model, (), inputs, strict=False)
     names = [each.name for each in PASSES]
     chosen = {"none": [], "all": names, **{f"all but {n}": [m for m in names if m != n] for n in names}}
     found: dict[str, pipeline.Compiled] = {}
     for name, passes in chosen.items():
-        compile = _with(passes)
+        compile = _with(passes, **settings)
         digest = compile.until("convert")(exported).networks[0].digest
         if name != "all" and any(c.networks[0].digest == digest for n, c in found.items() if n != "none"):
             continue
@@ -41,10 +45,8 @@ def variants(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> dict[st
     return found
 
 
-def _with(passes: Iterable[str]) -> Any:
-    compile = pipeline.default(require_full_compilation=True)
-    stage = Improve(passes=passes)
-    return compile.replace("improve", stage) if "improve" in compile.names else compile.insert(stage, after="decompose")
+def _with(passes: Iterable[str], **settings: Any) -> Any:
+    return pipeline.default(require_full_compilation=True, **settings).replace("improve", Improve(passes=passes))
 
 
 def in_turns(calls: dict[str, Call]) -> dict[str, float]:
@@ -71,10 +73,13 @@ def _once(call: Call) -> float:
 
 def measured(name: str, batch: int) -> list[dict[str, Any]]:
     """Rows of a model: each variant with its layers, milliseconds, and the ratio of what it lacks to ``all``."""
-    case = full(name, torch.float16)
+    kind, _, special = name.partition(" ")
+    case = full(kind, torch.float16)
+    if special == "spelled out":
+        case.model.set_attn_implementation("eager")
     model = Plain(case.model).cuda().eval()
     inputs = {key: value.cuda() for key, value in case.inputs(batch=batch).items()}
-    compiled = variants(model, inputs)
+    compiled = variants(model, inputs, immutable_weights=special != "refittable")
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         times = in_turns({key: driven(each, inputs, graph=True) for key, each in compiled.items()})
     return [
@@ -94,7 +99,7 @@ def measured(name: str, batch: int) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints; 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description="what each pass gains on this GPU")
-    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--models", nargs="+", default=CASES)
     parser.add_argument("--batch", type=int, default=1)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
