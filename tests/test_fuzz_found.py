@@ -75,3 +75,27 @@ class Masked(nn.Module):
 def test_a_mask_may_choose_nothing(refused: str) -> None:
     args = TensorSpec(("n", 4)), TensorSpec(("n", 4))
     check_model(Masked, args, sizes=SIZES, min_block_size=1, torch_executed_ops=[refused])
+
+
+class Repeated(nn.Module):
+    """Repeats rows: a view of a copy of an expanded tensor; the copy is left out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [2 N, 4]"""
+        return torch.repeat_interleave(x, 2, dim=0)
+
+
+class Returned(nn.Module):
+    """Copies and the like of inputs and of one another."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        """[N, 4], [N, 4] -> copies"""
+        z = torch.tanh(y)
+        return x.clone(), z, z.clone(), y + 0, x.expand(2, -1, -1).contiguous(), x.to(torch.float64).float()
+
+
+@pytest.mark.parametrize("refused", [[], ["aten.unsqueeze.default"], [lambda path: True]], ids=["none", "one", "all"])
+def test_what_lies_in_memory_otherwise_than_in_the_example(refused: Any) -> None:
+    options = {"sizes": SIZES, "torch_executed_ops": refused, "strided": True}
+    check_model(Repeated, (TensorSpec(("n", 4)),), **options)
+    check_model(Returned, (TensorSpec(("n", 4)), TensorSpec(("n", 4))), **options)

@@ -69,7 +69,13 @@ class _Copy:
         self.root.add_module(name, module.to(self.device))
 
 
+ANY_LAYOUT: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
+"""Operators that ask how their input lies in memory, and what gives the same for any: values come from engines and
+other segments as these lay them out, which need not be as in the example."""
+
+
 def _place(node: torch.fx.Node, device: torch.device) -> None:
-    """Has a node that names the device of the example make its result on this one."""
+    """Has a node that names the device of the example make its result on this one, from inputs of any layout."""
+    node.target = ANY_LAYOUT.get(node.target, node.target)
     if node.kwargs.get("device") is not None:
         node.kwargs = {**node.kwargs, "device": device}
