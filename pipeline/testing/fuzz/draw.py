@@ -57,7 +57,7 @@ def _draw(choose: Choose, statements: tuple[int, ...]) -> Snippet:
             choose(FAMILIES)(scope)
     _tame(scope, {**args, **keywords}, sizes)
     form = choose(("dict", "tuple", "dict", "list", "tuple", "dict", "single"))
-    results = _results(scope, 1 if form == "single" else choose((2, 3, 1, 4)))
+    results = _results(scope, choose((2, 3, 1, 4)))
     parts = (tuple(scope.setup), tuple(scope.body), results, form)
     return Snippet(*parts, FrozenDict(args), FrozenDict(keywords), sizes, options(scope))
 
@@ -162,12 +162,8 @@ def _grows(lines: list[str], again: Scope, text: str) -> bool:
 def _results(scope: Scope, count: int) -> FrozenDict[str, str]:
     """What is returned: values that nothing else reads, and others: inputs, constants, numbers, containers of these."""
     unread = [v.text for v in scope.values if v.text not in scope.read and v.text.startswith("v") and v.moving]
-    chosen = (
-        [*unread[::-1][: 3 * count], *(_result(scope) for _ in range(count))]
-        if count > 1
-        else [*unread[-1:], _result(scope)]
-    )
-    return FrozenDict({f"o{i}": text for i, text in enumerate(chosen if count > 1 else chosen[:1])})
+    chosen = [*unread[::-1][: 2 + 2 * count], *(_result(scope) for _ in range(count))]
+    return FrozenDict({f"o{i}": text for i, text in enumerate(chosen)})
 
 
 def _result(scope: Scope) -> str:
