@@ -127,6 +127,7 @@ def main() -> int:
             f"{row['fixed_bytes'] / 1e6:.0f} MB for any such network and {row['rest_over_weights']} times the weights"
         )
         print(f"peak memory of {row['model']}: {row['peak_over_weights']} times its weights ({fixed})")
+        print(f"  anonymous {row['anonymous_over_weights']}, left at the end {row['left_over_weights']}")
     print(f"written to {path}")
     for fault in missed(result):
         print(f"target missed: {fault}")

@@ -57,9 +57,9 @@ GROWTH = """**Growth.** Milliseconds of processor time per node, on chains of op
 at most {growth} times one of the shortest; the target is {target_growth}.
 """
 
-MEMORY = """**Memory.** Peak of the resident set above what the process held before `decompose`, in multiples of the
-weights' bytes; the target is 2. `build` is TensorRT's. Its fixed share is what it takes for a like network with hardly
-any weights.
+MEMORY = """**Memory.** Peak of the resident set, children included, above what the process held before `decompose`, in
+multiples of the weights' bytes; the target is 2. `build` is TensorRT's. Its fixed share is what it takes for a like
+network with hardly any weights. Anonymous memory is what the system cannot drop: not files that are mapped.
 """
 
 _MEMORY = [
@@ -70,6 +70,8 @@ _MEMORY = [
     "`refit_map`",
     "fixed share of `build`",
     "peak without it",
+    "peak of anonymous memory",
+    "left at the end",
 ]
 
 
@@ -92,6 +94,7 @@ def _memory_row(row: dict[str, Any]) -> list[str]:
         f"{max(last, 0):.2f}",
         f"{row['fixed_bytes'] / 1e6:.0f} MB",
         f"{row['rest_over_weights']:.2f}",
+        *(f"{row[name]:.2f}" if name in row else "" for name in ("anonymous_over_weights", "left_over_weights")),
     ]
 
 
