@@ -94,8 +94,24 @@ class Returned(nn.Module):
         return x.clone(), z, z.clone(), y + 0, x.expand(2, -1, -1).contiguous(), x.to(torch.float64).float()
 
 
+class ViewsOfCopies(nn.Module):
+    """Copies that are seen through views only, of an input that is changed afterwards and of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[N, 4] -> views"""
+        before, other, total = x.clone().view(-1), x.clone().mT, self.total.clone().view(2, 2)
+        x.add_(1)
+        self.total.add_(x[0])
+        return before, torch.tanh(before), other, total, self.total[1:]
+
+
 @pytest.mark.parametrize("refused", [[], ["aten.unsqueeze.default"], [lambda path: True]], ids=["none", "one", "all"])
 def test_what_lies_in_memory_otherwise_than_in_the_example(refused: Any) -> None:
     options = {"sizes": SIZES, "torch_executed_ops": refused, "strided": True}
     check_model(Repeated, (TensorSpec(("n", 4)),), **options)
     check_model(Returned, (TensorSpec(("n", 4)), TensorSpec(("n", 4))), **options)
+    check_model(ViewsOfCopies, (TensorSpec(("n", 4)),), **options)
