@@ -2,11 +2,13 @@
 
 The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere on the way, the scale before or after
 the product, and masks that are added, filled in or selected. It is replaced where the attention layer takes it, and
-where nothing else reads the scores; elsewhere it stays as it is.
+where nothing else reads the scores; elsewhere it stays as it is. A row where nothing counts, all of it filled with
+minus infinity, is 0 afterwards, as PyTorch's own attention gives it, where softmax gives NaN.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -39,13 +41,18 @@ BLOCKED = -1e4
 
 @frozen
 class Scores:
-    """What a softmax is taken of: the product of query and key, times a scale, with masks."""
+    """What a softmax is taken of: the product of query and key, times a scale, with masks.
+
+    ``allowed`` are conditions, each with whether it says what counts or what does not. ``finite``: what does not count
+    has a large negative number, so that a row where nothing counts becomes an average.
+    """
 
     query: Node
     key: Node
     scale: float = 1.0
     added: tuple[Node, ...] = ()
     allowed: tuple[tuple[Node, bool], ...] = field(default=())
+    finite: bool = False
 
 
 @improvement
@@ -59,7 +66,9 @@ def attention(rewriting: Rewriting) -> None:
         if not _only_for(weights, softmax, node):
             continue
         scores = _scores(rewriting, softmax.args[0], softmax)
-        if scores is not None and {dtype_of(scores.query), dtype_of(scores.key)} == {dtype_of(node)}:
+        if scores is None or {dtype_of(scores.query), dtype_of(scores.key)} != {dtype_of(node)}:
+            continue
+        if not scores.finite or _some_count(rewriting, scores):
             _fuse(rewriting, node, scores, value)
 
 
@@ -158,7 +167,17 @@ def _selected(rewriting: Rewriting, node: Node) -> Scores | None:
     found = _scores(rewriting, inner, node) if number is not None and number <= BLOCKED else None
     if found is None or not isinstance(condition, Node):
         return None
-    return evolve(found, allowed=(*found.allowed, (condition, allows)))
+    finite = found.finite or number != -math.inf
+    return evolve(found, allowed=(*found.allowed, (condition, allows)), finite=finite)
+
+
+def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
+    """Whether something counts in every row, as far as that can be told now."""
+    known = [(rewriting.literal(condition), allows) for condition, allows in scores.allowed]
+    rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
+    if len(rows) < len(known):
+        return False
+    return bool(functools.reduce(torch.logical_and, rows).any(-1).all())
 
 
 def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:

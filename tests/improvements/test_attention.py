@@ -36,7 +36,11 @@ def plain(scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.softmax(scores, -1) @ v
 
 
-BLOCKED = torch.ones(S, S).triu(1).bool()
+def blocked() -> torch.Tensor:
+    """What comes later, as a constant that no parameter has a part in."""
+    return torch.ones(S, S).triu(1).bool()
+
+
 ADDED = torch.randn(B, 1, S, S, generator=torch.Generator().manual_seed(0)).half()
 BIAS = torch.randn(1, H, S, S, generator=torch.Generator().manual_seed(1)).half()
 LOWEST = torch.finfo(torch.float16).min
@@ -57,14 +61,14 @@ FORMS: dict[str, Form] = {
     "added first": lambda q, k, v: plain(ADDED + q @ k.mT * 0.25, v),
     "added twice": lambda q, k, v: plain(q @ k.mT + BIAS + ADDED, v),
     "added in float32": lambda q, k, v: torch.softmax(q @ k.mT * 0.25 + ADDED.float(), -1).half() @ v,
-    "filled": lambda q, k, v: plain((q @ k.mT * 0.25).masked_fill(BLOCKED, -torch.inf), v),
-    "filled with the least": lambda q, k, v: plain((q @ k.mT * 0.25).masked_fill(BLOCKED, LOWEST), v),
-    "selected": lambda q, k, v: plain(torch.where(~BLOCKED, q @ k.mT * 0.25, -torch.inf), v),
-    "selected otherwise": lambda q, k, v: plain(torch.where(BLOCKED, -torch.inf, q @ k.mT * 0.25), v),
-    "selected and added": lambda q, k, v: plain(torch.where(~BLOCKED, q @ k.mT * 0.25, LOWEST) + BIAS, v),
-    "added and filled": lambda q, k, v: plain((q @ k.mT + BIAS).masked_fill(BLOCKED, -torch.inf), v),
+    "filled": lambda q, k, v: plain((q @ k.mT * 0.25).masked_fill(blocked(), -torch.inf), v),
+    "filled with the least": lambda q, k, v: plain((q @ k.mT * 0.25).masked_fill(blocked(), LOWEST), v),
+    "selected": lambda q, k, v: plain(torch.where(~blocked(), q @ k.mT * 0.25, -torch.inf), v),
+    "selected otherwise": lambda q, k, v: plain(torch.where(blocked(), -torch.inf, q @ k.mT * 0.25), v),
+    "selected and added": lambda q, k, v: plain(torch.where(~blocked(), q @ k.mT * 0.25, LOWEST) + BIAS, v),
+    "added and filled": lambda q, k, v: plain((q @ k.mT + BIAS).masked_fill(blocked(), -torch.inf), v),
     "added twice and filled twice": lambda q, k, v: plain(
-        (q @ k.mT + BIAS + ADDED).masked_fill(BLOCKED, -torch.inf).masked_fill(BLOCKED.roll(1, 0), -1e4), v
+        (q @ k.mT + BIAS + ADDED).masked_fill(blocked(), -torch.inf).masked_fill(blocked().roll(1, 0), -1e4), v
     ),
     "key transposed elsewhere": lambda q, k, v: plain(q @ k.reshape(B, H, D, S) * 0.25, v),
 }
@@ -108,7 +112,15 @@ OTHERS: dict[str, tuple[Form, dict[str, Any]]] = {
     "weights are read": (_and_scores, {}),
     "softmax over queries": (lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v, {}),
     "scaled after the mask": (lambda q, k, v: plain((q @ k.mT + ADDED) * 0.25, v), {}),
-    "filled with a score that counts": (lambda q, k, v: plain((q @ k.mT).masked_fill(BLOCKED, 1.0), v), {}),
+    "filled with a score that counts": (lambda q, k, v: plain((q @ k.mT).masked_fill(blocked(), 1.0), v), {}),
+    "filled with the least, perhaps whole rows": (
+        lambda q, k, v: plain((q @ k.mT).masked_fill(v[..., :1].mT > 0, LOWEST), v),
+        {},
+    ),
+    "filled with the least, whole rows": (
+        lambda q, k, v: plain((q @ k.mT).masked_fill(torch.ones(S, S).triu(0).bool(), LOWEST), v),
+        {},
+    ),
     "a head dim without kernels": (FORMS["scores times scale"], {"size": 300}),
     "scores of another form": (lambda q, k, v: plain((q @ k.mT).tanh(), v), {}),
     "products in float32": (lambda q, k, v: plain(q.float() @ k.float().mT, v.float()).half(), {}),
