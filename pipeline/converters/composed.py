@@ -36,7 +36,7 @@ def angle(self: Tensor) -> Any:
     if self.is_complex():
         return NotImplemented
     result = torch.where(self < 0, math.pi, 0.0)
-    return torch.where(self.isnan(), self, result) if self.is_floating_point() else result
+    return torch.where(self.isnan(), self, result).to(self.dtype) if self.is_floating_point() else result
 
 
 @register_torch_trt_decomposition(aten.rrelu_with_noise_functional.default)

@@ -38,12 +38,7 @@ REASONS: Final[dict[Any, str]] = {
     ),
     **dict.fromkeys(
         (
-            aten.digamma.default,
-            aten.lgamma.default,
             aten.polygamma.default,
-            aten.erfc.default,
-            aten.erfinv.default,
-            aten.special_erfcx.default,
             aten.i0.default,
             aten.special_i1.default,
             aten.igamma.default,
@@ -65,6 +60,8 @@ REASONS: Final[dict[Any, str]] = {
     aten.mode.default: "TensorRT has no layer that counts equal elements",
     **dict.fromkeys(
         (
+            aten.argwhere.default,
+            aten.nonzero_numpy.default,
             aten._unique2.default,
             aten.unique_dim.default,
             aten.unique_consecutive.default,

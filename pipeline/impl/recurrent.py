@@ -18,7 +18,7 @@ from pipeline.impl.shape import concatenate
 from pipeline.trt import trt
 
 WRITTEN_OUT: Final = 8
-"""Up to so many steps are written out: TensorRT fuses them. A loop builds in the same time whatever its length."""
+"""Up to so many steps are written out, which TensorRT fuses; a loop builds in the same time whatever its length."""
 
 State: TypeAlias = tuple[ITensor, ...]
 Step: TypeAlias = Callable[[ITensor, State], State]

@@ -100,6 +100,8 @@ ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(("log_softmax", "_log_softmax"), Units(2, "a difference, which may cancel", "tensor")),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"), _PRODUCT),
     **dict.fromkeys(("addmv", "addbmm"), _PRODUCT),
+    **dict.fromkeys(("erfc", "special_erfcx", "erfinv"), Units(6, "a polynomial of twelve terms, and an exponential")),
+    **dict.fromkeys(("lgamma", "digamma"), Units(16, "terms that cancel where the function is 0", "tensor")),
     "rms_norm": Units(4, "a mean of squares, a root, a quotient and a product, each rounded"),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "group_norm", "native_group_norm", "instance_norm"), _MOMENTS),
     **dict.fromkeys(("batch_norm", "native_batch_norm", "_native_batch_norm_legit"), _MOMENTS),

@@ -20,12 +20,14 @@ def recurrent(draw: Draw, target: Any) -> Call:
     features, hidden, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
     projected = draw(st.none() | st.integers(1, hidden - 1)) if target is aten.lstm.input and hidden > 1 else None
-    dtype, batch_first, output = draw(floats), draw(st.booleans()), projected or hidden
+    dtype, batch_first = draw(floats), draw(st.booleans())
+    output: int = projected or hidden
     rows = GATES[target] * hidden
     shapes: list[tuple[Dim, ...]] = []
     for layer in range(layers):
-        given = features if layer == 0 else output * directions
-        own: list[tuple[Dim, ...]] = [(rows, given), (rows, output), *([(rows,)] * 2 * biased)]
+        given: int = features if layer == 0 else output * directions
+        biases: list[tuple[Dim, ...]] = [(rows,), (rows,)] if biased else []
+        own: list[tuple[Dim, ...]] = [(rows, given), (rows, output), *biases]
         shapes += (own + ([(projected, hidden)] if projected else [])) * directions
     params = [draw(tensors(shape, dtype, values="unit", constant=constant)) for shape in shapes]
     steps: Dim = draw(st.sampled_from(("t", "t", 1, 2, 17)))
