@@ -13,6 +13,8 @@ from pipeline.testing.strategies.common import Draw, calls, floats, tensors
 aten = torch.ops.aten
 
 GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
+LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
+"""A dynamic one, some that are written out, and one that is a loop."""
 
 
 @calls(*GATES)
@@ -30,7 +32,7 @@ def recurrent(draw: Draw, target: Any) -> Call:
         own: list[tuple[Dim, ...]] = [(rows, given), (rows, output), *biases]
         shapes += (own + ([(projected, hidden)] if projected else [])) * directions
     params = [draw(tensors(shape, dtype, values="unit", constant=constant)) for shape in shapes]
-    steps: Dim = draw(st.sampled_from(("t", "t", 1, 2, 17)))
+    steps = draw(st.sampled_from(LENGTHS))
     x = draw(tensors(("n", steps, features) if batch_first else (steps, "n", features), dtype, values="unit"))
     sizes = (output, hidden) if target is aten.lstm.input else (hidden,)
     states = [draw(tensors((layers * directions, "n", size), dtype, values="unit")) for size in sizes]
