@@ -145,7 +145,8 @@ def check_model(
     ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call gives eager's pytree,
     dtypes, shapes and values (no further from float64 than eager's plus some units, ``ULPS["program"]``); inputs and
     buffers are as eager leaves them; no memory is shared between results, inputs and later calls that eager does not
-    share; an input that is returned is that input, a result that is returned twice is one.
+    share; an input that is returned is that input, a result that is returned twice is one (but not where a function
+    gives back what it is given, as dropout does in evaluation mode: torch.export has a node for that).
 
     Args:
         make: gives the model; called with a fixed seed. A class will do.

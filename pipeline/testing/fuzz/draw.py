@@ -24,7 +24,7 @@ FAMILIES = (
     *(mutations.mutate, layers.layer, expressions.reduce, mutations.update, expressions.size, views.like),
     *(expressions.product, expressions.join, expressions.compare, expressions.where, layers.layer, mutations.mutate),
     *(expressions.index, expressions.order, mutations.masked, mutations.cache, expressions.constant, expressions.loose),
-    *(expressions.scalar, expressions.unary, expressions.binary, views.view),
+    *(mutations.copied, mutations.copied, expressions.scalar, expressions.unary, expressions.binary, views.view),
 )
 """The kinds of statements, the more frequent ones more often."""
 
@@ -162,7 +162,7 @@ def _grows(lines: list[str], again: Scope, text: str) -> bool:
 def _results(scope: Scope, count: int) -> FrozenDict[str, str]:
     """What is returned: values that nothing else reads, and others: inputs, constants, numbers, containers of these."""
     unread = [v.text for v in scope.values if v.text not in scope.read and v.text.startswith("v") and v.moving]
-    chosen = [*unread[::-1][: 2 + 2 * count], *(_result(scope) for _ in range(count))]
+    chosen = [*scope.kept[-2:], *unread[::-1][: 2 + 2 * count], *(_result(scope) for _ in range(count))]
     return FrozenDict({f"o{i}": text for i, text in enumerate(chosen)})
 
 

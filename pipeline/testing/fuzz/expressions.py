@@ -15,15 +15,15 @@ ROUNDING = (
     *("torch.tanh({x})", "torch.sigmoid({x})", "torch.sin({x})", "torch.cos({x})", "torch.exp(-{x}.abs())"),
     *("F.gelu({x})", "F.silu({x})", "torch.erf({x})", "torch.log1p({x}.abs())", "({x}.abs() + 0.1).sqrt()"),
     *("{x} + 0.3", "1 - {x}", "{x} / 3", "{x} ** 2 * 0.1", "F.softplus({x})", "torch.rsqrt({x} * {x} + 1)"),
-    *("torch.atan({x})", "{x}.pow(3) * 0.01", "F.dropout({x}, 0.5, False)", "F.leaky_relu({x})", "F.elu({x})"),
+    *("torch.atan({x})", "{x}.pow(3) * 0.01", "F.dropout({x}, 0.5, False) / 3", "F.leaky_relu({x})", "F.elu({x})"),
     *("{x} / ({x}.abs() + 1)", "torch.addcmul({x}, {x}, {x}, value=0.1)", "F.hardswish({x})", "{x}.mul(0.3).add_(1)"),
 )
 """Functions of a float tensor that round. ``{x}`` is the tensor."""
 
 EXACT = (
-    *("-{x}", "{x}.abs()", "torch.relu({x})", "{x}.clamp(-1, 1)", "{x} * 0.5", "{x}.clone()", "{x}.contiguous()"),
+    *("-{x}", "{x}.abs()", "torch.relu({x})", "{x}.clamp(-1, 1)", "{x} * 0.5", "{x}.clone()", "-{x}.contiguous()"),
     *("{x}.detach()", "{x}.clamp(min=0.0)", "torch.zeros_like({x})", "torch.ones_like({x})", "F.relu6({x})"),
-    *("{x}.neg().relu_()", "torch.full_like({x}, 0.5)", "{x}.to({x}.dtype)", "torch.where({x} == {x}, {x}, 0.0)"),
+    *("{x}.neg().relu_()", "torch.full_like({x}, 0.5)", "{x}.to({x}.dtype).neg()", "torch.where({x} == {x}, {x}, 0.0)"),
 )
 """Functions of a float tensor that are exact, if it is."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -76,6 +77,21 @@ def masked(scope: Scope) -> Any:
     mask = scope.pick(lambda v, t: t.dtype == torch.bool and t.dim() > 0)
     x = mask and scope.pick(lambda v, t: t.is_floating_point() and not v.fixed and scope.dims(v) == scope.dims(mask))
     return x and mask and scope.write(x, scope.choose(MASKED).format(x=x.text, m=mask.text), exact=scope.is_exact(x))
+
+
+COPIES = ("{x}.clone()", "{x}.clone().view(-1)", "{x}.clone().mT", "{x}.clone()[1:]", "{x} + 0")
+
+
+def copied(scope: Scope) -> Any:
+    """A copy of an input, a buffer or another value, or a view of a copy; what was copied then changes, if it may."""
+    given = scope.pick(lambda v, t: not re.fullmatch(r"v\d+", v.text))
+    x = given if scope.maybe(2) else _writable(scope)
+    copy = x and scope.assign(scope.choose(COPIES).format(x=x.text), exact=scope.is_exact(x))
+    if x is None or copy is None:
+        return None
+    scope.kept.append(copy.text)
+    text = "{x}.logical_not_()" if scope.tensor(x).dtype == torch.bool else "{x}.add_(1)"
+    return scope.write(x, text.format(x=x.text), exact=False)
 
 
 def cache(scope: Scope) -> Any:

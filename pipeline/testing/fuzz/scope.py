@@ -57,6 +57,7 @@ class Scope:
     written: dict[str, None] = field(factory=dict)
     names: dict[str, int] = field(factory=dict)
     read: set[str] = field(factory=set)
+    kept: list[str] = field(factory=list)
 
     def maybe(self, one_in: int) -> bool:
         """True now and then. The simplest choice is False."""

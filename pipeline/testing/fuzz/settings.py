@@ -39,6 +39,6 @@ def executed(scope: Scope) -> str:
     layers = [name for name, _ in scope.module.named_children()]
     if layers and scope.maybe(3):
         entries.append(f"lambda path: {scope.choose(layers)!r} in path")
-    if scope.maybe(20):
-        entries.append("lambda path: path == ''")
+    if scope.maybe(6):
+        entries.append("lambda path: True")
     return f"[{', '.join(entries)}]"

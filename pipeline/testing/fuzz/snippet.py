@@ -68,7 +68,9 @@ class Snippet:
             return "{" + ", ".join(f"{name!r}: {value}" for name, value in self.results.items()) + "}"
         if self.form == "list":
             return f"[{', '.join(values)}]"
-        return values[0] if self.form == "single" and len(values) == 1 else f"({', '.join(values)}{',' * (len(values) == 1)})"
+        if self.form == "single" and len(values) == 1:
+            return values[0]
+        return f"({', '.join(values)}{',' * (len(values) == 1)})"
 
     def _call(self) -> str:
         given = [f"({', '.join(map(repr, self.args.values()))}{',' * (len(self.args) == 1)})"]

@@ -1,0 +1,116 @@
+"""Faults in how whole programs are captured, cut and run; random programs must find each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+from attrs import evolve, frozen
+
+import pipeline.runtime.module
+import pipeline.runtime.torch_segment
+from pipeline.runtime.snapshot import Snapshot
+from pipeline.runtime.worker import Executor
+from pipeline.stages.partition import Partition
+
+patch = mock.patch.object
+capture = import_module("pipeline.capture")  # as an attribute of the package it is the function
+
+
+@frozen
+class ProgramFault:
+    """``planted()`` is the context in which the fault is there; ``kind`` is how it shows."""
+
+    name: str
+    kind: str
+    planted: Callable[[], AbstractContextManager[Any]]
+
+
+def not_written_back() -> AbstractContextManager[Any]:
+    """Mutations reach neither buffers nor inputs."""
+    return patch(Executor, "write", lambda self, slots, leaves: None)
+
+
+def buffers_only() -> AbstractContextManager[Any]:
+    """Mutations reach buffers, and inputs do not change."""
+    write = Executor.write
+
+    def written(self: Executor, slots: Any, leaves: Any) -> None:
+        write(self, slots, [leaf.clone() if hasattr(leaf, "clone") else leaf for leaf in leaves])
+
+    return patch(Executor, "write", written)
+
+
+def segments_swapped() -> AbstractContextManager[Any]:
+    """The last segment runs first."""
+    run = Executor.run
+
+    def reversed_run(self: Executor, slots: Any, symbols: Any) -> Any:
+        self._steps = tuple(sorted(self._steps, key=lambda step: -step[0].gives[0] if step[0].gives else 0))
+        return run(self, slots, symbols)
+
+    return patch(Executor, "run", reversed_run)
+
+
+def sizes_baked_in() -> AbstractContextManager[Any]:
+    """A size is for ever what it was at the first call."""
+    evaluate, first = pipeline.runtime.module.evaluate, {}
+
+    def remembered(expr: Any, symbols: Any) -> Any:
+        return first.setdefault(str(expr), evaluate(expr, symbols))
+
+    return patch(pipeline.runtime.module, "evaluate", remembered)
+
+
+def alias_lost() -> AbstractContextManager[Any]:
+    """An input that is changed and returned comes back as another tensor."""
+    outputs = capture._outputs
+
+    def without_targets(specs: Any, values: Any) -> Any:
+        return tuple(evolve(o, target="") if o.kind == "user" else o for o in outputs(specs, values))
+
+    return patch(capture, "_outputs", without_targets)
+
+
+def memory_shared() -> AbstractContextManager[Any]:
+    """Results of PyTorch segments may be views of one another and of inputs."""
+    return patch(pipeline.runtime.torch_segment, "_parted", lambda results, *others: results)
+
+
+def constants_mixed_up() -> AbstractContextManager[Any]:
+    """Of parameters that are alike in shape and dtype, the last is taken for all."""
+    get = Snapshot.__getitem__
+
+    def another(self: Snapshot, name: str) -> Any:
+        tensor = get(self, name)
+        alike = [n for n in self if get(self, n).shape == tensor.shape and get(self, n).dtype == tensor.dtype]
+        return get(self, alike[-1])
+
+    return patch(Snapshot, "__getitem__", another)
+
+
+def small_blocks() -> AbstractContextManager[Any]:
+    """``min_block_size`` is not asked for."""
+    cut = Partition.__call__
+
+    def cut_small(self: Partition, validated: Any) -> Any:
+        program = validated.program
+        free = evolve(program, settings=program.settings.evolve(min_block_size=1))
+        return evolve(cut(self, evolve(validated, program=free)), program=program)
+
+    return patch(Partition, "__call__", cut_small)
+
+
+PROGRAM_FAULTS = (
+    ProgramFault("mutation not written back", "mutation|values", not_written_back),
+    ProgramFault("inputs not written back", "mutation|values", buffers_only),
+    ProgramFault("segments swapped", "runs|values", segments_swapped),
+    ProgramFault("sizes baked in", "runs|values", sizes_baked_in),
+    ProgramFault("alias lost", "aliasing", alias_lost),
+    ProgramFault("memory shared", "aliasing|values", memory_shared),
+    ProgramFault("constants mixed up", "values|mutation", constants_mixed_up),
+    ProgramFault("small blocks", "blocks", small_blocks),
+)
