@@ -1,6 +1,6 @@
 """Random programs, compiled for random settings, equal eager PyTorch: 60 of them here, thousands in the deep profile.
 
-A failure prints the program as a script to paste. ``python -m tests.fuzz 0:200`` runs programs by their seeds, and
+A failure prints the program as a script to paste. ``python -m benchmarks.fuzz 0:200`` runs programs by their seeds, and
 ``pipeline.testing.fuzz.shrunk`` makes a failing one small.
 """
 

@@ -318,7 +318,7 @@ class _Run:
     def buffers(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The buffers that the program mutates, as eager, float64 and we have them."""
         names = self.module.program.buffers
-        ours = {name: self.module.get_buffer(placeholder) for placeholder, name in names.items()}
+        ours = {name: self.module.get_buffer(placeholder).cpu() for placeholder, name in names.items()}
         return (
             {name: self.eager.get_buffer(name) for name in ours},
             {name: self.exact.get_buffer(name) for name in ours},
