@@ -25,7 +25,7 @@ from pipeline.stages.partition import Partitioner, by_submodule, partition
 NODES = (1000, 3000, 10000)
 SHARES = (0.0, 0.1)
 SEEDS = (0, 1, 2)
-RUNS = 3
+RUNS = 5
 PARTITIONERS: dict[str, Partitioner] = {"default": partition, "by_submodule(3)": by_submodule(3)}
 TARGETS = {"seconds": 5.0, "growth": 1.5, "error": 1e-3}
 """Seconds for 10,000 operators; how much dearer an operator may be than in the smallest program; relative error."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from pipeline.partitioning.flow import Flow
-from pipeline.partitioning.kinds import is_cheap, moves
 from pipeline.partitioning.levels import sizes
 from pipeline.partitioning.units import Units
 
@@ -41,12 +40,12 @@ def cheaper_in_torch(
 
 def _may_move(flow: Flow, units: Units, sides: Sides, i: int) -> bool:
     """Whether an operator is cheap, in an engine, bound to no other, and PyTorch's on one side."""
-    if sides.in_torch[i] or not is_cheap(flow.nodes[i]):
+    if sides.in_torch[i] or not flow.cheap[i]:
         return False
     unit = units.of[i]
     if len(units.members[unit]) > 1 or len(units.kin[unit]) > 1:
         return False
-    return (sides.feeds_torch(i) or sides.fed_by_torch(i)) and (moves(flow.nodes[i]) or sides.touches(i))
+    return (sides.feeds_torch(i) or sides.fed_by_torch(i)) and (flow.moves[i] or sides.touches(i))
 
 
 def _best(flow: Flow, units: Units, sides: Sides, start: int) -> tuple[int, list[int]]:

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from attrs import frozen
 
-from pipeline.partitioning.kinds import draws_random, is_cheap
+from pipeline.partitioning.kinds import draws_random, is_cheap, moves
 from pipeline.program import READS_DATA, Program, is_operator, results
 from pipeline.shapes import Expr, bounds, expression, shape_of
 
@@ -40,7 +40,8 @@ class Value:
 @frozen
 class Flow:
     """Operators by number: ``before`` and ``after`` say which have to run earlier and later; ``made`` and ``read`` are
-    numbers of ``values``. ``leaves`` tells whether the program returns what an operator makes."""
+    numbers of ``values``. Of an operator, ``leaves`` tells whether the program returns what it makes, ``cheap`` whether
+    it costs next to nothing wherever it runs, ``moves`` whether it computes nothing at all."""
 
     nodes: tuple[Node, ...]
     before: tuple[tuple[int, ...], ...]
@@ -49,6 +50,8 @@ class Flow:
     made: tuple[tuple[int, ...], ...]
     read: tuple[tuple[int, ...], ...]
     leaves: tuple[bool, ...]
+    cheap: tuple[bool, ...]
+    moves: tuple[bool, ...]
 
 
 def flow(program: Program, copied: frozenset[Node]) -> Flow:
@@ -149,7 +152,8 @@ class _Builder:
         made, read = self._places(values)
         returned = {maker(n) for n in results(self.program.graph) if isinstance(n, Node)}
         leaves = tuple(n in returned for n in self.nodes)
-        return Flow(tuple(self.nodes), *_both(before), values, made, read, leaves)
+        cheap, moving = tuple(map(is_cheap, self.nodes)), tuple(map(moves, self.nodes))
+        return Flow(tuple(self.nodes), *_both(before), values, made, read, leaves, cheap, moving)
 
     def _reads(self, node: Node, before: dict[int, None]) -> Iterator[Node]:
         """The values that an operator reads; what tells its sizes has to run before it."""
