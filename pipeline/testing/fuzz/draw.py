@@ -24,7 +24,15 @@ FAMILIES = (
     *(mutations.mutate, layers.layer, expressions.reduce, mutations.update, expressions.size, views.like),
     *(expressions.product, expressions.join, expressions.compare, expressions.where, layers.layer, mutations.mutate),
     *(expressions.index, expressions.order, mutations.masked, mutations.cache, expressions.constant, expressions.loose),
-    *(mutations.copied, mutations.copied, expressions.scalar, expressions.unary, expressions.binary, views.view),
+    *(
+        mutations.copied,
+        mutations.copied,
+        expressions.branch,
+        expressions.scalar,
+        expressions.unary,
+        expressions.binary,
+        views.view,
+    ),
 )
 """The kinds of statements, the more frequent ones more often."""
 
@@ -153,8 +161,8 @@ def _tame(scope: Scope, arguments: Mapping[str, Any], sizes: Mapping[str, tuple[
 
 def _grows(lines: list[str], again: Scope, text: str) -> bool:
     """Whether a value is too large after some calls."""
-    for line in lines * 3:
-        again.execute(line)
+    if not all(again.execute(line) for line in lines * 3):
+        return True
     tensor = again.at(0, text)
     return tensor.dtype != torch.bool and bool((tensor.abs() > LARGEST).any())
 

@@ -237,6 +237,19 @@ def loose(scope: Scope) -> Any:
     return scope.assign(f"{made.text}.sum({scope.choose(('', '0'))})")
 
 
+def branch(scope: Scope) -> Any:
+    """One of two functions of a value, by what exact data say. Rare: eager PyTorch compiles it, in a second."""
+    if not scope.maybe(25):
+        return None
+    x = scope.pick(is_float)
+    by = scope.pick(lambda v, t: t.dtype != torch.bool and scope.is_exact(v))
+    if x is None or by is None:
+        return None
+    ways = [scope.choose(("t * 0.5", "torch.tanh(t)", "t + 1", "t.abs() - 1", "torch.zeros_like(t)")) for _ in range(2)]
+    made = ", ".join(f"lambda t: ({way},)" for way in ways)
+    return scope.assign(f"cond({by.text}.sum() > 0, {made}, ({x.text},))[0]")
+
+
 def scalar(scope: Scope) -> Any:
     """Python values among the inputs, used."""
     x = scope.pick(lambda v, t: t.dtype != torch.bool)

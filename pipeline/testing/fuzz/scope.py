@@ -169,7 +169,12 @@ class Scope:
 
 
 def _globals(module: nn.Module) -> dict[str, Any]:
-    return {"torch": torch, "nn": nn, "F": nn.functional, "self": module}
+    return {"torch": torch, "nn": nn, "F": nn.functional, "cond": _cond, "self": module}
+
+
+def _cond(condition: torch.Tensor, true: Callable[..., Any], false: Callable[..., Any], operands: Any) -> Any:
+    """``torch.cond``, without compiling anything."""
+    return (true if condition else false)(*operands)
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -20,14 +20,21 @@ OPERATORS = (
 def options(scope: Scope) -> FrozenDict[str, str]:
     """Arguments of ``check_model``, as source text; those that are the default are left out."""
     choose = scope.choose
-    chosen = {
+    chosen: dict[str, str] = {
         "min_block_size": str(choose((1, 1, 2, 3, 5, 8))),
         "max_engines": str(choose((None, None, None, None, 1, 2))),
         "torch_executed_ops": executed(scope),
         "entry": choose(("'dims'",) * 6 + ("'exported'", "'inputs'")),
+        "partition": choose(("None",) * 5 + ("pipeline.by_submodule()",)),
         "strided": str(not scope.written and scope.maybe(2)),
     }
-    usual = {"max_engines": "None", "torch_executed_ops": "[]", "entry": "'dims'", "strided": "False"}
+    usual = {
+        "max_engines": "None",
+        "torch_executed_ops": "[]",
+        "entry": "'dims'",
+        "strided": "False",
+        "partition": "None",
+    }
     return FrozenDict({name: text for name, text in chosen.items() if usual.get(name) != text})
 
 

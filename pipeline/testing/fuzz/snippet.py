@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
+import torch
 from attrs import evolve, field, frozen
 
 from pipeline.frozen import FrozenDict
@@ -18,7 +22,9 @@ _NUMBERS = itertools.count()
 HEADER = """\
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import cond, nn
+
+import pipeline
 from pipeline.testing import Size, TensorSpec, check_model
 """
 
@@ -86,16 +92,26 @@ class Snippet:
     def run(self) -> Any:
         """Run the script: the compiled program, or ``ModelError`` with the script in its message."""
         text = str(self)
-        name = f"<program {next(_NUMBERS)}>"
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        space: dict[str, Any] = {"__name__": "snippet"}
-        try:
-            exec(compile(text, name, "exec"), space)
-        except ModelError as error:
-            raise ModelError(error.kind, f"{error.message}\n\n{text}") from error
-        finally:
-            linecache.cache.pop(name, None)
-        return space["checked"]
+        with _module(text) as module:
+            try:
+                exec(compile(text, module.__name__, "exec"), vars(module))
+            except ModelError as error:
+                raise ModelError(error.kind, f"{error.message}\n\n{text}") from error
+            return module.checked
+
+
+@contextmanager
+def _module(text: str) -> Iterator[Any]:
+    """A module for a script to run in, with its lines where tracebacks find them: torch imports and reads it."""
+    name = f"program_{next(_NUMBERS)}"
+    sys.modules[name] = module = ModuleType(name)
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    try:
+        yield module
+    finally:
+        del sys.modules[name], linecache.cache[name]
+        if " cond(" in text:
+            torch.compiler.reset()  # what eager mode compiled for it
 
 
 def _printed(values: Mapping[str, Any]) -> str:
