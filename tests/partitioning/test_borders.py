@@ -12,12 +12,12 @@ import pipeline
 from benchmarks.partitions import unbuilt
 from pipeline.program import Partitioned
 
-aten = torch.ops.aten
 X = torch.randn(4, 8)
+SETTINGS = {"min_block_size": 1, "torch_executed_ops": {"aten.erfinv.default"}}
 
 
 class Between(nn.Module):
-    """Products for engines, with something of PyTorch's between them: ``erfinv``, which engines refuse."""
+    """Products for engines, with something of PyTorch's between them: ``erfinv``, which is kept out of engines."""
 
     def __init__(self, before: Any, after: Any) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def same(x: torch.Tensor) -> torch.Tensor:
 
 
 def partitioned(model: nn.Module, *args: torch.Tensor, **settings: Any) -> Partitioned:
-    record: Partitioned = pipeline.default(**{"min_block_size": 1, **settings}).until("partition")(model.eval(), args)
+    record: Partitioned = pipeline.default(**{**SETTINGS, **settings}).until("partition")(model.eval(), args)
     return record
 
 
@@ -60,7 +60,7 @@ def test_fewer_bytes_cross_in_pytorch(case: str) -> None:
     assert reason.startswith("beside PyTorch: ")
     assert reason.endswith(" fewer bytes cross between segments")
     assert len(record.engine_segments) == 2
-    compiled = pipeline.default(min_block_size=1).replace("build", unbuilt)(model, (X,))
+    compiled = pipeline.default(**SETTINGS).replace("build", unbuilt)(model, (X,))
     torch.testing.assert_close(compiled.module("reference")(X), model(X), equal_nan=True)
 
 
@@ -122,7 +122,7 @@ class Filled(nn.Module):
 def test_constants_and_sizes_are_copied_and_not_cut_for() -> None:
     dims = ({0: torch.export.Dim("n", min=2, max=9)},)
     model = Filled().eval()
-    compiled = pipeline.default(min_block_size=1).replace("build", unbuilt)(model, args=(X,), dynamic_shapes=dims)
+    compiled = pipeline.default(**SETTINGS).replace("build", unbuilt)(model, args=(X,), dynamic_shapes=dims)
     first, _, last = compiled.partitioned.segments
     assert all("arange" in s.nodes for s in (first, last))
     assert {p.name for c in compiled.partitioned.cuts for p in c.tensors}.isdisjoint({"arange", "unsqueeze"})
@@ -140,6 +140,6 @@ def test_what_only_pytorch_reads_is_pytorchs() -> None:
             return torch.erfinv(x) + torch.arange(x.shape[0])
 
     dims = ({0: torch.export.Dim("n", min=2, max=9)},)
-    compile = pipeline.default(min_block_size=1).until("partition")
+    compile = pipeline.default(**SETTINGS).until("partition")
     record = compile(Only().eval(), (X[0],), dynamic_shapes=dims)
     assert in_torch(record)["aten.arange.default"] == "only operators that run in PyTorch read it"

@@ -22,7 +22,9 @@ DIMS = ({0: torch.export.Dim("n", min=1, max=9)},)
 
 
 def compiled(model: nn.Module, *args: Any, dims: Any = DIMS, **settings: Any) -> pipeline.Compiled:
-    compile = pipeline.default(**{"min_block_size": 1, **settings}).replace("build", unbuilt)
+    compile = pipeline.default(
+        **{"min_block_size": 1, "torch_executed_ops": {"aten.erfinv.default"}, **settings}
+    ).replace("build", unbuilt)
     result: pipeline.Compiled = compile(model.eval(), args=args, dynamic_shapes=dims)
     return result
 
@@ -170,7 +172,7 @@ class Weighted(nn.Module):
         return torch.erfinv((x @ self.large + self.both).tanh() * self.small) + torch.erfinv((self.both * x).tanh())
 
 
-OPS = {"aten.mul.Tensor"}
+OPS = {"aten.mul.Tensor", "aten.erfinv.default"}
 
 
 def graph_module(run: Any) -> nn.Module:
