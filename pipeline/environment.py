@@ -150,6 +150,7 @@ def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any
         *_assertions(graph),
         *_squeezed(graph),
         *_reshaped(graph),
+        *_sliced(graph),
         *_not_negative(graph, shapes),
     ):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
@@ -203,6 +204,23 @@ def _squeezed(graph: torch.fx.Graph) -> Iterator[Any]:
             for dim in [dims] if isinstance(dims, int) else dims:
                 if not isinstance(sizes[dim], int):
                     yield sympy.Ne(sizes[dim], 1, evaluate=False)
+
+
+_SLICE: tuple[Any, ...] = (None, 0, None, None, 1)
+"""The defaults of the arguments of ``aten.slice``."""
+
+
+def _sliced(graph: torch.fx.Graph) -> Iterator[Any]:
+    """``x[-2:]`` has size 2: torch.export takes the size of ``x`` to be at least that."""
+    for node in graph.nodes:
+        if node.target is aten.slice.Tensor:
+            given_args: tuple[Any, ...] = node.args
+            source, dim, start, _, step = (*given_args, *_SLICE[len(given_args) :])
+            taken, given = shape_of(node.meta["val"])[dim], shape_of(source.meta["val"])[dim]
+            if isinstance(taken, int) and taken > 0 and not isinstance(given, int) and isinstance(start, int | None):
+                first = start or 0
+                least = -first if first < 0 else first + (taken - 1) * step + 1
+                yield sympy.Ge(given, least, evaluate=False)
 
 
 def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
