@@ -115,3 +115,33 @@ def test_what_lies_in_memory_otherwise_than_in_the_example(refused: Any) -> None
     check_model(Repeated, (TensorSpec(("n", 4)),), **options)
     check_model(Returned, (TensorSpec(("n", 4)), TensorSpec(("n", 4))), **options)
     check_model(ViewsOfCopies, (TensorSpec(("n", 4)),), **options)
+
+
+class Tail(nn.Module):
+    """The last two rows, changed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [2, 4]"""
+        tail = x[-2:]
+        tail.neg_()
+        return tail * 2
+
+
+@pytest.mark.parametrize(("entry", "least"), [("dims", 1), ("exported", 2)])
+def test_sizes_that_a_slice_rules_out_are_said_to_be(entry: Any, least: int, caplog: pytest.LogCaptureFixture) -> None:
+    compiled = check_model(Tail, (TensorSpec(("n", 4)),), sizes={"n": (1, 4, 4)}, entry=entry)
+    assert [(r.min, r.max) for r in compiled.program.shapes.values()] == [(least, 4)]
+    assert ("x.shape[0] goes from 2 to 4, not 1 to 4" in caplog.text) == (least == 2)
+
+
+class Flat(nn.Module):
+    """Gives back what it is given, in functions that have nothing to do."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[N, 4] -> the same"""
+        y = torch.tanh(x)
+        return x.flatten(1), torch.dropout(y, 0.5, False), y, y.to(torch.float32), x, y
+
+
+def test_functions_that_have_nothing_to_do() -> None:
+    check_model(Flat, (TensorSpec(("n", 4)),), sizes=SIZES, min_block_size=1)

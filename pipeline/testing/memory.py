@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
 import torch
 from attrs import frozen
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 
@@ -39,11 +40,25 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
 
 
-def sharing(ours: Any, our_inputs: Any, theirs: Any, their_inputs: Any) -> str:
-    """In words, what of ours shares memory where theirs does not, or is not one where theirs is; empty if all is well.
+class Echoes(TorchFunctionMode):
+    """Notes the tensors that functions give back as they are given, as ``flatten`` does with a vector: in the graph of
+    torch.export these are two, so that which is which is lost. In-place functions are no echoes."""
 
-    The pytrees of both sides have the same structure.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        in_place = getattr(func, "__name__", "_").endswith("_") or (kwargs or {}).get("inplace")
+        if isinstance(result, torch.Tensor) and not in_place and any(result is value for value in args):
+            self.heard.append(result)
+        return result
+
+
+def sharing(ours: Any, our_inputs: Any, theirs: Any, their_inputs: Any, echoes: Sequence[torch.Tensor] = ()) -> str:
+    """In words, what of ours shares memory where theirs does not, or is not one where theirs is, ``echoes`` left out;
+    empty if all is well. The pytrees of both sides have the same structure."""
     mine, other = (
         [*_rows("result", results), *_rows("input", inputs)]
         for results, inputs in ((ours, our_inputs), (theirs, their_inputs))
@@ -52,7 +67,7 @@ def sharing(ours: Any, our_inputs: Any, theirs: Any, their_inputs: Any) -> str:
     for i, j in combinations(range(len(mine)), 2):
         if i < results:
             said = _pair(mine[i][1], mine[j][1], other[i][1], other[j][1])
-            if said:
+            if said and not ("one tensor" in said and any(other[i][1] is echo for echo in echoes)):
                 return f"{mine[i][0]} and {mine[j][0]} {said}"
     return ""
 

@@ -24,7 +24,7 @@ from pipeline.runtime.module import CompiledModule
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import Range
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
-from pipeline.testing.memory import Snapshot, sharing
+from pipeline.testing.memory import Echoes, Snapshot, sharing
 from pipeline.testing.whole import difference
 from pipeline.trt import has_gpu
 
@@ -145,8 +145,8 @@ def check_model(
     ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call gives eager's pytree,
     dtypes, shapes and values (no further from float64 than eager's plus some units, ``ULPS["program"]``); inputs and
     buffers are as eager leaves them; no memory is shared between results, inputs and later calls that eager does not
-    share; an input that is returned is that input, a result that is returned twice is one (but not where a function
-    gives back what it is given, as dropout does in evaluation mode: torch.export has a node for that).
+    share; an input that is returned is that input, a result that is returned twice is one (what ``Echoes`` are left
+    out).
 
     Args:
         make: gives the model; called with a fixed seed. A class will do.
@@ -295,7 +295,8 @@ class _Run:
 
     def once(self, where: str) -> tuple[Any, Any]:
         with torch.no_grad():
-            want = self.eager(*self.theirs[0], **self.theirs[1])
+            with Echoes() as echoes:
+                want = self.eager(*self.theirs[0], **self.theirs[1])
             best = self.best()
         try:
             got = self.module(*self.ours[0], **self.ours[1])
@@ -304,7 +305,7 @@ class _Run:
         self.compare("values", "result", want, best, got, where)
         self.compare("mutation", "input", self.theirs, self.doubles, self.ours, where)
         self.compare("mutation", "buffer", *self.buffers(), where)
-        if said := sharing(got, self.ours, want, self.theirs):
+        if said := sharing(got, self.ours, want, self.theirs, echoes.heard):
             raise ModelError("aliasing", f"{said}{where}")
         return got, want
 

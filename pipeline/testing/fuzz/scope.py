@@ -162,10 +162,13 @@ class Scope:
         return True
 
     def may_write(self, target: Value) -> bool:
-        """Whether nothing that is fixed shares memory with it, and the same values do in every world."""
+        """Whether nothing that is fixed or expanded shares memory with it, and the same values do in every world.
+
+        PyTorch leaves it undefined what becomes of an expanded tensor that is written to.
+        """
         seen = [frozenset(v.text for v in self.values if _shares(world, v, target, self)) for world in self.worlds]
-        fixed = {v.text for v in self.values if v.fixed}
-        return len(set(seen)) == 1 and not seen[0] & fixed
+        barred = {v.text for v in self.values if v.fixed or any(map(_overlaps, self.all(v.text)))}
+        return len(set(seen)) == 1 and not seen[0] & barred
 
 
 def _globals(module: nn.Module) -> dict[str, Any]:
@@ -190,6 +193,11 @@ def _are_sound(made: list[Any]) -> bool:
     """Whether a program should hold what an expression is in each world: of one type, rank and dtype."""
     kinds = {(v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v) for v in made}
     return len(kinds) == 1 and all(map(_is_sound, made))
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory with one another."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _is_sound(made: Any) -> bool:
