@@ -25,6 +25,7 @@ def page(results: Path = RESULTS) -> str:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     parts = [stages(data) for data in found if "growth" in data] + [gpu(data) for data in found if "rows" in data]
     parts += [gains(data) for data in found if "gains" in data] + [dynamic(data) for data in found if "dynamic" in data]
+    parts += [partitions(data) for data in found if "cutting" in data]
     parts += [tests(data) for data in found if "counts" in data]
     return "\n".join([HEAD, *parts])
 
@@ -95,6 +96,51 @@ def _memory_row(row: dict[str, Any]) -> list[str]:
         f"{row['fixed_bytes'] / 1e6:.0f} MB",
         f"{row['rest_over_weights']:.2f}",
         *(f"{row[name]:.2f}" if name in row else "" for name in ("anonymous_over_weights", "left_over_weights")),
+    ]
+
+
+def partitions(data: dict[str, Any]) -> str:
+    """How long cutting takes, and models of which engines refuse a tenth of the operators."""
+    nodes = list(data["cutting"][0]["seconds"])
+    return "\n".join(
+        [
+            "## Cutting programs\n",
+            _filled(_where(data)),
+            _filled(CUTTING),
+            *_table(["partitioner", "refused", *nodes, "growth", "segments"], map(_cutting_row, data["cutting"])),
+            "",
+            _filled(REFUSING),
+            *_table(_REFUSING, map(_refusing_row, data["refusing"])),
+            "",
+        ]
+    )
+
+
+CUTTING = """Seconds of processor time to cut programs of so many operators, of which engines refuse a share at random.
+The targets are 5 s for 10,000 operators, and a growth of at most 1.5: how much dearer an operator of the largest
+program is than one of the smallest. Segments are those of the largest.
+"""
+
+REFUSING = """Engines refuse a tenth of the operators of ResNet-50 and BERT-base, drawn by a seed; the rest runs on the
+reference executor. No engine is smaller than `min_block_size`, and the error is relative to the largest output.
+"""
+
+_REFUSING = ["model, seed", "engines", "operators in engines", "smallest engine", "crossing cuts", "relative error"]
+
+
+def _cutting_row(row: dict[str, Any]) -> list[str]:
+    times = [f"{seconds:.2f}" for seconds in row["seconds"].values()]
+    return [f"`{row['partitioner']}`", f"{row['refused']:.0%}", *times, f"{row['growth']:.2f}", str(row["segments"])]
+
+
+def _refusing_row(row: dict[str, Any]) -> list[str]:
+    return [
+        f"{row['model']}, {row['seed']}",
+        str(row["engines"]),
+        f"{row['operators_in_engines']} of {row['operators']}",
+        f"{row['smallest_engine']} (`min_block_size` {row['min_block_size']})",
+        f"{row['bytes_crossing'] / 1e6:.1f} MB",
+        f"{row['relative_error']:.1e}",
     ]
 
 
