@@ -117,6 +117,36 @@ def test_what_lies_in_memory_otherwise_than_in_the_example(refused: Any) -> None
     check_model(ViewsOfCopies, (TensorSpec(("n", 4)),), **options)
 
 
+class Flattened(nn.Module):
+    """Flattens a transpose of what was written to since: a view of a copy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [4 N]"""
+        turned = x.T
+        x.clamp_(-1, 1)
+        return turned.flatten(0, 1)
+
+
+class Twice(nn.Module):
+    """A buffer and a result, each returned twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(10, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[N, 4] -> twice [10, 4], twice [N, 4]"""
+        self.cache[: self.cache.shape[0]] = self.cache
+        y = torch.tanh(x)
+        return {"cache": self.cache, "more": (self.cache, [y, y])}
+
+
+@pytest.mark.parametrize("refused", [[], [lambda path: True]], ids=["none", "all"])
+def test_a_result_that_is_returned_twice_is_one(refused: Any) -> None:
+    for model in (Flattened, Twice):
+        check_model(model, (TensorSpec(("n", 4)),), sizes=SIZES, torch_executed_ops=refused, min_block_size=1)
+
+
 class Tail(nn.Module):
     """The last two rows, changed."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.program import Output, Port, Program, Segment
 from pipeline.shapes import Expr, number, number_of
@@ -37,7 +37,7 @@ class Step:
 
 @frozen
 class Return:
-    """An output of the program: the value in a slot, or input number ``given`` itself.
+    """An output of the program: the value in a slot, or input number ``given`` itself, or output number ``again``.
 
     A tensor comes back with ``dtype``; ``copied`` where the slot's memory is not the caller's to keep.
     """
@@ -46,6 +46,7 @@ class Return:
     given: int | None = None
     dtype: torch.dtype | None = None
     copied: bool = False
+    again: int | None = None
 
 
 @frozen
@@ -110,7 +111,7 @@ class LayoutBuilder:
     def layout(self) -> Layout:
         """The finished layout."""
         outputs = self.program.outputs
-        returns = tuple(self._return(o) for o in outputs if o.kind == "user")
+        returns = _told_once([self._return(o) for o in outputs if o.kind == "user"])
         writes = tuple(self._write(o) for o in outputs if o.kind != "user")
         sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
         return Layout(self.program, self.slots, self.steps, returns, writes, sizes, constants, tuple(self.late))
@@ -185,6 +186,13 @@ class LayoutBuilder:
         if output.kind == "input":
             return Write(slot, given=[p.name for p in self.program.inputs].index(output.target))
         return Write(slot, buffer=next(self._slot(p) for p, n in self.program.buffers.items() if n == output.target))
+
+
+def _told_once(returns: Sequence[Return]) -> tuple[Return, ...]:
+    """The outputs, of which those that are another once more say so: they are one tensor, wherever it is brought."""
+    first: dict[Return, int] = {}
+    known = [first.setdefault(each, i) for i, each in enumerate(returns)]
+    return tuple(r if at == i else evolve(r, again=at) for i, (r, at) in enumerate(zip(returns, known, strict=True)))
 
 
 def _symbols(port: Port) -> set[Any]:

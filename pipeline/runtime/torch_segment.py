@@ -92,7 +92,8 @@ class _Copy:
         self.root.add_module(name, module.to(self.device))
 
 
-ANY_LAYOUT: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
+aten = torch.ops.aten
+ANY_LAYOUT: dict[Any, Any] = dict.fromkeys((aten.view.default, aten._unsafe_view.default), aten.reshape.default)
 """Operators that ask how their input lies in memory, and what gives the same for any: values come from engines and
 other segments as these lay them out, which need not be as in the example."""
 

@@ -61,8 +61,11 @@ class Executor:
 
     def results(self, slots: Slots, leaves: Sequence[Any], plan: CallPlan, symbols: Mapping[str, int]) -> list[Any]:
         """What the caller is given."""
-        results = []
+        results: list[Any] = []
         for output in self.layout.returns:
+            if output.again is not None:
+                results.append(results[output.again])
+                continue
             value = slots[output.slot] if output.given is None else leaves[output.given]
             if output.given is None and isinstance(value, torch.Tensor):
                 value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)

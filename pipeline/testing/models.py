@@ -145,8 +145,8 @@ def check_model(
     ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call gives eager's pytree,
     dtypes, shapes and values (no further from float64 than eager's plus some units, ``ULPS["program"]``); inputs and
     buffers are as eager leaves them; no memory is shared between results, inputs and later calls that eager does not
-    share; an input that is returned is that input, a result that is returned twice is one (what ``Echoes`` are left
-    out).
+    share; an input that is returned is that input, a result that is returned twice is one (``memory.Echoes``
+    are left out).
 
     Args:
         make: gives the model; called with a fixed seed. A class will do.
