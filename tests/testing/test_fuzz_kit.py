@@ -1,0 +1,105 @@
+"""The kit of random programs: programs are varied, print, and shrink; ``check_model`` tells what it should."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.errors import CaptureError
+from pipeline.runtime.worker import Executor
+from pipeline.testing import ModelError, TensorSpec, check_model
+from pipeline.testing.fuzz import Snippet, program, shrunk
+from pipeline.testing.memory import Snapshot, sharing
+
+TEXTS = [str(program(seed)) for seed in range(40)]
+
+KINDS = {
+    "mutation": r"\w_\(|\] = ",
+    "buffers": "register_buffer",
+    "views": r"\.mT|\.view\(|\[1:\]",
+    "keywords": "kwargs=",
+    "containers": "'q': ",
+    "sizes": r"s\d+ = ",
+    "joined": r"torch\.cat",
+    "integers": r"torch\.int64",
+    "bools": r"torch\.bool",
+    "masks": r"torch\.where|masked_fill",
+    "fallbacks": "torch_executed_ops",
+    "blocks": "min_block_size",
+    "None": r"None",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_are_varied(kind: str) -> None:
+    count = sum(bool(re.search(KINDS[kind], text)) for text in TEXTS)
+    assert count >= 4, f"{count} of {len(TEXTS)}"
+
+
+def test_a_program_shrinks_to_what_fails() -> None:
+    def fails(snippet: Snippet) -> bool:
+        return any("tanh" in line for line in snippet.body)
+
+    found = next(p for p in map(program, range(40)) if fails(p))
+    small = shrunk(found, fails)
+    assert len(small.body) == 1
+    assert not small.options and len(small.results) == 1
+
+
+class Asks(nn.Module):
+    """Asks for a value in Python."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N] -> [N]"""
+        return x if x.sum().item() > 0 else -x
+
+
+def test_what_torch_export_does_not_take_is_no_failure() -> None:
+    with pytest.raises(CaptureError, match=r"torch.export cannot capture"):
+        check_model(Asks, (TensorSpec(("n",)),), sizes={"n": (1, 2, 4)})
+
+
+class Counting(nn.Module):
+    """Another number at each call, in eager mode."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N] -> [N]"""
+        Counting.calls += 1
+        return x * Counting.calls
+
+
+def test_a_failure_has_its_kind() -> None:
+    with pytest.raises(ModelError, match=r"values: result.*eager gives") as caught:
+        check_model(Counting, (TensorSpec(("n",)),), sizes={"n": (1, 2, 4)})
+    assert caught.value.kind == "values"
+
+
+def test_a_failing_program_comes_with_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Executor, "write", lambda self, slots, leaves: None)
+    snippet = next(p for p in map(program, range(40)) if "_(" in str(p.body) and "self.state" in str(p.results))
+    with pytest.raises(ModelError) as caught:
+        snippet.run()
+    assert str(snippet) in str(caught.value)
+
+
+def test_a_snapshot_names_what_changed() -> None:
+    tree: Any = {"a": torch.zeros(2), "b": [torch.tensor([float("nan")])]}
+    snapshot = Snapshot.of(tree)
+    assert not snapshot.changes()
+    tree["b"][0].zero_()
+    assert snapshot.changes() == "['b'][0]"
+
+
+def test_sharing_is_told_where_eager_does_not_share() -> None:
+    x, y = torch.zeros(4), torch.zeros(4)
+    assert not sharing([x + 1], [x], [y + 1], [y])
+    assert "share memory" in sharing([x[1:]], [x], [y + 1], [y])
+    assert not sharing([x + 1], [x], [y[1:]], [y])
+    assert "one tensor in eager" in sharing([x + 1], [x], [y], [y])
+    assert not sharing([x + 1], [x], [y], [y], [y])
