@@ -183,8 +183,16 @@ def specialised(exported: ExportedProgram, shapes: Any) -> bool:
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
-    asked = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
-    return sum(isinstance(size, torch.SymInt) for size in (*sizes, *values)) < len(asked)
+    asked = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim) and d.min < d.max]
+    return sum(_varies(size, exported.range_constraints) for size in (*sizes, *values)) < len(asked)
+
+
+def _varies(size: Any, ranges: Mapping[Any, Any]) -> bool:
+    """Whether a size is an expression over symbols that are not bound to one value each."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    known = [ranges[symbol] for symbol in size.node.expr.free_symbols if symbol in ranges]
+    return any(r.lower != r.upper for r in known) if known else True
 
 
 def examples(

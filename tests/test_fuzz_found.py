@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.errors import CaptureError
 from pipeline.testing import TensorSpec, check_model
 
 SIZES = {"n": (2, 3, 7)}
@@ -175,3 +176,19 @@ class Flat(nn.Module):
 
 def test_functions_that_have_nothing_to_do() -> None:
     check_model(Flat, (TensorSpec(("n", 4)),), sizes=SIZES, min_block_size=1)
+
+
+class Columns(nn.Module):
+    """Writes to all columns but the first: with two of them, to one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[3, N] -> [3, N]"""
+        y = x * 2
+        y[:, 1:] *= 0.5
+        return y
+
+
+def test_a_size_that_torch_export_makes_one_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"specialized it to be a constant \(2\)"):
+        check_model(Columns, (TensorSpec((3, "n")),), sizes={"n": (2, 2, 4)})
+    check_model(Columns, (TensorSpec((3, "n")),), sizes={"n": (3, 4, 6)})
