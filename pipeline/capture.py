@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -96,8 +96,15 @@ def _export(
     for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, dims.relaxed(shapes)):
         with suppress(Exception):
             if other is not None and not dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
+                _warn_of_less(dims.narrowed(exported, model, args, kwargs, shapes))
                 return exported
     raise _refusal(model, first) from first
+
+
+def _warn_of_less(narrowed: Iterable[tuple[str, tuple[int, int], tuple[int, int]]]) -> None:
+    for place, found, asked in narrowed:
+        ends = f"from {found[0]} to {found[1]}, not {asked[0]} to {asked[1]}"
+        log.warning("%s goes %s: torch.export captures the model for these sizes", place, ends)
 
 
 def _refusal(model: torch.nn.Module, error: Exception) -> CaptureError:

@@ -7,11 +7,11 @@ the size is at least 2. Here examples are made larger, and such dims counted fro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -187,6 +187,30 @@ def specialised(exported: ExportedProgram, shapes: Any) -> bool:
     return sum(_varies(size, exported.range_constraints) for size in (*sizes, *values)) < len(asked)
 
 
+def narrowed(
+    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """The dims whose range is smaller in an export than was asked for: where, the range, and what was asked for."""
+    inputs = bound(model, args, kwargs)
+    asked = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
+    values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
+    for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(asked)[0], strict=True):
+        for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
+            size, (low, high) = values[str(name)].shape[dim], _ends(entry)
+            found = exported.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if found is not None and low is not None and high is not None and high > low:
+                ends = max(int(found.lower), low), int(min(found.upper, high))
+                if ends != (low, high):
+                    yield f"{name}.shape[{dim}]", ends, (low, high)
+
+
+@frozen
+class _Asked:
+    """What was said of the dims of one input."""
+
+    entries: Mapping[int, Any]
+
+
 def _varies(size: Any, ranges: Mapping[Any, Any]) -> bool:
     """Whether a size is an expression over symbols that are not bound to one value each."""
     if not isinstance(size, torch.SymInt):
@@ -206,7 +230,13 @@ def examples(
             return value.example(device)
         return value if derived or not isinstance(value, torch.Tensor) else _enlarged(value, _by_dim(spec))
 
-    made = _mapped(example, bound(model, args, kwargs), shapes)
+    return _as_given(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
+
+
+def _as_given(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What was made of the inputs, by the names of parameters, in the places of the inputs."""
     first = inspect.signature(model.forward).bind_partial(*args)
     first.arguments.update({name: made[name] for name in first.arguments})
     rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}

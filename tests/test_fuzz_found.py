@@ -192,3 +192,8 @@ def test_a_size_that_torch_export_makes_one_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"specialized it to be a constant \(2\)"):
         check_model(Columns, (TensorSpec((3, "n")),), sizes={"n": (2, 2, 4)})
     check_model(Columns, (TensorSpec((3, "n")),), sizes={"n": (3, 4, 6)})
+
+
+def test_a_range_that_torch_export_makes_smaller_is_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    check_model(Columns, (TensorSpec((3, "n")),), sizes={"n": (2, 3, 4)})
+    assert "x.shape[1] goes from 3 to 4, not 2 to 4" in caplog.text
