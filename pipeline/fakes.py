@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
 from pipeline.shapes import expression, shape_of
+from pipeline.symbolic_kernels import symbolic_kernels
 
 
 def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
@@ -27,10 +28,12 @@ def quietly(mode: FakeTensorMode) -> Iterator[None]:
         yield
 
 
-def oblivious() -> AbstractContextManager[Any]:
-    """While torch traces: a size that varies may be 0 or 1, and what is decided on that is a guard."""
-    patch: AbstractContextManager[Any] = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    return patch
+@contextmanager
+def oblivious() -> Iterator[None]:
+    """While torch traces: a size that varies may be 0 or 1, what is decided on that is a guard, and what an operator
+    makes of such a size is said in terms of it."""
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True), symbolic_kernels():  # type: ignore[attr-defined]
+        yield
 
 
 def fake_result(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:
