@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.elementwise import arithmetic, layer, logical_not, wide
+from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
 from pipeline.trt import trt
 
 Dims = Sequence[int] | int | None
@@ -43,10 +44,20 @@ def total(
 
 
 def extremum(ctx: ConversionContext, name: str, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """``MAX`` or ``MIN`` of integers and floats; of bools, whether any or all hold."""
-    dtype = base.dtype_of(x)
+    """``MAX`` or ``MIN`` of integers and floats; of bools, whether any or all hold. NaN where there is one: the layer
+    passes over it."""
+    dtype, dims = base.dtype_of(x), all_dims(dim, base.rank(x))
     value = base.tensor(ctx, name, x, arithmetic(dtype))
-    return base.cast(ctx, name, reduce(ctx, name, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
+    result = base.cast(ctx, name, reduce(ctx, name, operation, value, dims, keepdim), dtype)
+    if not dtype.is_floating_point or not dims:
+        return result
+    return where(ctx, name, any_nan(ctx, name, value, dims, keepdim), math.nan, result, dtype)
+
+
+def any_nan(ctx: ConversionContext, name: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
+    """Whether there is a NaN along dims."""
+    marks = base.cast(ctx, name, base.unary(ctx, name, "ISNAN", x), torch.int32)
+    return layer(ctx, name, "GREATER", reduce(ctx, name, "SUM", marks, dims, keepdim), 0, torch.int32)
 
 
 def any_of(ctx: ConversionContext, name: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:

@@ -10,7 +10,7 @@ from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import layer, where
-from pipeline.impl.reduce import Dims, all_dims, reduce
+from pipeline.impl.reduce import Dims, all_dims, extremum, reduce
 from pipeline.impl.shape import product
 from pipeline.impl.unary import absolute, widened
 
@@ -47,7 +47,7 @@ def vector_norm(ctx: ConversionContext, name: str, x: Value, order: float, dim: 
     """The norm of an order over dims; of infinite order the largest or smallest, of order 0 how many are not zero."""
     value, dims = absolute(ctx, name, widened(ctx, name, x)), all_dims(dim, base.rank(x))
     if math.isinf(order):
-        return reduce(ctx, name, "MAX" if order > 0 else "MIN", value, dims, keepdim)
+        return extremum(ctx, name, "MAX" if order > 0 else "MIN", value, dims, keepdim)
     if order == 0:
         zero = layer(ctx, name, "EQUAL", value, 0.0, torch.float32)
         value = base.cast(ctx, name, base.unary(ctx, name, "NOT", zero), torch.float32)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.elementwise import arithmetic, layer
+from pipeline.impl.elementwise import arithmetic, layer, where
+from pipeline.impl.index import gather
+from pipeline.impl.reduce import any_nan
 from pipeline.impl.shape import sampled
 from pipeline.trt import trt
 
@@ -21,11 +25,19 @@ Pair = tuple[ITensor, ITensor]
 
 
 def topk(ctx: ConversionContext, name: str, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
-    """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices."""
+    """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN counts as infinity, among
+    infinities in no order of its own."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     value = base.tensor(ctx, name, x, arithmetic(dtype), rank=2)  # TopK takes no vector
     axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
-    found = _nothing(ctx, name, value, axis) if k == 0 else _ordered(ctx, name, value, k, axis, largest)
+    if k == 0:
+        found = _nothing(ctx, name, value, axis)
+    elif dtype.is_floating_point:
+        nan = base.unary(ctx, name, "ISNAN", value)
+        _, places = _ordered(ctx, name, where(ctx, name, nan, math.inf, value, dtype), k, axis, largest)
+        found = gather(ctx, name, value, places, axis), places
+    else:
+        found = _ordered(ctx, name, value, k, axis, largest)
     values, indices = (base.squeeze(ctx, name, f, range(2 - rank)) for f in found)
     return base.cast(ctx, name, values, dtype), base.cast(ctx, name, indices, torch.int64)
 
@@ -56,20 +68,27 @@ def _top(ctx: ConversionContext, name: str, x: ITensor, k: Size, axis: int, larg
 
 
 def extremum(ctx: ConversionContext, name: str, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
-    """The largest (or smallest) element along a dim and its index; of equal ones the first. NaN is both, and for TopK
-    above all others: the smallest float is therefore the largest of the negative ones."""
-    if not largest and base.dtype_of(x).is_floating_point:
-        values, indices = extremum(ctx, name, True, _negative(ctx, name, x), dim, keepdim)
-        return _negative(ctx, name, values), indices
-    values, indices = topk(ctx, name, x, 1, dim, largest)
+    """The largest (or smallest) element along a dim and its index; of equal ones, and of NaN, the first."""
+    values, indices = _extremum(ctx, name, largest, x, dim)
     if keepdim or base.rank(x) == 0:
         return values, indices
     values, indices = (base.squeeze(ctx, name, f, [base.axis(dim, base.rank(x))]) for f in (values, indices))
     return values, indices
 
 
-def _negative(ctx: ConversionContext, name: str, x: Value) -> ITensor:
-    return base.unary(ctx, name, "NEG", base.tensor(ctx, name, x))
+def _extremum(ctx: ConversionContext, name: str, largest: bool, x: Value, dim: int) -> Pair:
+    """Where there is a NaN, what is ordered are the places of NaN."""
+    dtype, rank = base.dtype_of(x), base.rank(x)
+    if not dtype.is_floating_point:
+        return topk(ctx, name, x, 1, dim, largest)
+    value = base.tensor(ctx, name, x)
+    there = any_nan(ctx, name, value, [base.axis(dim, rank)] if rank else [], keepdim=True)
+    marks = base.cast(ctx, name, base.unary(ctx, name, "ISNAN", value), torch.int32)
+    marks = base.cast(ctx, name, marks if largest else base.unary(ctx, name, "NEG", marks), dtype)
+    wide = base.tensor(ctx, name, where(ctx, name, there, marks, value, dtype), rank=2)
+    axis = base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1)
+    values, indices = (base.squeeze(ctx, name, f, range(2 - rank)) for f in _ordered(ctx, name, wide, 1, axis, largest))
+    return where(ctx, name, there, math.nan, values, dtype), base.cast(ctx, name, indices, torch.int64)
 
 
 def index_of_extremum(

@@ -50,6 +50,17 @@ def _choice(pool: torch.Tensor, shape: Sequence[int], generator: torch.Generator
 _ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 100.0, -100.0)
 
 
+def _without(unwanted: Callable[[float], bool]) -> Make:
+    """As ``special``, but for some floats."""
+    kept = torch.tensor([value for value in _ODD if not unwanted(value)], dtype=torch.float64)
+
+    def make(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        special = dtype.is_floating_point
+        return _choice(kept, shape, generator) if special else _special(shape, dtype, generator)
+
+    return make
+
+
 def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Floats with NaN, infinities and zeros of both signs; integers with almost the ends of their range."""
     if dtype.is_floating_point:
@@ -90,6 +101,8 @@ VALUES: Final[Mapping[str, Make]] = {
     "small": _small,
     "large": _large,
     "special": _special,
+    "no nan": _without(math.isnan),
+    "no infinity": _without(math.isinf),
     "distinct": _distinct,
     "permutation": _permutation,
     "zeros": lambda shape, dtype, generator: torch.zeros(shape),
@@ -100,7 +113,8 @@ VALUES: Final[Mapping[str, Make]] = {
 normal: floats of a normal distribution, integers -9 to 9, bools. positive: above zero. nonzero: of both signs.
 unit: strictly between -1 and 1. small: whole numbers -3 to 3, in floats as well, so that ties occur.
 large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
-distinct: no two alike. permutation: indices along the last dim, each once. zeros, ones.
+no nan, no infinity: special without these. distinct: no two alike. permutation: indices along the last dim, each
+once. zeros, ones.
 """
 
 PARAMETRIC: Final[Mapping[str, Callable[..., Make]]] = {

@@ -59,6 +59,7 @@ class Net:
         network = describe(self.net, name="test", weight_name=self.weight_name)
         assert LOG.errors_since(self.mark) == (), "describing a network must ask TensorRT nothing it refuses"
         assert str(self.replayed(network)) == str(network), "a description must leave nothing out"
+        self.mark = LOG.mark()
         return network
 
     def replayed(self, network: Network) -> Network:

@@ -52,3 +52,8 @@ def axis_of(axis: int, rank: int) -> int:
 def along(vector: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
     """A vector laid along one axis of a tensor of that rank."""
     return vector.reshape([-1 if position == axis else 1 for position in range(rank)])
+
+
+def without_nan(x: torch.Tensor, instead: float) -> torch.Tensor:
+    """As layers that choose take NaN on RTX 1.4 (measured on an H200): the last that they would choose."""
+    return torch.where(x.isnan(), instead, x) if x.is_floating_point() else x

@@ -1,11 +1,12 @@
 """Kinds that combine elements along axes."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 
 from pipeline.network import Layer
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, optional, present, wide
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, optional, present, wide, without_nan
 from pipeline.trt import torch_dtype
 
 Axes = tuple[int, ...]
@@ -28,11 +29,15 @@ def _reduced_shape(x: torch.Tensor, axes: Axes) -> list[int]:
 
 
 def _max(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    return x.new_full(_reduced_shape(x, axes), _lowest(x)) if _is_empty(x, axes) else x.amax(axes, keepdim=True)
+    if _is_empty(x, axes):
+        return x.new_full(_reduced_shape(x, axes), _lowest(x))
+    return without_nan(x, -math.inf).amax(axes, keepdim=True)
 
 
 def _min(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    return x.new_full(_reduced_shape(x, axes), _highest(x)) if _is_empty(x, axes) else x.amin(axes, keepdim=True)
+    if _is_empty(x, axes):
+        return x.new_full(_reduced_shape(x, axes), _highest(x))
+    return without_nan(x, math.inf).amin(axes, keepdim=True)
 
 
 def _prod(x: torch.Tensor, axes: Axes) -> torch.Tensor:
@@ -72,8 +77,9 @@ def reduce(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def top_k(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Values in order, and where they were; of equal ones the earlier comes first."""
+    """Values in order, and where they were; of equal ones the earlier comes first. NaN is the last, and an infinity."""
     (x,) = present(inputs, 1)
+    x = without_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
     (axis,) = layer.attribute("axes")
     dynamic = optional(inputs, 1)
     k = layer.attribute("k") if dynamic is None else int(dynamic)

@@ -1,12 +1,23 @@
 """Kinds that slide a window: convolution, deconvolution, pooling."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch.nn import functional
 
 from pipeline.network import Layer
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, ReferenceError, Roles, optional, present, wide
+from pipeline.runtime.reference.common import (
+    Inputs,
+    Kind,
+    Outputs,
+    ReferenceError,
+    Roles,
+    optional,
+    present,
+    wide,
+    without_nan,
+)
 
 Pads = list[tuple[int, int]]
 
@@ -121,9 +132,8 @@ def _declared(layer: Layer) -> Pads:
 
 def _maximum(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
     pool = functional.max_pool2d if len(pads) == 2 else functional.max_pool3d
-    result: torch.Tensor = pool(
-        padded(x, pads, float("-inf")), layer.attribute("window_size_nd"), layer.attribute("stride_nd")
-    )
+    values = padded(without_nan(x, -math.inf), pads, -math.inf)
+    result: torch.Tensor = pool(values, layer.attribute("window_size_nd"), layer.attribute("stride_nd"))
     return result
 
 
