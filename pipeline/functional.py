@@ -7,14 +7,20 @@ through torch's own functionalisation, which traces the whole program again.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.copies import copies_kept
 from pipeline.fakes import oblivious
 from pipeline.recurrences import whole_recurrences
+
+_lock = threading.RLock()
 
 _FRESH = frozenset({"linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm", "group_norm", "matmul", "silu"})
 """Composite operators that never return their input; others are taken for views unless their schema says otherwise."""
@@ -23,12 +29,13 @@ _FRESH = frozenset({"linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer
 def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule]:
     """The same program without mutation, and its graph; what is passed in is not changed."""
     nodes = list(exported.graph.nodes)
-    mutating = [n for n in nodes if _mutates(n)]
-    if not mutating and not any(_needs_retracing(n) for n in nodes):
+    mutating, lost = [n for n in nodes if _mutates(n)], [n for n in nodes if _has_own_size(n)]
+    traced_again = lost or any(_is_wrapped(n) for n in nodes)
+    if not mutating and not traced_again:
         return exported, exported.graph_module
-    if all(_is_simple(n) for n in mutating) and not any(_needs_retracing(n) for n in nodes):
+    if all(_is_simple(n) for n in mutating) and not traced_again:
         return exported, _rewritten(exported.graph_module)
-    with torch.no_grad(), whole_recurrences(), oblivious(), copies_kept():
+    with torch.no_grad(), whole_recurrences(), oblivious(), copies_kept(), _unbound(lost):
         retraced = exported.run_decompositions({})
     return retraced, retraced.graph_module
 
@@ -41,8 +48,32 @@ def _mutates(node: torch.fx.Node) -> bool:
     return node.target._schema.is_mutable
 
 
-def _needs_retracing(node: torch.fx.Node) -> bool:
+def _is_wrapped(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.HigherOrderOperator) and "wrap" in node.target.name()
+
+
+def _has_own_size(node: torch.fx.Node) -> bool:
+    """Whether a slice has a size that its inputs do not tell, as those have that were exported before torch 2.13."""
+    if node.target is not torch.ops.aten.slice.Tensor:
+        return False
+    return bool(_unbacked(node) - {s for n in node.all_input_nodes for s in _unbacked(n)})
+
+
+def _unbacked(node: torch.fx.Node) -> set[Any]:
+    value: Any = node.meta.get("val")
+    return set(free_unbacked_symbols(value.shape if isinstance(value, torch.Tensor) else value))
+
+
+@contextmanager
+def _unbound(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
+    """While torch traces the nodes again: it is not told which symbols they made, which are theirs no longer."""
+    with _lock:
+        made = [node.meta.pop("unbacked_bindings", None) for node in nodes]
+        try:
+            yield
+        finally:
+            for node, bindings in zip(nodes, made, strict=True):
+                node.meta.update({} if bindings is None else {"unbacked_bindings": bindings})
 
 
 def _aliases(node: torch.fx.Node) -> bool:
