@@ -36,6 +36,8 @@ from pipeline.shapes import ShapeEnvironment
 
 log = logging.getLogger(__name__)
 
+HINT = "ExportedProgram.run_decompositions({}) alone shows the same; write to clones of tensors, not to their views"
+
 
 def capture(
     model: torch.nn.Module | ExportedProgram,
@@ -70,7 +72,13 @@ def capture(
         exported = _export(model, tuple(args), dict(kwargs or {}), dynamic_shapes)
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module or an ExportedProgram")
-    return _program(*functional(exported), settings, _tuned(args, kwargs))
+    try:
+        exported, graph_module = functional(exported)
+    except Exception as error:
+        raise CaptureError(
+            f"torch.export cannot take the in-place operators out of the model: {error}", HINT
+        ) from error
+    return _program(exported, graph_module, settings, _tuned(args, kwargs))
 
 
 def _tuned(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[int, Sequence[int]]:
