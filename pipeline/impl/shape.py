@@ -80,7 +80,7 @@ def repeat(ctx: ConversionContext, name: str, x: ITensor, repeats: Sequence[Size
     if all(known[i] == 1 for i in axes):
         return base.expand(ctx, name, x, shape)
     if any(s == 0 for s in shape):
-        return base.constant(ctx, name, torch.zeros(tuple(shape), dtype=base.dtype_of(x)))
+        return base.expand(ctx, name, base.tensor(ctx, name, 0, base.dtype_of(x)), shape)
     return sampled(ctx, name, x, axes, [0] * len(axes), [shape[i] for i in axes], mode="WRAP")
 
 
