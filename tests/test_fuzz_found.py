@@ -197,3 +197,34 @@ def test_a_size_that_torch_export_makes_one_is_refused() -> None:
 def test_a_range_that_torch_export_makes_smaller_is_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
     check_model(Columns, (TensorSpec((3, "n")),), sizes={"n": (2, 3, 4)})
     assert "x.shape[1] goes from 3 to 4, not 2 to 4" in caplog.text
+
+
+class Emptied(nn.Module):
+    """Nothing, repeated."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, N, 4] -> [0, N, 4]"""
+        return torch.tanh(x[1:]).repeat(2, 1, 1)
+
+
+def test_nothing_of_dynamic_size_is_repeated() -> None:
+    check_model(Emptied, (TensorSpec((1, "n", 4)),), sizes=SIZES, min_block_size=1)
+
+
+class Written(nn.Module):
+    """Writes through a view."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [N, 4]"""
+        y = torch.tanh(x)
+        y[0] = 0.5
+        return y
+
+
+def test_what_torch_export_cannot_make_functional_is_an_error_of_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fails)
+    with pytest.raises(CaptureError, match="cannot take the in-place operators out of the model: Subtraction"):
+        check_model(Written, (TensorSpec(("n", 4)),), sizes=SIZES)

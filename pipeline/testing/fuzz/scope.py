@@ -32,7 +32,8 @@ class Value:
     """A tensor of the program. ``text`` is how statements call it.
 
     exact: it has no rounding error, unless it is overwritten. fixed: statements do not write to it. loose: its sizes
-    depend on data. moving: it depends on inputs or on state, and is not the same at every call.
+    depend on data. moving: it depends on inputs or on state, and is not the same at every call. spread: it
+    is expanded.
     """
 
     text: str
@@ -40,6 +41,7 @@ class Value:
     fixed: bool = False
     loose: bool = False
     moving: bool = True
+    spread: bool = False
 
 
 @define(eq=False)
@@ -135,7 +137,8 @@ class Scope:
         name = self.name("v")
         if not self.execute(f"{name} = {text}"):
             return None
-        value = Value(name, exact, loose=loose, moving=any(v.moving and v.text in text for v in self.values))
+        moving = any(v.moving and v.text in text for v in self.values)
+        value = Value(name, exact, loose=loose, moving=moving, spread=".expand" in text)
         self.values.append(value)
         return self.bounded(value)
 
@@ -164,10 +167,11 @@ class Scope:
     def may_write(self, target: Value) -> bool:
         """Whether nothing that is fixed or expanded shares memory with it, and the same values do in every world.
 
-        PyTorch leaves it undefined what becomes of an expanded tensor that is written to.
+        PyTorch leaves it undefined what becomes of an expanded tensor that is written to; torch.export cannot take the
+        write out even where nothing overlaps.
         """
         seen = [frozenset(v.text for v in self.values if _shares(world, v, target, self)) for world in self.worlds]
-        barred = {v.text for v in self.values if v.fixed or any(map(_overlaps, self.all(v.text)))}
+        barred = {v.text for v in self.values if v.fixed or v.spread}
         return len(set(seen)) == 1 and not seen[0] & barred
 
 
@@ -193,11 +197,6 @@ def _are_sound(made: list[Any]) -> bool:
     """Whether a program should hold what an expression is in each world: of one type, rank and dtype."""
     kinds = {(v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v) for v in made}
     return len(kinds) == 1 and all(map(_is_sound, made))
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory with one another."""
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _is_sound(made: Any) -> bool:
