@@ -23,12 +23,12 @@ ROOT = Path(__file__).parent.parent
 MODELS = "test_models_gpu"
 
 
-def run(workers: int, files: list[str]) -> ElementTree.Element:
-    """pytest's report on the GPU tests, as it writes it."""
+def run(workers: int, files: list[str], only: str = "") -> ElementTree.Element:
+    """pytest's report on the GPU tests, as it writes it; ``only`` those that the expression selects."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-n", str(workers), f"--junitxml={report}"]
-        subprocess.run([*command, *files], cwd=ROOT, check=False)
+        subprocess.run([*command, *(["-k", only] if only else []), *files], cwd=ROOT, check=False)
         return ElementTree.parse(report).getroot()
 
 
@@ -62,10 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs them; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default="", help="pytest's -k: a part of the tests, whose result is kept apart")
     parser.add_argument("files", nargs="*", default=["tests/gpu"])
     given = parser.parse_args(arguments)
-    result = summary(run(given.workers, given.files))
-    products = result["products"].lower()
+    result = {"only": given.only, **summary(run(given.workers, given.files, given.only))}
+    products = result["products"].lower() + ("_part" if given.only else "")
     path = save(f"gpu_tests_{CAPABILITIES.flavour}_{CAPABILITIES.version}_{products}", result)
     passed = sum(found.get("passed", 0) for found in result["counts"].values())
     print(f"{passed} passed, {len(result['not_passed'])} failed: {path}")

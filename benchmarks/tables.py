@@ -225,7 +225,7 @@ def dynamic(data: dict[str, Any]) -> str:
 
 def tests(data: dict[str, Any]) -> str:
     """The GPU tests: what passed, file by file, and what did not."""
-    machine, counts = data["machine"], data["counts"]
+    machine, counts, part = data["machine"], data["counts"], data.get("only", "")
     rows = [
         [name, *(str(found.get(kind, 0)) for kind in ("passed", "failure", "skipped"))]
         for name, found in counts.items()
@@ -234,7 +234,7 @@ def tests(data: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"## GPU tests, float32 products in {data['products']}, on {machine['gpu']}\n",
-            _filled(_where(data)),
+            _filled(_where(data) + (f" A part of the tests, later than the whole: {part}." if part else "")),
             *_table(["tests", "passed", "failed", "skipped"], rows),
             "",
             *(["Not passed:", "", *missed, ""] if missed else []),
