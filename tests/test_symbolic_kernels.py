@@ -157,3 +157,36 @@ def test_a_dim_resized_to_one_element_is_the_first(low: int) -> None:
             sizes={"n": (low, 5, 8)},
         )
     )
+
+
+@pytest.mark.usefixtures("before_2_13")
+@pytest.mark.parametrize("name", LOST[:-1])
+def test_no_engine_makes_a_size_that_it_could_not_tell(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph as it was exported, with sizes of its own: such a slice runs in PyTorch, which learns them."""
+    function = ONE_ENGINE[name]
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        exported = export(Calls(function), (torch.randn(4, 3),), dynamic_shapes=((BOTH,),), strict=False)
+    monkeypatch.setattr("pipeline.functional._has_own_size", lambda node: False)
+    result = pipeline.default(min_block_size=1)(exported)
+    (slice,) = (f for f in result.coverage.fallback if f.target == "aten.slice.Tensor")
+    assert "a size, u0, which only running it tells" in slice.reason
+    _agrees(result.module(executor="reference"), function, *(torch.randn(s) for s in SHAPES))
+
+
+@torch.library.custom_op("symbolic_kernels::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    """The elements above 0."""
+    return x[x > 0]
+
+
+@positive.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(min=0, max=36))
+
+
+def test_sizes_of_operators_that_do_not_say_that_they_make_some() -> None:
+    def function(x: torch.Tensor) -> Any:
+        found = positive(x * 2)
+        return torch.relu(x.new_ones(found.shape[0]) * x[0, 0] + 1), found.shape[0] + 1
+
+    _agrees(compiled(function, [ROWS], torch.randn(4, 4)).module(executor="reference"), function, *few(1, 4, 9))

@@ -15,9 +15,10 @@ from itertools import pairwise
 
 import torch
 from attrs import frozen
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.partitioning.kinds import draws_random, is_cheap, moves
-from pipeline.program import READS_DATA, Program, is_operator, results
+from pipeline.program import Program, is_operator, results
 from pipeline.shapes import Expr, bounds, expression, shape_of
 
 Node = torch.fx.Node
@@ -106,11 +107,10 @@ def sizes_of(node: Node) -> list[Expr]:
 
 
 def new_symbols(node: Node) -> frozenset[str]:
-    """The symbols that a node brings into being: sizes and numbers that depend on its data."""
-    reads_data = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
-    if not reads_data and not isinstance(node.target, torch._ops.HigherOrderOperator):
-        return frozenset()
-    return symbols_of(node) - {s for n in node.all_input_nodes for s in symbols_of(n)}
+    """The symbols that an operator brings into being: sizes and numbers that only running it tells."""
+    sizes = [e for e in sizes_of(node) if not isinstance(e, int)] if is_operator(node) else []
+    made = frozenset(str(s) for e in sizes for s in free_unbacked_symbols(e))
+    return made - {s for n in node.all_input_nodes for s in symbols_of(n)} if made else made
 
 
 def _sizes(value: object) -> Iterable[Expr]:

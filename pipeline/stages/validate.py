@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_flatten
 from pipeline.converters.registry import Choice, ConverterRegistry, Rejection
 from pipeline.errors import source_line
 from pipeline.frozen import FrozenDict
-from pipeline.program import Program, Validated, Verdict
+from pipeline.partitioning.flow import new_symbols
+from pipeline.program import READS_DATA, Program, Validated, Verdict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
 from pipeline.stages.complex import is_border
@@ -71,6 +72,7 @@ def _verdict(node: torch.fx.Node, lookup: Any, settings: CompilationSettings, ea
 def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[str, Verdict]) -> Iterator[Rejection]:
     """What no network can hold, whatever the operator."""
     yield from islice(_complex_limits(node), 1)
+    yield from _size_limits(node)
     for what, value in _values(node):
         if isinstance(value, torch.SymBool) or (isinstance(value, torch.SymFloat) and not _takes(node, value)):
             kind = "float" if isinstance(value, torch.SymFloat) else "bool"
@@ -83,6 +85,13 @@ def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[st
             continue
         if free_unbacked_symbols(value):  # what comes from inputs' sizes is worked out before the engine runs
             yield Rejection(f"its argument {source.name} ({verdict.target}) is computed in Python, from data")
+
+
+def _size_limits(node: torch.fx.Node) -> Iterator[Rejection]:
+    """Engines make sizes where the operator is known to, and its converter says how."""
+    if node.target not in READS_DATA and torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+        for symbol in sorted(new_symbols(node)):
+            yield Rejection(f"its result has a size, {symbol}, which only running it tells")
 
 
 def _takes(node: torch.fx.Node, value: torch.SymFloat) -> bool:
