@@ -8,12 +8,12 @@ from typing import Any, Literal, NoReturn, TypeVar
 import torch
 from attrs import field, frozen
 
-from pipeline.compiled import Compiled, Executor, RefitMap
+from pipeline.compiled import Compiled, Executor
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry, Rejection
 from pipeline.network import Network
-from pipeline.program import Built, Converted, Partitioned, Program, Verdict
+from pipeline.program import Converted, Partitioned, Program, Verdict
 from pipeline.runtime.module import CompiledModule
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import shape_of
@@ -21,6 +21,7 @@ from pipeline.stages import Decompose, Validate, convert, partition, refit_map
 from pipeline.stages import build as build_stage
 from pipeline.testing.calls import Call
 from pipeline.testing.compare import Expected, difference, expected
+from pipeline.testing.models import unbuilt
 from pipeline.testing.programs import CallError, Made, program_of
 from pipeline.trt import has_gpu
 
@@ -107,7 +108,7 @@ def check(
         _fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
     built = _try("builds", call, lambda: build_stage(converted)) if build or _has(executors, "tensorrt") else None
     for executor in executors if executors is not None else _executors(built is not None):
-        _run(call, made, _compiled(converted, built), executor)
+        _run(call, made, refit_map(built or unbuilt(converted)), executor)
     return Checked(call, converted.networks, call.sizes_to_try, was_used, built is not None)
 
 
@@ -134,14 +135,6 @@ def _uses(partitioned: Partitioned, target: Any) -> bool:
 def _reasons(partitioned: Partitioned) -> tuple[Rejection, ...]:
     refused: list[Verdict] = [v for v in partitioned.verdicts.values() if not v.supported]
     return tuple(reason for verdict in refused for reason in verdict.reasons)
-
-
-def _compiled(converted: Converted, built: Built | None) -> Compiled:
-    if built is not None:
-        return refit_map(built)
-    used = {w.name for network in converted.networks for w in network.weights}
-    recipes = type(converted.recipes)({n: r for n, r in converted.recipes.items() if n in used})
-    return Compiled(converted.partitioned, converted.networks, (), RefitMap(recipes), converted.literals)
 
 
 def _executors(built: bool) -> tuple[Executor, ...]:
