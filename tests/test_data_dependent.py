@@ -12,7 +12,8 @@ from torch.export import Dim
 
 import pipeline
 from pipeline.converters import index_data
-from pipeline.testing.check import _compiled
+from pipeline.stages.refit_map import refit_map
+from pipeline.testing.models import unbuilt
 from pipeline.trt import CAPABILITIES
 from tests.test_sizes import Calls, compiled
 
@@ -70,7 +71,7 @@ def test_where_tensorrt_runs_nonzero_there_is_one_network(name: str, monkeypatch
     converted = to_networks(Calls(function).eval(), args=(torch.randn(4, 4),), dynamic_shapes=((ROWS,),))
     assert len(converted.networks) == 1
     assert "NON_ZERO" in converted.networks[0].kinds()
-    module = _compiled(converted, None).module("reference")
+    module = refit_map(unbuilt(converted)).module("reference")
     for x in (torch.randn(4, 4), torch.rand(9, 4) + 0.1, -torch.rand(1, 4) - 0.1):
         torch.testing.assert_close(module(x), function(x), rtol=1e-5, atol=1e-5)
 
