@@ -232,7 +232,9 @@ def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[A
 
 
 def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[Any]:
-    exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if node.op == "call_function" else []
+    """What no node before told; where in memory a tensor starts is no size."""
+    sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
+    exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if sized else []
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 
