@@ -143,7 +143,7 @@ def check_model(
 
     It compiles, twice to the same networks, and what was passed in is as it was. No engine has fewer operators than
     ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call gives eager's pytree,
-    dtypes, shapes and values (no further from float64 than eager's plus some units, ``ULPS["program"]``); inputs and
+    dtypes, shapes and values (no further from float64 than eager's plus some units, ``ulps.PROGRAM``); inputs and
     buffers are as eager leaves them; no memory is shared between results, inputs and later calls that eager does not
     share; an input that is returned is that input, a result that is returned twice is one (``memory.Echoes``
     are left out).

@@ -111,10 +111,15 @@ ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _CURVE),
     **dict.fromkeys(("grid_sampler", "grid_sampler_2d"), _CURVE),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _RECURRENT),
-    "program": Units(32, "some forty operators round one after another", "tensor", tf32=4e-3, signed_zeros=False),
-    ("program", torch.float16): Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
 }
-"""By operator (the name of its packet), or by (operator, dtype) where a dtype differs; ``"program"`` is a whole one."""
+"""By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
+
+PROGRAM: Final[Mapping[torch.dtype, Units]] = {
+    torch.float32: Units(32, "some forty operators round one after another", "tensor", tf32=4e-3, signed_zeros=False),
+    torch.float16: Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
+    torch.bfloat16: Units(4, "few operators of a program round to halves", "tensor", signed_zeros=False),
+}
+"""Of a whole program, by the coarsest dtype that it computes in."""
 
 
 def units_for(target: Any, dtype: torch.dtype) -> Units:

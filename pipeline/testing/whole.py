@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
 from pipeline.program import Program
-from pipeline.testing.ulps import units_for
+from pipeline.testing.ulps import PROGRAM
 
 LARGEST = 8.0
 """What the values inside a program are expected not to exceed; an error may be that of a number as large."""
@@ -57,6 +57,6 @@ def _wrong(eager: torch.Tensor, exact: Any, got: torch.Tensor, dtype: torch.dtyp
     best, single, ours = best.double(), eager.double(), got.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
     largest = float(best.abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
-    units = units_for("program", dtype).allowed(executor, dtype) * torch.finfo(dtype).eps
+    units = PROGRAM[dtype].allowed(executor, dtype) * torch.finfo(dtype).eps
     close = (ours - best).abs() <= 2 * worst + units * max(LARGEST, largest)
     return ~(close | (ours == single) | (ours.isnan() & single.isnan()))

@@ -22,11 +22,13 @@ capture = import_module("pipeline.capture")  # as an attribute of the package it
 
 @frozen
 class ProgramFault:
-    """``planted()`` is the context in which the fault is there; ``kind`` is how it shows."""
+    """``planted()`` is the context in which the fault is there; ``kind`` is how it shows. Programs before ``first`` have
+    nothing that it spoils."""
 
     name: str
     kind: str
     planted: Callable[[], AbstractContextManager[Any]]
+    first: int = 0
 
 
 def not_written_back() -> AbstractContextManager[Any]:
@@ -108,9 +110,9 @@ PROGRAM_FAULTS = (
     ProgramFault("mutation not written back", "mutation|values", not_written_back),
     ProgramFault("inputs not written back", "mutation|values", buffers_only),
     ProgramFault("segments swapped", "runs|values", segments_swapped),
-    ProgramFault("sizes baked in", "runs|values", sizes_baked_in),
+    ProgramFault("sizes baked in", "runs|values", sizes_baked_in, 15),
     ProgramFault("alias lost", "aliasing", alias_lost),
     ProgramFault("memory shared", "aliasing|values", memory_shared),
     ProgramFault("constants mixed up", "values|mutation", constants_mixed_up),
-    ProgramFault("small blocks", "blocks", small_blocks),
+    ProgramFault("small blocks", "blocks", small_blocks, 18),
 )

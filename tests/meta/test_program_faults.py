@@ -16,7 +16,7 @@ MOST = 40
 
 def first_failure(fault: ProgramFault) -> tuple[Snippet, ModelError]:
     with fault.planted():
-        for seed in range(MOST):
+        for seed in range(fault.first, MOST):
             try:
                 program(seed).run()
             except CaptureError:
