@@ -72,7 +72,11 @@ _PRODUCT = Units(4, "the order of a sum of products is free", "absolute", tf32=2
 _TIES = Units(
     0, "chosen, not computed; which of two zeros is chosen differs with the place in eager", signed_zeros=False
 )
-_CHOSEN = "maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort cummax cummin"
+_CHOSEN = (
+    "maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort cummax cummin "
+    "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices "
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
+)
 _ATTENTION = Units(4, "a mean weighted by what sums of products give, which may cancel", "tensor", tf32=2e-3)
 _NEIGHBOURS = Units(4, "a sum of neighbours by weights, which may cancel", "tensor", signed_zeros=False)
 _CURVE = Units(
