@@ -246,7 +246,8 @@ def _where(data: dict[str, Any]) -> str:
     machine, versions = data["machine"], data["versions"]
     note = f" {data['note']}" if data.get("note") else ""
     place = ", ".join(filter(None, [machine["gpu"], f"{machine['cpu']}, {machine['cores']} cores"]))
-    return f"Measured on {data['date']}: {place}; {', '.join(f'{name} {value}' for name, value in versions.items())}.{note}"
+    found = ", ".join(f"{name} {value}" for name, value in versions.items())
+    return f"Measured on {data['date']}: {place}; {found}.{note}"
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
