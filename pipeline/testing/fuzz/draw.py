@@ -150,13 +150,14 @@ def _state(scope: Scope) -> None:
 
 
 def _tame(scope: Scope, arguments: Mapping[str, Any], sizes: Mapping[str, tuple[int, int, int]]) -> None:
-    """Statements that keep in bounds what would grow from call to call."""
-    texts = [v.text for v in scope.values if v.text in scope.written and not re.fullmatch(r"v\d+", v.text)]
+    """Statements that keep in bounds what would grow from call to call, where it may be written to in the end."""
+    state = [v for v in scope.values if v.text in scope.written and not re.fullmatch(r"v\d+", v.text)]
     worlds = [_world(arguments, at) for at in _worlds(sizes)]
-    for text in texts:
+    for value in state:
+        text = value.text
         if any(_grows(scope.body, evolve(scope, worlds=[world], body=[]), text) for world in worlds):
-            is_float = scope.at(0, text).is_floating_point()
-            scope.execute(f"{text}.clamp_(-4, 4)" if is_float else f"{text}.remainder_(9)")
+            how = "clamp_(-4, 4)" if scope.tensor(value).is_floating_point() else "remainder_(9)"
+            scope.write(value, f"{text}.{how}", exact=False)
 
 
 def _grows(lines: list[str], again: Scope, text: str) -> bool:
