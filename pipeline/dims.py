@@ -215,8 +215,9 @@ def _varies(size: Any, ranges: Mapping[Any, Any]) -> bool:
     """Whether a size is an expression over symbols that are not bound to one value each."""
     if not isinstance(size, torch.SymInt):
         return False
-    known = [ranges[symbol] for symbol in size.node.expr.free_symbols if symbol in ranges]
-    return any(r.lower != r.upper for r in known) if known else True
+    symbols = size.node.expr.free_symbols
+    known = [ranges[symbol] for symbol in symbols if symbol in ranges]
+    return any(r.lower != r.upper for r in known) if known else bool(symbols)
 
 
 def examples(
