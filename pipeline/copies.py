@@ -42,7 +42,7 @@ def _without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple
 
 def _is_plain_copy(node: torch.fx.Node) -> bool:
     source = node.args[1] if node.target is torch.ops.aten.copy.default else None
-    if not isinstance(source, torch.fx.Node):
-        return False
+    if not isinstance(source, torch.fx.Node) or any(user.op == "output" for user in source.users):
+        return False  # what is returned beside the buffer is another tensor
     made, given = node.meta["val"], source.meta["val"]
     return made.dtype == given.dtype and shape_of(made) == shape_of(given)

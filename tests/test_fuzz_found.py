@@ -142,9 +142,23 @@ class Twice(nn.Module):
         return {"cache": self.cache, "more": (self.cache, [y, y])}
 
 
+class Beside(nn.Module):
+    """Returns a buffer, and what was written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(10, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[N, 4] -> [10, 4], twice [10, 4]"""
+        before = self.cache.clone()
+        self.cache[: before.shape[0]] = before
+        return before, [self.cache, self.cache], x.sum()
+
+
 @pytest.mark.parametrize("refused", [[], [lambda path: True]], ids=["none", "all"])
 def test_a_result_that_is_returned_twice_is_one(refused: Any) -> None:
-    for model in (Flattened, Twice):
+    for model in (Flattened, Twice, Beside):
         check_model(model, (TensorSpec(("n", 4)),), sizes=SIZES, torch_executed_ops=refused, min_block_size=1)
 
 
