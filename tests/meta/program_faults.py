@@ -22,8 +22,8 @@ capture = import_module("pipeline.capture")  # as an attribute of the package it
 
 @frozen
 class ProgramFault:
-    """``planted()`` is the context in which the fault is there; ``kind`` is how it shows. Programs before ``first`` have
-    nothing that it spoils."""
+    """``planted()`` is the context in which the fault is there; ``kind`` is how it shows. Programs before ``first``
+    have nothing that it spoils."""
 
     name: str
     kind: str
