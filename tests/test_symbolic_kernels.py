@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_and
 import pipeline
 from pipeline.symbolic_kernels import KERNELS, symbolic_kernels
 from pipeline.testing import Call, TensorSpec, check
+from tests.operators import positive
 from tests.test_data_dependent import CASES, ROWS
 from tests.test_sizes import BOTH, ONE_ENGINE, Calls, compiled
 
@@ -172,17 +173,6 @@ def test_no_engine_makes_a_size_that_it_could_not_tell(name: str, monkeypatch: p
     (slice,) = (f for f in result.coverage.fallback if f.target == "aten.slice.Tensor")
     assert "a size, u0, which only running it tells" in slice.reason
     _agrees(result.module(executor="reference"), function, *(torch.randn(s) for s in SHAPES))
-
-
-@torch.library.custom_op("symbolic_kernels::positive", mutates_args=())
-def positive(x: torch.Tensor) -> torch.Tensor:
-    """The elements above 0."""
-    return x[x > 0]
-
-
-@positive.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(torch.library.get_ctx().new_dynamic_size(min=0, max=36))
 
 
 def test_sizes_of_operators_that_do_not_say_that_they_make_some() -> None:

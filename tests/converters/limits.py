@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 
 from pipeline.testing import Call, Size, TensorSpec
+from tests.operators import positive
 
 aten = torch.ops.aten
 LONG, HALF, MASK = torch.int64, torch.bfloat16, torch.bool
@@ -309,5 +310,6 @@ MODELS = (
     ),
     Model("is computed in Python", lambda x, n: (x * 2)[: n.item()] + 1, (IMAGE, torch.tensor(2))),
     Model("only symbolic ints enter an engine", lambda x: x * (x.shape[0] / 3), (IMAGE,), (operator.truediv,), (ROWS,)),
+    Model("which only running it tells", lambda x: positive(x) + 1, (IMAGE,)),
     Model("is a symbolic float, which stays in Python", lambda x: x * (x.shape[0] / 3), (IMAGE,), (), (ROWS,)),
 )
