@@ -1,0 +1,44 @@
+"""What ``benchmarks.zoo`` compiles: architectures of public libraries, small, with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from attrs import field, frozen
+
+from examples.models import Case
+
+Made: TypeAlias = tuple[torch.nn.Module, dict[str, Any], dict[str, Any] | None]
+"""A module, example inputs by keyword, torch.export's dynamic shapes by keyword (dims are ``Dim`` s with names)."""
+
+SIZES = ({"batch": 1}, {"batch": 3, "sequence": 9, "target": 5}, {"batch": 4, "sequence": 32, "target": 16})
+"""What is tried beside the sizes of the example; names that an architecture has no dim of say nothing."""
+
+
+@frozen
+class Architecture:
+    """An architecture: its name in the library it is from, what it does, and what makes a small one.
+
+    task: in one or two words (``"decoder"``, ``"detection"``), for the table. sizes: the sizes of the dynamic dims to
+    try, by name. dtypes: what to compile it in, by torch's names.
+    """
+
+    name: str
+    task: str
+    make: Callable[[], Made] = field(repr=False)
+    sizes: tuple[dict[str, int], ...] = SIZES
+    dtypes: tuple[str, ...] = ("float32",)
+
+    def case(self, dtype: torch.dtype = torch.float32) -> Case:
+        """The module in eval mode with its example, the same every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model, kwargs, dims = self.make()
+        kwargs = {k: _cast(v, dtype) for k, v in kwargs.items()}
+        return Case(self.name, model.eval().to(dtype), kwargs, dims)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
