@@ -182,14 +182,19 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings")
     texts = _setting_texts()
     for field in attrs.fields(CompilationSettings):
-        flag, text = f"--{field.name.replace('_', '-')}", texts[field.name].replace("%", "%%")
+        flag, text = field.name.replace("_", "-"), texts[field.name].replace("%", "%%")
         common: dict[str, Any] = {"dest": f"setting_{field.name}", "default": None, "help": text}
-        if field.type in (bool, "bool"):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        if field.type is bool:
+            group.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, **common)
         elif isinstance(field.default, (tuple, frozenset)):
-            group.add_argument(flag, action="append", metavar="VALUE", **common)
+            group.add_argument(f"--{flag}", action="append", metavar="VALUE", **common)
+        elif isinstance(field.default, str):
+            group.add_argument(f"--{flag}", metavar="WORD", **common)
+        elif field.default is True:  # or a path
+            group.add_argument(f"--{flag}", metavar="PATH", **common)
+            group.add_argument(f"--no-{flag}", action="store_const", const=False, dest=common["dest"])
         else:
-            group.add_argument(flag, type=int, metavar="N", **common)
+            group.add_argument(f"--{flag}", type=int, metavar="N", **common)
 
 
 def _setting_texts() -> dict[str, str]:

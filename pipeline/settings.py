@@ -138,8 +138,8 @@ class CompilationSettings:
         `"eager"` (at the first call with a shape) or `"lazy"` (in the background, so that results change slightly when
         they are ready). Default `"none"`: on an H200 the specialized kernels of TensorRT-RTX 1.4 gave wrong results for
         ConvNeXt in float32, and brought 5 % for ResNet-50 (docs/tensorrt.md).
-    runtime_cache: keep the kernels that TensorRT-RTX compiles on a GPU for the next start: True for the user's cache
-        folder (`PIPELINE_CACHE` names another), a path for that folder, False for none. Default True.
+    runtime_cache: keep the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
+        folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """
 
     truncate_double: bool = attrs.field(default=False, validator=_flag)

@@ -248,6 +248,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "what torch.export refuses": (["compile", f"{HERE}:branching"], "torch.export cannot capture Branching"),
     "a setting out of range": (["compile", f"{HERE}:with_args", "--min-block-size", "0"], "min_block_size is a whole"),
     "a setting of a wrong type": (["compile", f"{HERE}:with_args", "--min-block-size", "x"], "invalid int value: 'x'"),
+    "a word that is none": (["print", f"{HERE}:with_args", "--kernel-specialization", "x"], "is one of 'none'"),
     "a GPU that is none": (["compile", f"{HERE}:with_args", "--compute-capabilities", "86"], "not of the form"),
     "an operator that is none": (["compile", f"{HERE}:with_args", "--torch-executed-ops", "aten.mull"], "'aten.mull'"),
     "no folder to write to": (["compile", f"{HERE}:with_args", "-o", "a/b"], "there is no folder 'a' to write 'b' to"),
@@ -329,6 +330,15 @@ def test_every_setting_has_a_flag_with_its_documentation(capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in text for name in pipeline.CompilationSettings.names())
     assert "compute float64 in float32 inside engines" in " ".join(text.split())
+
+
+def test_settings_that_are_words_and_paths_are_taken(folder: Path) -> None:
+    flags = ["--kernel-specialization", "eager", "--runtime-cache", "kernels"]
+    assert main(["compile", f"{HERE}:with_args", "-o", "out", "--no-check", *flags]) == 0
+    wanted = "CompilationSettings(kernel_specialization='eager', runtime_cache='kernels')"
+    assert report(folder / "out")["settings"] == wanted
+    assert main(["compile", f"{HERE}:with_args", "-o", "off", "--no-check", "--no-runtime-cache"]) == 0
+    assert report(folder / "off")["settings"] == "CompilationSettings(runtime_cache=False)"
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
