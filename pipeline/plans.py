@@ -16,7 +16,7 @@ from pipeline.monitor import Monitor, interruptible
 from pipeline.network import Network
 from pipeline.program import Segment
 from pipeline.settings import CompilationSettings
-from pipeline.trt import CAPABILITIES, Log, compute_capability, has_gpu, trt
+from pipeline.trt import CAPABILITIES, LIBRARY, Log, compute_capability, has_gpu, trt
 
 PIECE = 1 << 22
 STREAMED = 128 << 20
@@ -101,10 +101,9 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
         built = _written(handle, _config(handle.builder, order, monitor), plan)
     return_free_memory()
     if not built:
-        said = handle.log.errors_since(mark)
-        raise BuildError(f"{order.name}: {'; '.join(said) or 'TensorRT gave no reason'}")
+        raise BuildError(f"{order.name}: {handle.log.said_since(mark)}")
     plan.file.flush()
-    return Plan(plan.sha256.hexdigest(), f"{CAPABILITIES.flavour} {CAPABILITIES.version}")
+    return Plan(plan.sha256.hexdigest(), LIBRARY)
 
 
 def _written(handle: NetworkHandle, config: Any, plan: PlanFile) -> bool:

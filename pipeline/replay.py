@@ -56,8 +56,7 @@ class _Replay:
         mark = self.log.mark()
         made = self.made(row)
         if made is None:
-            said = "; ".join(self.log.errors_since(mark)) or "TensorRT gave no reason"
-            raise self.error(row, said)
+            raise self.error(row, self.log.said_since(mark))
         made.name = row.name
         for index, tensor in enumerate(row.outputs):
             self.tensors[tensor.name] = made.get_output(index)

@@ -18,6 +18,7 @@ import torch
 __all__ = [
     "CAPABILITIES",
     "DTYPE_NAMES",
+    "LIBRARY",
     "Capabilities",
     "Log",
     "Message",
@@ -82,7 +83,6 @@ class Capabilities:
     flavour: str
     version: str
     version_tuple: tuple[int, ...]
-    weak_typing_default: bool
     plugins: bool
     attention: Attention
     attention_gqa_half: bool
@@ -90,18 +90,10 @@ class Capabilities:
     rotary_embedding: bool
     normalization_v2: bool
     cumulative: bool
-    squeeze: bool
-    dynamic_quantize: bool
     nonzero: bool
-    nms: bool
-    moe: bool
     strided_dilated_deconvolution: bool
     int8_activations: bool
-    builds_without_gpu: bool
-    timing_cache: bool
     runtime_config: bool
-    refit_individual: bool
-    strip_plan: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
 
@@ -116,7 +108,7 @@ def _capability_name(member: str) -> str:
 
 
 def _capabilities(bindings: Any) -> Capabilities:
-    network, config, flags = bindings.INetworkDefinition, bindings.IBuilderConfig, bindings.BuilderFlag.__members__
+    network = bindings.INetworkDefinition
     flavour: str = bindings.__name__
     version = _version(bindings.__version__)
     rtx = flavour == "tensorrt_rtx"
@@ -128,26 +120,17 @@ def _capabilities(bindings: Any) -> Capabilities:
         flavour=flavour,
         version=bindings.__version__,
         version_tuple=version,
-        weak_typing_default=not rtx and version < (11,),
         plugins=hasattr(network, "add_plugin_v3"),
         attention=attention,
-        attention_gqa_half=attention != "none" and (not rtx or version >= (1, 6)),  # wrong before, facts.md
+        attention_gqa_half=attention != "none" and (not rtx or version >= (1, 6)),  # reported wrong before
         kv_cache_update=hasattr(network, "add_kv_cache_update"),
         rotary_embedding=hasattr(network, "add_rotary_embedding"),
         normalization_v2=hasattr(network, "add_normalization_v2"),
         cumulative=hasattr(network, "add_cumulative"),
-        squeeze=hasattr(network, "add_squeeze") and hasattr(network, "add_unsqueeze"),
-        dynamic_quantize=hasattr(network, "add_dynamic_quantize"),
         nonzero=not rtx,  # RTX: the network takes the layer, "no runners" at the build
-        nms=not rtx,  # the same
-        moe=not rtx and hasattr(network, "add_moe"),
         strided_dilated_deconvolution=not rtx,
         int8_activations=not rtx,
-        builds_without_gpu=rtx,
-        timing_cache=not rtx and hasattr(config, "create_timing_cache"),  # on RTX it asks for a GPU and does nothing
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
-        refit_individual="REFIT_INDIVIDUAL" in flags,
-        strip_plan="STRIP_PLAN" in flags,
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),
     )
@@ -175,8 +158,7 @@ def enum_member(cls: Any, name: str) -> Any:
     try:
         return cls.__members__[name]
     except KeyError:
-        here = f"{CAPABILITIES.flavour} {CAPABILITIES.version}"
-        raise ValueError(f"{here} has no {cls.__name__}.{name}, only {', '.join(cls.__members__)}") from None
+        raise ValueError(f"{LIBRARY} has no {cls.__name__}.{name}, only {', '.join(cls.__members__)}") from None
 
 
 def compute_capability(text: str) -> Any:
@@ -220,7 +202,7 @@ def dtype_called(name: str) -> "trt.DataType":
     for ours, torchs in DTYPE_NAMES.items():
         if torchs == name:
             return trt.DataType.__members__[ours]
-    raise TypeError(f"{CAPABILITIES.flavour} {CAPABILITIES.version} has no dtype called {name}")
+    raise TypeError(f"{LIBRARY} has no dtype called {name}")
 
 
 def to_trt(dtype: torch.dtype) -> "trt.DataType":
@@ -336,6 +318,10 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
         """TensorRT's own errors since the mark, without those that only say that there is no GPU."""
         said = self.messages[mark:]
         return tuple(m.text for m in said if m.severity in ("ERROR", "INTERNAL_ERROR") and not m.noise)
+
+    def said_since(self, mark: int) -> str:
+        """The same on one line, or that there is nothing."""
+        return "; ".join(self.errors_since(mark)) or "TensorRT gave no reason"
 
 
 def new_network(builder: "trt.Builder") -> "trt.INetworkDefinition":

@@ -88,8 +88,7 @@ class ConversionContext:
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
-            said = "; ".join(self.log.errors_since(mark)) or "no reason given"
-            raise NetworkError(f"TensorRT refused the layer {kind} ({said})")
+            raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.said_since(mark)})")
         layer.name = self.unique(f"{name}:{kind}")
         return layer
 

@@ -18,13 +18,13 @@ from pipeline.impl.index_put import broadcast
 from pipeline.impl.shape import sampled
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import expression
-from pipeline.trt import CAPABILITIES
+from pipeline.trt import CAPABILITIES, LIBRARY
 
 aten = torch.ops.aten
 
 MASKS = (torch.bool, torch.uint8)
 NO_NONZERO = Rejection(
-    f"{CAPABILITIES.flavour} {CAPABILITIES.version} runs no NonZero layer, and how many elements there are is data",
+    f"{LIBRARY} runs no NonZero layer, and how many elements there are is data",
     "use the tensorrt package, or torch.where, which keeps the shape",
 )
 

@@ -13,7 +13,7 @@ from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base, index_masks
 from pipeline.impl.shape import result_sizes
 from pipeline.settings import CompilationSettings
-from pipeline.trt import CAPABILITIES
+from pipeline.trt import CAPABILITIES, LIBRARY
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def one_hot(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Ma
 
 def _cumulative(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT has cumulative sums (10.8), by which the n-th element that is picked finds the n-th of the source."""
-    return CAPABILITIES.cumulative or Rejection(f"{CAPABILITIES.flavour} {CAPABILITIES.version} has no cumulative sum")
+    return CAPABILITIES.cumulative or Rejection(f"{LIBRARY} has no cumulative sum")
 
 
 @dynamo_tensorrt_converter(aten.masked_scatter.default, capability_validator=_cumulative, supports_dynamic_shapes=True)

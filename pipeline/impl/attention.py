@@ -60,7 +60,7 @@ def _layer(
     mark = ctx.log.mark()
     layer = ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
-        raise NetworkError("; ".join(ctx.log.errors_since(mark)) or "TensorRT refused the attention layer")
+        raise NetworkError(f"TensorRT refused the attention layer ({ctx.log.said_since(mark)})")
     layer.name = ctx.unique(f"{name}:attention")
     result = layer.get_output(0)
     if mask is None:

@@ -32,7 +32,7 @@ def listening() -> Iterator[Said]:
         _listeners += 1
         mark = LOG.mark()
     try:
-        yield lambda: "; ".join(LOG.errors_since(mark)) or "TensorRT gave no reason"
+        yield lambda: LOG.said_since(mark)
     finally:
         with _hearing:
             _listeners -= 1

@@ -284,4 +284,4 @@ def lend_memory(context: Any, memory: torch.Tensor) -> None:
 
 
 def _since(mark: int) -> Said:
-    return lambda: "; ".join(LOG.errors_since(mark)) or "TensorRT gave no reason"
+    return lambda: LOG.said_since(mark)

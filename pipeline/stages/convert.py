@@ -6,8 +6,10 @@ result are compared with the node's fake tensor. Layers are named after the node
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx.node import map_arg
@@ -19,13 +21,13 @@ from pipeline.errors import ConversionError, source_line
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
 from pipeline.naming import layer_name
-from pipeline.network import Network, Profile, Weight, describe
+from pipeline.network import Held, Network, Profile, Weight, describe, weights_in
 from pipeline.plans import NetworkHandle
 from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes import expression, shape_of
 from pipeline.spill import Spill
-from pipeline.trt import Log, new_network, to_torch, to_trt, trt
+from pipeline.trt import Log, layer_of, new_network, to_torch, to_trt, trt
 
 
 @stage
@@ -90,7 +92,7 @@ class _Conversion:
         shape = tuple(d if isinstance(d, int) else -1 for d in port.shape)
         source = self.ctx.net.add_input(port.name, to_trt(border_dtype(port.dtype or torch.int64)), shape)
         if source is None:
-            said = "; ".join(self.ctx.log.errors_since(0))
+            said = self.ctx.log.said_since(0)
             raise ConversionError(port.name, "placeholder", "", f"TensorRT refused the input {port}: {said}")
         if port.kind == "symint":
             self.ctx.symbols[str(port.value)] = (source, None)
@@ -130,6 +132,7 @@ class _Conversion:
             said = "; ".join(self.ctx.log.errors_since(mark))
             message = f"{error} (TensorRT: {said})" if said and said not in str(error) else str(error) or repr(error)
             raise ConversionError(node.name, str(node.target), source_line(node), message) from error
+        self.adopt(layers)
         self.note_computed(node, literals)
         self.name_layers(node, layers, result)
         self.note_shapes(result, node.meta.get("val"))
@@ -171,6 +174,26 @@ class _Conversion:
                 if made is not None and isinstance(wanted, torch.Tensor):
                     _check_tensor(made, wanted)
 
+    def adopt(self, first: int) -> None:
+        """Weights that a converter gave to TensorRT by itself are recorded too: as the constant that they are, or by
+        their content, in memory of ours."""
+        for i in range(first, self.ctx.net.num_layers):
+            layer = layer_of(self.ctx.net, i)
+            for held in weights_in(layer):
+                known = self.ctx.weights.get(held.pointer) if held.pointer is not None else None
+                if held.pointer is not None and (known is None or math.prod(known.shape) != held.count):
+                    setattr(layer, held.role, self.ctx.trt_weights(self.held(held)))
+
+    def held(self, held: Held) -> torch.Tensor:
+        """The segment's constant that lies where a layer's weights do, or else a copy of them."""
+        dtype, size = getattr(torch, held.dtype), held.count
+        for name in self.segment.constants:
+            value = self.env[name]
+            if (value.data_ptr(), value.dtype, value.numel()) == (held.pointer, dtype, size) and value.is_contiguous():
+                return cast(torch.Tensor, value)
+        memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(held.pointer or 0)
+        return torch.frombuffer(memory, dtype=dtype).clone()
+
     def note_computed(self, node: torch.fx.Node, before: set[str]) -> None:
         """Arrays of floats that appear while a node with parameters is converted do not follow those parameters."""
         parameters = [n.name for n in node.all_input_nodes if n.name in self.segment.constants]
@@ -188,13 +211,15 @@ class _Conversion:
                 self.note_shapes(made, each)
 
     def name_layers(self, node: torch.fx.Node, first: int, result: Any) -> None:
-        """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone."""
+        """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone, if
+        the converter itself gave it to none."""
         net, name = self.ctx.net, layer_name(node)
+        given = {net.get_layer(i).name for i in range(first, net.num_layers)}
         for i in range(first, net.num_layers):
             layer = net.get_layer(i)
             if layer.name.startswith("(Unnamed Layer"):
                 layer.name = self.ctx.unique(f"{name}:{layer.type.name.lower()}")
-        if net.num_layers > first:
+        if net.num_layers > first and name not in given:
             last = net.get_layer(net.num_layers - 1)
             if isinstance(result, trt.ITensor) and last.num_outputs and last.get_output(0) is result:
                 last.name = self.ctx.unique(name)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_conv
 from pipeline.settings import CompilationSettings
 from pipeline.testing import Call, Checked, CheckError, TensorSpec, check
 from pipeline.testing.programs import program_of
-from pipeline.trt import Log, new_network, to_trt, trt
+from pipeline.trt import LIBRARY, Log, new_network, to_trt, trt
 from tests.converters.limits import LIMITS, MODELS, Limit, Model
 
 aten = torch.ops.aten
@@ -163,12 +164,9 @@ def test_a_condition_on_sizes_is_refused() -> None:
 
 
 def test_without_cumulative_sums_nothing_is_scattered_by_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nothing:
-        flavour, version, cumulative = "tensorrt", "10.7", False
-
-    monkeypatch.setattr(index_masks, "CAPABILITIES", Nothing)
+    monkeypatch.setattr(index_masks, "CAPABILITIES", attrs.evolve(index_masks.CAPABILITIES, cumulative=False))
     call = Call(aten.masked_scatter.default, (TensorSpec((3,)), TensorSpec((3,), torch.bool), TensorSpec((3,))))
-    assert reasons(call) == ["tensorrt 10.7 has no cumulative sum"]
+    assert reasons(call) == [f"{LIBRARY} has no cumulative sum"]
 
 
 def test_sparse_tensors_are_refused() -> None:
