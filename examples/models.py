@@ -34,7 +34,10 @@ class Case:
         }
 
 
-def _resized(value: Any, dims: dict[int, Any], sizes: dict[str, int], generator: torch.Generator) -> Any:
+def _resized(value: Any, dims: Any, sizes: dict[str, int], generator: torch.Generator) -> Any:
+    if isinstance(value, list | tuple):
+        each = zip(value, dims or [{}] * len(value), strict=True)
+        return type(value)(_resized(v, d or {}, sizes, generator) for v, d in each)
     if not isinstance(value, torch.Tensor):
         return value
     shape = [sizes.get(dims[i].__name__, s) if i in dims else s for i, s in enumerate(value.shape)]
