@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from attrs import field, frozen
+from torch.utils._pytree import tree_map
 
 from examples.models import Case
 
@@ -36,7 +37,7 @@ class Architecture:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model, kwargs, dims = self.make()
-        kwargs = {k: _cast(v, dtype) for k, v in kwargs.items()}
+        kwargs = tree_map(lambda value: _cast(value, dtype), kwargs)
         return Case(self.name, model.eval().to(dtype), kwargs, dims)
 
 

@@ -130,12 +130,12 @@ def _agreement(architecture: Architecture, case: Case, compiled: pipeline.Compil
     for kwargs in (case.kwargs, *(case.inputs(**sizes) for sizes in architecture.sizes)):
         kwargs = padded(kwargs)
         try:
-            ours = module(**kwargs)
+            ours = module(**_fresh(kwargs))
         except ShapeError:
             continue
         tried += 1
         with torch.no_grad():
-            theirs, best = case.model(**kwargs), _exactly(exact, case, kwargs)
+            theirs, best = case.model(**_fresh(kwargs)), _exactly(exact, case, kwargs)
         wrong = wrong or difference("output", theirs, best, ours, compiled.program, "reference")
         worst = max(worst, *_errors(ours, theirs, best), key=_excess)
     found = {"sizes": tried, "error": worst[0], "eager_error": worst[1]}
@@ -156,6 +156,12 @@ def padded(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "attention_mask": mask}
 
 
+def _fresh(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Copies: a model may write to its inputs."""
+    copies: dict[str, Any] = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, kwargs)
+    return copies
+
+
 def _double(value: Any) -> Any:
     if isinstance(value, torch.nn.Module):
         return value.double()
@@ -166,7 +172,7 @@ def _exactly(exact: torch.nn.Module, case: Case, kwargs: dict[str, Any]) -> Any:
     """The outputs in float64; None where the model does not take it, or its weights were rounded to another dtype."""
     exact.load_state_dict(case.model.state_dict())
     try:
-        return exact(**{name: _double(value) for name, value in kwargs.items()})
+        return exact(**tree_map(_double, _fresh(kwargs)))
     except (RuntimeError, ValueError, TypeError):
         return None
 
