@@ -53,6 +53,5 @@ def signature(value: Any) -> str:
         return f"{type(value).__name__} {value!r}"
     fake = value.meta.get("val")
     if isinstance(fake, torch.Tensor):
-        strides = "" if fake.is_contiguous() else tuple(map(expression, fake.stride()))
-        return f"{fake.dtype} {shape_of(fake)} {fake.device} {strides}"
+        return f"{fake.dtype} {shape_of(fake)} {fake.device} {tuple(map(expression, fake.stride()))}"
     return str(expression(fake)) if isinstance(fake, torch.SymInt) else str(fake)

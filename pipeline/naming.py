@@ -1,8 +1,16 @@
-"""Names of layers: the module path and the node, as a reader of the model would look for them."""
+"""Where in the model a node comes from, and what its layers are called after it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+
+
+def origin(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a node's meta says where it comes from, for a node that is made on its behalf."""
+    return {key: meta[key] for key in ("nn_module_stack", "stack_trace", "source_fn_stack") if key in meta}
 
 
 def module_path(node: torch.fx.Node) -> str:

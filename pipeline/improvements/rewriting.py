@@ -11,14 +11,13 @@ from attrs import evolve, frozen
 
 from pipeline.converters.registry import Choice, ConverterRegistry
 from pipeline.fakes import fake_mode, fake_result, signature
+from pipeline.naming import origin
 from pipeline.program import Program
 from pipeline.shapes import expression, shape_of
 from pipeline.stages.fold import fold, is_pure
 
 aten = torch.ops.aten
 Node: TypeAlias = torch.fx.Node
-
-_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
 
 SMALL = 1 << 18
 """A constant of up to this many elements may be looked at while compiling."""
@@ -47,7 +46,7 @@ class Rewriting:
             self.made[key] = fake_result(self.mode, target, args, kwargs)
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs)
-        node.meta = {**{key: before.meta[key] for key in _META if key in before.meta}, "val": self.made[key]}
+        node.meta = {**origin(before.meta), "val": self.made[key]}
         return node
 
     def offer(self, old: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node | None:

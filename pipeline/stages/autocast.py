@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from torch.fx.node import map_arg
 
 from pipeline.fakes import fake_mode, fake_result
-from pipeline.naming import module_path
+from pipeline.naming import module_path, origin
 from pipeline.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import qualified_name
@@ -28,7 +28,6 @@ FLOATS = (torch.float32, *HALVES)
 CASTS = (aten._to_copy.default, aten.to.dtype)
 EXCLUDED = "exclude keeps it as the model has it"
 FAILED = "PyTorch has it in the model's own dtype only"
-_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
 
 
 def _half(_: Any, __: Any, value: Any) -> None:
@@ -150,7 +149,7 @@ class _Caster:
             return
         try:
             copy = self.emit(node, args, kwargs)
-        except (RuntimeError, NotImplementedError, TypeError):
+        except (RuntimeError, TypeError):
             rule = Rule("float32", FAILED)
             copy = self.emit(node, *self.arguments(node, {n: _dtype(n) for n in node.all_input_nodes}))
         self.copies[node] = copy
@@ -231,7 +230,7 @@ class _Caster:
         else:
             value = fake_result(self.mode, target, args, kwargs)
         node = self.graph.create_node("call_function", target, args, kwargs, name)
-        node.meta = {**{key: like.meta[key] for key in _META if key in like.meta}, "val": value}
+        node.meta = {**origin(like.meta), "val": value}
         return node
 
     def drop_unread(self) -> None:

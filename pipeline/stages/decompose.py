@@ -25,14 +25,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
-from pipeline.fakes import fake_mode, quietly
+from pipeline.fakes import fake_mode, quietly, signature
+from pipeline.naming import origin
 from pipeline.program import Program, is_operator
-from pipeline.shapes import expression, shape_of
+from pipeline.shapes import shape_of
 from pipeline.stages.complex import ComplexValues, has_complex
 from pipeline.stages.complex_rules import RULES, settled
 from pipeline.stages.fold import fold
-
-_META = ("nn_module_stack", "stack_trace", "source_fn_stack")
 
 
 @frozen
@@ -86,7 +85,7 @@ class _Rewriter:
             if inlined is not None:
                 return inlined[0]
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
-        node.meta = {key: meta[key] for key in (*_META, "val") if key in meta}
+        node.meta = {**origin(meta), "val": meta.get("val")}
         if (
             not is_operator(node)
             or (not is_complex and isinstance(self.lookup.choose(node), Choice))
@@ -104,7 +103,7 @@ class _Rewriter:
         self, target: Any, rule: Callable[..., Any], args: Any, kwargs: Any, meta: Mapping[str, Any]
     ) -> tuple[Any] | None:
         """The outputs of an operator's rule on pairs, put together where they are complex; None if there is none."""
-        where = {key: meta[key] for key in _META if key in meta}
+        where = origin(meta)
         args, kwargs = self.complex.apart((args, kwargs), where)
         inlined = self.inline(rule, settled(rule, meta["val"]), args, kwargs, where)
         return inlined and (self.complex.together(inlined[0], where),)
@@ -123,7 +122,7 @@ class _Rewriter:
         """The outputs of the decomposition, emitted into the new graph; None if it does not apply here."""
         flat, spec = tree_flatten((args, kwargs))
         nodes = [v for v in flat if isinstance(v, torch.fx.Node)]
-        key = f"{target} {[_signature(v) for v in flat]} {spec}"
+        key = f"{target} {signature(flat)} {spec}"
         if key not in self.templates:
             self.templates[key] = _trace(function, flat, spec, target, self.mode)
         template = self.templates[key]
@@ -137,7 +136,7 @@ class _Rewriter:
             elif node.op == "output":
                 return (map_arg(node.args[0], env.__getitem__),)
             else:
-                new = {**{k: meta[k] for k in _META if k in meta}, "val": node.meta.get("val")}
+                new = {**origin(meta), "val": node.meta.get("val")}
                 env[node] = self.emit(node.target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
         raise AssertionError("a graph without an output")
 
@@ -151,19 +150,6 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
         name, "CompositeImplicitAutograd"
     )
-
-
-def _signature(value: Any) -> str:
-    if not isinstance(value, torch.fx.Node):
-        return f"{type(value).__name__} {value!r}"
-    fake = value.meta.get("val")
-    if isinstance(fake, torch.Tensor):
-        return f"{fake.dtype} {shape_of(fake)} {fake.device} {_strides(fake)}"
-    return str(expression(fake)) if isinstance(fake, torch.SymInt) else str(fake)
-
-
-def _strides(fake: torch.Tensor) -> str:
-    return str(tuple(map(expression, fake.stride())))
 
 
 def _trace(
