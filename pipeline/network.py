@@ -29,6 +29,7 @@ __all__ = [
     "describe",
     "held_weights",
     "printed",
+    "weights_in",
 ]
 
 
@@ -163,10 +164,11 @@ WeightName: TypeAlias = Callable[[int], Weight | None]
 def held_weights(net: "trt.INetworkDefinition") -> Iterator[Held]:
     """The weights of every layer, in the order of the layers."""
     for index in range(net.num_layers):
-        yield from _held(layer_of(net, index))
+        yield from weights_in(layer_of(net, index))
 
 
-def _held(layer: Any) -> Iterator[Held]:
+def weights_in(layer: Any) -> Iterator[Held]:
+    """The weights of a layer that has the class of its kind."""
     for role in WEIGHTS.get(layer_kind(layer), ()):
         values = getattr(layer, role)
         dtype = dtype_name(values.dtype) if isinstance(values, trt.Weights) else str(values.dtype)
@@ -243,7 +245,7 @@ class _Description:
             inputs=tuple(None if handle is None else self.tensor_name(handle, "") for handle in handles),
             outputs=tuple(self.tensor(layer.get_output(i), f"{own}.{i}") for i in range(layer.num_outputs)),
             attributes=(*self.bound(layer), *_attributes(kind, layer, handles)),
-            weights=tuple(self.weight(held) for held in _held(layer)),
+            weights=tuple(self.weight(held) for held in weights_in(layer)),
         )
 
     def bound(self, layer: Any) -> Iterator[tuple[str, Value]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import attrs
@@ -25,6 +27,8 @@ from pipeline.frozen import FrozenDict
 from pipeline.naming import module_path
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
+
+log = logging.getLogger(__name__)
 
 Candidates: TypeAlias = FrozenDict[Any, tuple[Declaration, ...]]
 Entry: TypeAlias = tuple[Implementation, CallingConvention, dict[str, bool]]
@@ -198,12 +202,19 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
     try:
         verdict: object = validator(node, settings)
     except Exception as error:  # whatever a validator of the user's raises is a reason, not our crash
+        _say(f"{name}, the validator of {support.name}, failed: {type(error).__name__}: {error}")
         return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")
     if isinstance(verdict, Rejection):
         return verdict
     if isinstance(verdict, _SYMBOLIC):  # its truth would put a guard on the graph's shapes
         return Rejection(f"the converter's validator {name} depends on a symbolic dim: {verdict}")
     return None if verdict else Rejection(f"the converter's validator {name} refuses it", summary(validator))
+
+
+@lru_cache
+def _say(text: str) -> None:
+    """Once: another converter may take the node, and then nobody would read the reason."""
+    log.warning("%s", text)
 
 
 def summary(validator: object) -> str:

@@ -211,17 +211,17 @@ class _Conversion:
                 self.note_shapes(made, each)
 
     def name_layers(self, node: torch.fx.Node, first: int, result: Any) -> None:
-        """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone, if
-        the converter itself gave it to none."""
+        """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone,
+        unless the converter named it itself, or gave the node's name to another."""
         net, name = self.ctx.net, layer_name(node)
-        given = {net.get_layer(i).name for i in range(first, net.num_layers)}
-        for i in range(first, net.num_layers):
-            layer = net.get_layer(i)
+        layers = [net.get_layer(i) for i in range(first, net.num_layers)]
+        taken = name in {layer.name for layer in layers}
+        for layer in layers:
             if layer.name.startswith("(Unnamed Layer"):
                 layer.name = self.ctx.unique(f"{name}:{layer.type.name.lower()}")
-        if net.num_layers > first and name not in given:
-            last = net.get_layer(net.num_layers - 1)
-            if isinstance(result, trt.ITensor) and last.num_outputs and last.get_output(0) is result:
+        if layers and isinstance(result, trt.ITensor) and not taken and layers[-1].name.startswith(f"{name}:"):
+            last = layers[-1]
+            if last.num_outputs and last.get_output(0) is result:
                 last.name = self.ctx.unique(name)
 
     def finish(self) -> None:

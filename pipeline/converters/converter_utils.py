@@ -1,0 +1,71 @@
+"""What converters written elsewhere import beside the decorator, under the names that they know it by.
+
+A converter that comes from Torch-TensorRT and builds its layers on ``ctx.net`` needs no more than another import line
+(docs/migrating.md). New ones have ``pipeline.impl.base``, of which these are other spellings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.converters.context import ConversionContext
+from pipeline.converters.types import TRTTensor, enforce_tensor_types
+from pipeline.impl import base
+from pipeline.recipes import qualified_name
+from pipeline.trt import layer_kind, to_torch, trt
+
+__all__ = [
+    "TRTTensor",
+    "args_bounds_check",
+    "cast_trt_tensor",
+    "enforce_tensor_types",
+    "get_positive_dim",
+    "get_trt_tensor",
+    "set_layer_name",
+]
+
+
+def args_bounds_check(args: Sequence[Any], i: int, replacement: Any = None) -> Any:
+    """The argument at a position, or the replacement where it is absent or None."""
+    return args[i] if len(args) > i and args[i] is not None else replacement
+
+
+def get_trt_tensor(
+    ctx: ConversionContext, input_val: Any, name: str, dtype: Any = None, min_rank: int = 0
+) -> trt.ITensor:
+    """Any argument as an ``ITensor``: a layer's output as it is, a constant or a number as a constant layer, a size
+    that is known at run time as an int64 tensor.
+
+    Args:
+        ctx: the conversion.
+        input_val: an ``ITensor``, ``torch.Tensor``, ``np.ndarray``, number or symbolic size.
+        name: what new layers are called.
+        dtype: to cast to: torch's, TensorRT's or numpy's; None for its own (int64 and float32 for numbers).
+        min_rank: the least rank of the result; leading dims of size 1 are added.
+    """
+    return base.tensor(ctx, name, input_val, _torch_dtype(dtype), rank=min_rank)
+
+
+def cast_trt_tensor(ctx: ConversionContext, input_val: Any, dtype: Any, name: str, *_: Any) -> trt.ITensor:
+    """The argument cast to a dtype of torch, TensorRT or numpy; as it is if it has it already."""
+    return get_trt_tensor(ctx, input_val, name, dtype)
+
+
+def set_layer_name(layer: trt.ILayer, target: Any, name: str, *_: Any) -> None:
+    """Names a layer ``[KIND]-[target]-[name]``."""
+    layer.name = f"[{layer_kind(layer)}]-[{target if isinstance(target, str) else qualified_name(target)}]-[{name}]"
+
+
+def get_positive_dim(dim: int | Sequence[int], dim_size: int) -> int | tuple[int, ...]:
+    """Dims counted from the end as dims counted from the start, of a tensor of rank ``dim_size``."""
+    return base.axis(dim, dim_size) if isinstance(dim, int) else tuple(base.axis(d, dim_size) for d in dim)
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    return to_torch(dtype) if isinstance(dtype, trt.DataType) else torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,0 +1,115 @@
+"""Converters brought from Torch-TensorRT, and the graph: attention kept whole, passes, what fails."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import pipeline
+from pipeline import ConversionContext, dynamo_tensorrt_converter
+from pipeline.converters.converter_utils import args_bounds_check
+from pipeline.improvements import PASSES, Rewriting, improvement
+from pipeline.stages import Improve
+from pipeline.trt import trt
+from tests.test_field import HIGH, PROD, Calls, Gated, agrees, aten, batch, compiled
+
+# Attention kept whole, and passes over the graph
+
+
+def plain_attention(ctx: ConversionContext, name: str, query: Any, key: Any, value: Any) -> trt.ITensor:
+    """softmax(q kᵀ / √d) v, layer by layer."""
+    scale = np.full((1, 1, 1, 1), query.shape[-1] ** -0.5, dtype=np.float32)
+    scaled = ctx.net.add_elementwise(query, ctx.net.add_constant(scale.shape, scale).get_output(0), PROD)
+    none, transposed = trt.MatrixOperation.NONE, trt.MatrixOperation.TRANSPOSE
+    scores = ctx.net.add_matrix_multiply(scaled.get_output(0), none, key, transposed)
+    weights = ctx.net.add_softmax(scores.get_output(0))
+    weights.axes, weights.name = 1 << 3, f"{name}_mine"
+    return ctx.net.add_matrix_multiply(weights.get_output(0), none, value, none).get_output(0)
+
+
+@dynamo_tensorrt_converter(aten.scaled_dot_product_attention.default, priority=HIGH, supports_dynamic_shapes=True)
+def attention(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> trt.ITensor:
+    query, key, value = args[:3]
+    assert args_bounds_check(args, 3) is None
+    assert not args_bounds_check(args, 5, False)
+    return plain_attention(ctx, name, query, key, value)
+
+
+@dynamo_tensorrt_converter(functional.scaled_dot_product_attention, supports_dynamic_shapes=True)
+def attention_function(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> trt.ITensor:
+    return plain_attention(ctx, name, *args)
+
+
+def attend(x: torch.Tensor) -> torch.Tensor:
+    """[N, heads, length, dim] -> [N, heads, length, dim]"""
+    return functional.scaled_dot_product_attention(x, x + 1, x - 1)
+
+
+def test_an_operator_with_a_converter_is_not_taken_apart() -> None:
+    program = compiled(attend, (batch(2, 4, 8),), attention)
+    assert "scaled_dot_product_attention_mine" in str(program.networks[0])
+    agrees(program, attend, torch.randn(3, 2, 4, 8))
+
+
+@improvement
+def to_function(rewriting: Rewriting) -> None:
+    """A pass that puts a Python function in the place of an operator, for a converter that knows only this one."""
+    for node in rewriting.nodes(aten.scaled_dot_product_attention.default):
+        rewriting.offer(node, functional.scaled_dot_product_attention, node.args)
+
+
+def test_a_pass_that_rewrites_for_a_converter() -> None:
+    registry = pipeline.DYNAMO_CONVERTERS.register(attention_function)
+    stage = Improve(registry, (to_function, *PASSES))
+    compile = pipeline.default(registry=registry, require_full_compilation=True).replace("improve", stage)
+    program = compile(Calls(attend).eval(), args=(batch(2, 4, 8),))
+    assert "_mine" in str(program.networks[0])
+    agrees(program, attend, torch.randn(3, 2, 4, 8))
+
+
+# What was written for something else is told, not lost
+
+
+@pytest.mark.parametrize(
+    ("validator", "said"),
+    [
+        (lambda node: True, "takes 1 positional argument"),
+        (lambda node, settings: torch.float16 in settings.enabled_precisions, "enabled_precisions"),
+    ],
+    ids=["one argument", "a setting that is none"],
+)
+def test_a_validator_that_fails_is_told_though_another_converter_takes_the_node(
+    validator: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @dynamo_tensorrt_converter(aten.tanh.default, capability_validator=validator, priority=HIGH)
+    def never(*_: Any) -> None:
+        raise AssertionError
+
+    x = torch.randn(2, 3)
+    with caplog.at_level(logging.WARNING, logger="pipeline"):
+        agrees(compiled(torch.tanh, (x,), never), torch.tanh, x)
+    assert [record for record in caplog.records if said in record.getMessage()]
+
+
+def test_a_setting_that_is_none_is_named() -> None:
+    @dynamo_tensorrt_converter(aten.tanh.default, priority=HIGH)
+    def tanh(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> trt.ITensor:
+        assert torch.float16 in ctx.compilation_settings.enabled_precisions
+        return ctx.net.add_activation(args[0], trt.ActivationType.TANH).get_output(0)
+
+    with pytest.raises(pipeline.ConversionError, match=r"(?s)aten\.tanh\.default.*enabled_precisions"):
+        compiled(torch.tanh, (torch.randn(2, 3),), tanh)
+
+
+def test_a_plugin_that_the_library_does_not_have_is_named() -> None:
+    @dynamo_tensorrt_converter(torch.ops.field.gated.default)
+    def plugin(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+        return ctx.net.add_plugin_v3(list(args), [], None).get_output(0)
+
+    with pytest.raises(pipeline.ConversionError, match=r"(?s)field\.gated\.default.*add_plugin_v3"):
+        compiled(Gated(), (torch.randn(2, 5),), plugin)
