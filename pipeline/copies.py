@@ -6,10 +6,10 @@ the copy casts or expands (torch 2.11 to 2.13).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.export import exported_program
@@ -19,15 +19,19 @@ from pipeline.shapes import shape_of
 _PASSES = ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
 """What torch calls it, or called it."""
 
+_lock = threading.RLock()
+
 
 @contextmanager
 def copies_kept() -> Iterator[None]:
-    """While torch traces: only copies that change nothing are left out."""
-    known = [name for name in _PASSES if hasattr(exported_program, name)]
-    with ExitStack() as stack:
-        for name in known:
-            stack.enter_context(mock.patch.object(exported_program, name, _without_plain_copies))
-        yield
+    """While torch traces: only copies that change nothing are left out; torch's own pass comes back afterwards."""
+    with _lock:
+        own = {name: getattr(exported_program, name) for name in _PASSES if hasattr(exported_program, name)}
+        try:
+            vars(exported_program).update(dict.fromkeys(own, _without_plain_copies))
+            yield
+        finally:
+            vars(exported_program).update(own)
 
 
 def _without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, Any]:

@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, is_cast
 
 
 @improvement
@@ -79,6 +77,6 @@ def _calls(node: Any, target: Any) -> bool:
 
 def _uncast(node: Any) -> Any:
     """What a node is a wider or narrower float of."""
-    while _calls(node, aten._to_copy.default) and dtype_of(node) in (torch.float16, torch.bfloat16, torch.float32):
+    while isinstance(node, Node) and is_cast(node):
         node = node.args[0]
     return node

@@ -18,11 +18,13 @@ from attrs import evolve, field, frozen
 from pipeline.converters.arguments import argument
 from pipeline.converters.attention import fuses
 from pipeline.improvements.rewriting import (
+    FLOATS,
     Node,
     Rewriting,
     aten,
     dtype_of,
     improvement,
+    is_cast,
     only_reader,
     rank_of,
     source_of,
@@ -33,7 +35,6 @@ from pipeline.trt import CAPABILITIES
 
 SDPA = aten.scaled_dot_product_attention.default
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 BLOCKED = -1e4
 """What is filled in for scores that do not count: this, or less."""
@@ -97,13 +98,9 @@ def _is_softmax(node: Any) -> bool:
 
 def _source(node: Any) -> Any:
     """What a node is a copy or a cast of."""
-    while isinstance(node, Node) and (node.target in COPIES or _is_cast(node)):
+    while isinstance(node, Node) and (node.target in COPIES or is_cast(node)):
         node = node.args[0]
     return node
-
-
-def _is_cast(node: Node) -> bool:
-    return node.target is aten._to_copy.default and dtype_of(node) in FLOATS
 
 
 def _only_for(node: Any, first: Node, reader: Node) -> bool:
@@ -119,7 +116,7 @@ def _scores(rewriting: Rewriting, node: Any, reader: Node) -> Scores | None:
     """The scores that a node holds; None if it is not read by ``reader`` alone, or is something else."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
-    if node.target in COPIES or _is_cast(node):
+    if node.target in COPIES or is_cast(node):
         return _scores(rewriting, node.args[0], node)
     if node.target in PRODUCTS:
         query, key = node.args[:2]

@@ -9,11 +9,13 @@ import torch
 
 from pipeline.converters.arguments import argument
 from pipeline.improvements.rewriting import (
+    FLOATS,
     Node,
     Rewriting,
     aten,
     dtype_of,
     improvement,
+    is_cast,
     only_reader,
     rank_of,
 )
@@ -22,8 +24,6 @@ POOLS = (
     *(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default),
     *(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default),
 )
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @improvement
@@ -106,7 +106,7 @@ def _scaled(rewriting: Rewriting, node: Node) -> None:
         other = _channel_constant(rewriting, reader, value, node)
         if other is not None and reader.target in wanted:
             wanted = wanted[wanted.index(reader.target) + 1 :]
-        elif not _is_cast(reader):
+        elif not is_cast(reader):
             break
         path.append((reader, other))
         value = reader
@@ -115,10 +115,6 @@ def _scaled(rewriting: Rewriting, node: Node) -> None:
     found = {reader.target: other for reader, other in path if other is not None}
     if aten.mul.Tensor in found and dtype_of(node) in FLOATS:
         _fold(rewriting, node, path[-1][0], found[aten.mul.Tensor], found.get(aten.add.Tensor))
-
-
-def _is_cast(node: Node) -> bool:
-    return node.target is aten._to_copy.default and dtype_of(node) in FLOATS
 
 
 def _channel_constant(rewriting: Rewriting, reader: Node, value: Node, convolution: Node) -> Node | None:

@@ -19,6 +19,8 @@ from pipeline.stages.fold import fold, is_pure
 aten = torch.ops.aten
 Node: TypeAlias = torch.fx.Node
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
 SMALL = 1 << 18
 """A constant of up to this many elements may be looked at while compiling."""
 
@@ -143,6 +145,11 @@ def dtype_of(node: Any) -> torch.dtype | None:
     """The dtype of a node that holds a tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def is_cast(node: Node) -> bool:
+    """Whether a node casts to a float that networks have."""
+    return node.target is aten._to_copy.default and dtype_of(node) in FLOATS
 
 
 def rank_of(node: Node) -> int:
