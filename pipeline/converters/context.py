@@ -109,7 +109,7 @@ class ConversionContext:
         name = self.constant_names.get(id(value))
         known = self.weights.get(tensor.data_ptr())
         if name is None or (known is not None and known.name != name and known.shape != tuple(tensor.shape)):
-            name = _literal_name(tensor) if name is None else name
+            name = literal_name(tensor) if name is None else name
             tensor = self.literals.setdefault(name, tensor) if id(value) not in self.constant_names else tensor.clone()
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
@@ -121,7 +121,7 @@ class ConversionContext:
         return trt.Weights(to_trt(dtype))
 
 
-def _literal_name(tensor: torch.Tensor) -> str:
+def literal_name(tensor: torch.Tensor) -> str:
     """A weight that comes from no parameter is named by its content, so that equal networks print equally."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:

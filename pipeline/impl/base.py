@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt, literal_name
 from pipeline.impl.expression import operation
 from pipeline.shapes import bounds, on_host
 from pipeline.trt import to_torch, to_trt, trt
@@ -33,7 +33,7 @@ def constant(
     tensor = value if given else torch.as_tensor(value, dtype=dtype)
     tensor = tensor.int() if tensor.dtype == torch.uint8 else tensor
     shape = (1,) * (rank - tensor.dim()) + tuple(tensor.shape)
-    key = ("constant", id(value) if given else (str(tensor.dtype), str(tensor.tolist())), shape)
+    key = ("constant", id(value) if given else literal_name(tensor), shape)
     if key not in ctx.memo:
         layer = ctx.add(name, "constant", shape, ctx.trt_weights(tensor))
         ctx.memo[key] = (layer.get_output(0), value)
