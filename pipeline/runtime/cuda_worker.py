@@ -13,7 +13,7 @@ from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.plan import CallPlan, Layout, Runner, Step
-from pipeline.runtime.worker import Executor
+from pipeline.runtime.worker import SegmentExecutor
 from pipeline.settings import CompilationSettings
 
 
@@ -58,7 +58,7 @@ class CudaWorker:
 
         with torch.cuda.device(device):
             runners = [runner(step, part) for step, part in zip(layout.steps, parts, strict=True)]
-        self.executor = Executor(layout, runners, device)
+        self.executor = SegmentExecutor(layout, runners, device)
 
     def __call__(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
         """The program's outputs for these inputs, in the order of the current stream."""

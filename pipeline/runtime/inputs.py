@@ -29,10 +29,14 @@ def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str,
     return given
 
 
+def children(spec: Any) -> Sequence[Any]:
+    """The specs of a container's parts, on every version of torch."""
+    return spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs  # type: ignore[no-any-return]
+
+
 def _ordered(spec: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments in the order in which the program was exported."""
-    children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
-    known = list(children[1].context or [])
+    known = list(children(spec)[1].context or [])
     if set(known) != set(kwargs):
         missing, extra = sorted(set(known) - set(kwargs)), sorted(set(kwargs) - set(known))
         raise TypeError(f"the program was compiled with keywords {known}: missing {missing}, not known {extra}")

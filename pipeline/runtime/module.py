@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.errors import ExecutionError
 from pipeline.network import Network
 from pipeline.program import Program, Segment
-from pipeline.runtime.inputs import bind_symbols, flatten_inputs
-from pipeline.runtime.plan import CallPlan, LayoutBuilder, Runner, evaluate
+from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
+from pipeline.runtime.plan import CallPlan, LayoutBuilder, Runner
 from pipeline.runtime.snapshot import Snapshot, without_parameters
 from pipeline.runtime.torch_segment import torch_segment
-from pipeline.runtime.worker import Executor as SegmentExecutor
-from pipeline.runtime.worker import Pool, Worker
+from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
+from pipeline.shapes import number_of
 from pipeline.trt import has_gpu
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class CompiledModule(torch.nn.Module):
         for slot, value in (*layout.constants, *self._constants.items()):
             template[slot] = value
         for slot, expr in layout.sizes:
-            template[slot] = evaluate(expr, symbols)
+            template[slot] = number_of(expr, symbols)
         for name in self.program.buffers:
             template[layout.slots[name]] = self.get_buffer(name)
         moves = []
@@ -153,8 +153,8 @@ def _key(leaves: Sequence[Any]) -> Any:
 
 def _flat_names(spec: Any) -> tuple[int, tuple[str, ...]] | None:
     """The number of positional inputs and the names of the others, if none of them is a container."""
-    positional, named = _children(spec)
-    if any(c.num_leaves != 1 or c.num_children for c in (*_children(positional), *_children(named))):
+    positional, named = children(spec)
+    if any(c.num_leaves != 1 or c.num_children for c in (*children(positional), *children(named))):
         return None
     return positional.num_children, tuple(named.context or ())
 
@@ -163,13 +163,9 @@ def _rebuilder(spec: Any) -> Callable[[list[Any]], Any]:
     """Puts outputs in the structure that the model gives; for a tensor or a tuple without asking pytree."""
     if spec.num_leaves == 1 and not spec.num_children:
         return lambda results: results[0]
-    if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in _children(spec)):
+    if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in children(spec)):
         return tuple
     return lambda results: tree_unflatten(results, spec)
-
-
-def _children(spec: Any) -> Sequence[Any]:
-    return spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs  # type: ignore[no-any-return]
 
 
 def _default_executor(compiled: Compiled) -> Executor:

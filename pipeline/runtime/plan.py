@@ -14,7 +14,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.program import Output, Port, Program, Segment
-from pipeline.shapes import Expr, number, number_of
+from pipeline.shapes import Expr, number
 
 Runner: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 Slots: TypeAlias = list[Any]
@@ -101,7 +101,9 @@ class LayoutBuilder:
         self.constants: dict[int, Any] = {}
         self.late: list[tuple[int, Expr]] = []
         self.nodes = {n.name: n.meta.get("val") for n in program.graph.nodes}
-        self.known = {str(s) for p in program.inputs for s in _symbols(p)}
+        self.given = {p.name: i for i, p in enumerate(program.inputs)}
+        self.from_inputs = frozenset(str(s) for p in program.inputs for s in _symbols(p))
+        self.known = set(self.from_inputs)
         for port in program.inputs:
             self._slot(port.name)
         for name in program.buffers:
@@ -133,13 +135,10 @@ class LayoutBuilder:
 
     def _early(self, expr: Expr) -> bool:
         """Whether the inputs' shapes tell a size: its slot is then filled by the plan."""
-        early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self._from_inputs()
+        early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
         if early:
             self.sizes[self._slot(_size_name(expr))] = expr
         return early
-
-    def _from_inputs(self) -> set[str]:
-        return {str(s) for p in self.program.inputs for s in _symbols(p)}
 
     def _taken(self, port: Port) -> int:
         return self._slot(_size_name(port.value) if port.is_number else port.name)
@@ -154,10 +153,9 @@ class LayoutBuilder:
                     yield position, dim, str(size)
 
     def _return(self, output: Output) -> Return:
-        names = [p.name for p in self.program.inputs]
         returned = output.target or output.value
-        if not output.constant and returned in names:
-            return Return(self._slot(returned), given=names.index(returned))
+        if not output.constant and returned in self.given:
+            return Return(self._slot(returned), given=self.given[returned])
         slot = self._value(output)
         expected = None if output.constant else self.nodes[output.value]
         dtype = expected.dtype if isinstance(expected, torch.Tensor) and not self._constant(output) else None
@@ -184,7 +182,7 @@ class LayoutBuilder:
     def _write(self, output: Output) -> Write:
         slot = self._value(output)
         if output.kind == "input":
-            return Write(slot, given=[p.name for p in self.program.inputs].index(output.target))
+            return Write(slot, given=self.given[output.target])
         return Write(slot, buffer=next(self._slot(p) for p, n in self.program.buffers.items() if n == output.target))
 
 
@@ -202,8 +200,3 @@ def _symbols(port: Port) -> set[Any]:
 
 def _size_name(expr: Expr) -> str:
     return f"size {expr}"
-
-
-def evaluate(expr: Any, symbols: Mapping[str, int]) -> int | float | bool:
-    """The value of a size, or of what Python computes from sizes, for these values of the symbols."""
-    return number_of(expr, symbols)

@@ -10,7 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.plan import CallPlan, Layout, Runner, Slots, evaluate
+from pipeline.runtime.plan import CallPlan, Layout, Runner, Slots
+from pipeline.shapes import number_of
 
 
 class Worker(Protocol):
@@ -20,7 +21,7 @@ class Worker(Protocol):
         """The program's outputs for these inputs."""
 
 
-class Executor:
+class SegmentExecutor:
     """Runs a program's segments in order on values in slots. Keeps nothing of a call."""
 
     def __init__(self, layout: Layout, runners: Sequence[Runner], device: torch.device) -> None:
@@ -49,14 +50,14 @@ class Executor:
         """Fill the slots of all segments' outputs; the sizes known in the end."""
         for step, run in self._steps:
             for slot, expr in step.late:
-                slots[slot] = evaluate(expr, symbols)
+                slots[slot] = number_of(expr, symbols)
             outputs = run([slots[i] for i in step.takes])
             for slot, value in zip(step.gives, outputs, strict=True):
                 slots[slot] = value
             if step.learns:
                 symbols = {**symbols, **checked(self.layout.program, _learnt(step.learns, outputs))}
         for slot, expr in self.layout.late:
-            slots[slot] = evaluate(expr, symbols)
+            slots[slot] = number_of(expr, symbols)
         return symbols
 
     def results(self, slots: Slots, leaves: Sequence[Any], plan: CallPlan, symbols: Mapping[str, int]) -> list[Any]:

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 import pipeline.runtime.module
 import pipeline.runtime.torch_segment
 from pipeline.runtime.snapshot import Snapshot
-from pipeline.runtime.worker import Executor
+from pipeline.runtime.worker import SegmentExecutor
 from pipeline.stages.partition import Partition
 
 patch = mock.patch.object
@@ -33,38 +33,38 @@ class ProgramFault:
 
 def not_written_back() -> AbstractContextManager[Any]:
     """Mutations reach neither buffers nor inputs."""
-    return patch(Executor, "write", lambda self, slots, leaves: None)
+    return patch(SegmentExecutor, "write", lambda self, slots, leaves: None)
 
 
 def buffers_only() -> AbstractContextManager[Any]:
     """Mutations reach buffers, and inputs do not change."""
-    write = Executor.write
+    write = SegmentExecutor.write
 
-    def written(self: Executor, slots: Any, leaves: Any) -> None:
+    def written(self: SegmentExecutor, slots: Any, leaves: Any) -> None:
         write(self, slots, [leaf.clone() if hasattr(leaf, "clone") else leaf for leaf in leaves])
 
-    return patch(Executor, "write", written)
+    return patch(SegmentExecutor, "write", written)
 
 
 def segments_swapped() -> AbstractContextManager[Any]:
     """The last segment runs first."""
-    run = Executor.run
+    run = SegmentExecutor.run
 
-    def reversed_run(self: Executor, slots: Any, symbols: Any) -> Any:
+    def reversed_run(self: SegmentExecutor, slots: Any, symbols: Any) -> Any:
         self._steps = tuple(sorted(self._steps, key=lambda step: -step[0].gives[0] if step[0].gives else 0))
         return run(self, slots, symbols)
 
-    return patch(Executor, "run", reversed_run)
+    return patch(SegmentExecutor, "run", reversed_run)
 
 
 def sizes_baked_in() -> AbstractContextManager[Any]:
     """A size is for ever what it was at the first call."""
-    evaluate, first = pipeline.runtime.module.evaluate, {}
+    number_of, first = pipeline.runtime.module.number_of, {}
 
     def remembered(expr: Any, symbols: Any) -> Any:
-        return first.setdefault(str(expr), evaluate(expr, symbols))
+        return first.setdefault(str(expr), number_of(expr, symbols))
 
-    return patch(pipeline.runtime.module, "evaluate", remembered)
+    return patch(pipeline.runtime.module, "number_of", remembered)
 
 
 def alias_lost() -> AbstractContextManager[Any]:
