@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -65,11 +65,12 @@ def capture(
             raise TypeError(
                 "an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export"
             )
-        exported = model
+        exported, asked = model, dict[str, Any]()
     elif isinstance(model, torch.nn.Module):
         if isinstance(args, torch.Tensor | Input) or not isinstance(args, Sequence):
             raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(x,)")
-        exported = _export(model, tuple(args), dict(kwargs or {}), dynamic_shapes)
+        exported, shapes = _export(model, tuple(args), dict(kwargs or {}), dynamic_shapes)
+        asked = dims.asked(exported, model, tuple(args), dict(kwargs or {}), shapes)
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module or an ExportedProgram")
     try:
@@ -78,7 +79,7 @@ def capture(
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
-    return _program(exported, graph_module, settings, _tuned(args, kwargs))
+    return _program(exported, graph_module, settings, _tuned(args, kwargs), asked)
 
 
 def _tuned(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[int, Sequence[int]]:
@@ -90,29 +91,23 @@ def _tuned(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[int, S
 
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> ExportedProgram:
+) -> tuple[ExportedProgram, Any]:
+    """The export, and what was asked of its dims."""
     shapes = dims.dynamic_shapes(model, args, kwargs, dynamic_shapes)
     if model.training:
         log.warning(
             "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
         )
     try:
-        return _exported(model, args, kwargs, shapes)
+        return _exported(model, args, kwargs, shapes), shapes
     except Exception as error:  # the range, or torch's own words about it, fail in many ways
         first = error
     ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
     for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, dims.relaxed(shapes)):
         with suppress(Exception):
             if other is not None and not dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
-                _warn_of_less(dims.narrowed(exported, model, args, kwargs, shapes))
-                return exported
+                return exported, shapes
     raise _refusal(model, first) from first
-
-
-def _warn_of_less(narrowed: Iterable[tuple[str, tuple[int, int], tuple[int, int]]]) -> None:
-    for place, found, asked in narrowed:
-        ends = f"from {found[0]} to {found[1]}, not {asked[0]} to {asked[1]}"
-        log.warning("%s goes %s: torch.export captures the model for these sizes", place, ends)
 
 
 def _refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
@@ -150,6 +145,7 @@ def _program(
     graph_module: torch.fx.GraphModule,
     settings: CompilationSettings,
     tuned: Mapping[int, Sequence[int]],
+    asked: Mapping[str, Any],
 ) -> Program:
     signature, graph = exported.graph_signature, graph_module.graph
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
@@ -173,7 +169,7 @@ def _program(
         else:
             raise CaptureError(f"input {name} is a {spec.kind.name}, which the compiler does not take")
     sizes = {name: tuned[i] for i, name in enumerate(names) if i in tuned}
-    shapes = environment(exported, graph, {name: values[name] for name in names}, sizes)
+    shapes = environment(exported, graph, {name: values[name] for name in names}, sizes, asked)
     specs = signature.input_specs
     inputs = tuple(_port(s.arg, values, shapes) for s in specs if s.kind == InputKind.USER_INPUT)
     return Program(

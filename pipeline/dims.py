@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
+from pipeline.shapes import expression, solved
 
 HINT = "make the two agree, or say it once"
 STATIC = (-1, -1)
@@ -187,21 +188,32 @@ def specialised(exported: ExportedProgram, shapes: Any) -> bool:
     return sum(_varies(size, exported.range_constraints) for size in (*sizes, *values)) < len(asked)
 
 
-def narrowed(
+def asked(
     exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
-) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """The dims whose range is smaller in an export than was asked for: where, the range, and what was asked for."""
-    inputs = bound(model, args, kwargs)
-    asked = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
+) -> dict[str, tuple[int, int | None]]:
+    """The least and the greatest size that was asked for, by the symbol that it has in the export; None: no bound."""
+    inputs, found = bound(model, args, kwargs), dict[str, tuple[int, int | None]]()
+    wishes = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
-    for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(asked)[0], strict=True):
+    for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(wishes)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
-            size, (low, high) = values[str(name)].shape[dim], _ends(entry)
-            found = exported.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
-            if found is not None and low is not None and high is not None and high > low:
-                ends = max(int(found.lower), low), int(min(found.upper, high))
-                if ends != (low, high):
-                    yield f"{name}.shape[{dim}]", ends, (low, high)
+            for symbol, low, high in _of_symbol(expression(values[str(name)].shape[dim]), *_ends(entry)):
+                least, most = found.get(symbol, (low, high))
+                found[symbol] = max(low, least), min((e for e in (high, most) if e is not None), default=None)
+    return found
+
+
+def _of_symbol(size: Any, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
+    """The range of the one symbol of a size, from that of the size."""
+    if isinstance(size, int) or len(size.free_symbols) != 1:
+        return
+    name = str(*size.free_symbols)
+    ends = [
+        (low or 0) if size.is_Symbol else solved(size, name, low or 0),
+        None if high is None else solved(size, name, high),
+    ]
+    if ends[0] is not None and (high is None or ends[1] is not None):
+        yield name, ends[0], ends[1]
 
 
 @frozen

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -17,8 +17,21 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
+from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
-from pipeline.shapes import Range, Relation, ShapeEnvironment, Symbol, always, bounds, expression, shape_of, solved
+from pipeline.shapes import (
+    Range,
+    Relation,
+    ShapeEnvironment,
+    Symbol,
+    always,
+    bounds,
+    expression,
+    shape_of,
+    solved,
+    solved_in_words,
+    value_of,
+)
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -30,6 +43,11 @@ _TORCH = Path(torch.__file__).parent
 _OPERATORS = tuple(f"{_TORCH}/{part}" for part in ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta"))
 """Where torch is in the midst of an operator."""
 
+ONE_SIZE = "give it as a static size, or write the model so that it takes others"
+
+Ends: TypeAlias = tuple[int, int | None]
+"""The least and the greatest of a range; None where it has no upper bound."""
+
 RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 """Operators whose result has the elements of their input."""
 
@@ -38,20 +56,30 @@ SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
 def environment(
-    exported: ExportedProgram, graph: torch.fx.Graph, inputs: Mapping[str, Any], sizes: Mapping[str, Any]
+    exported: ExportedProgram,
+    graph: torch.fx.Graph,
+    inputs: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    asked: Mapping[str, Ends],
 ) -> ShapeEnvironment:
     """The environment of a program.
 
     Args:
-        exported: where the ranges come from.
+        exported: where the ranges come from, if nobody asked for others.
         graph: the graph; its nodes carry fake tensors.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: for each tensor input, by name, the sizes to tune engines for; those of the example if absent.
+        asked: the least and the greatest value that was asked for, by symbol. torch.export makes less of it where an
+            operator asks if a size is 1.
+
+    Raises:
+        CaptureError: of the range that was asked for one size is left.
     """
     ranges = dict(exported.range_constraints)
-    found = {str(s): _symbol(s, ranges, inputs, sizes) for s in _backed(ranges, inputs)}
+    found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _backed(ranges, inputs)}
     shapes = ShapeEnvironment(FrozenDict(found))
-    shapes = _under(shapes, _conditions(graph, shapes))
+    told = {s.name: (place, expr) for place, expr, _ in _places(inputs, sizes) for s in expr.free_symbols}
+    shapes = _under(shapes, _conditions(graph, shapes), asked, told)
     for node in graph.nodes:
         for symbol in sorted(_new_symbols(node, shapes), key=str):
             made = _data_dependent(node, ranges.get(symbol), shapes)
@@ -73,19 +101,29 @@ def _sizes(value: Any) -> list[sympy.Expr]:
     return [] if isinstance(expr, int) else [expr]
 
 
-def _symbol(symbol: Any, ranges: Mapping[Any, Any], inputs: Mapping[str, Any], sizes: Mapping[str, Any]) -> Symbol:
-    places, hint = [], None
+def _symbol(
+    symbol: Any,
+    ranges: Mapping[Any, Any],
+    inputs: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    asked: Ends | None,
+) -> Symbol:
+    places, derived, hint = [], [], None
     for place, expr, size in _places(inputs, sizes):
         if expr == symbol:
             places.append(place)
+        elif expr.free_symbols == {symbol}:
+            derived += solved_in_words(expr, symbol.name, place)
         if hint is None and expr.free_symbols == {symbol}:
             hint = solved(expr, symbol.name, size)
     low, high = _ends(ranges[symbol])
+    if asked is not None:
+        low, high = asked[0], high if asked[1] is None else asked[1]
     for expr, given in ranges.items():
         if not expr.is_Symbol and expr.free_symbols == {symbol}:
             ends = [solved(expr, symbol.name, end) for end in _ends(given) if end is not None]
             low, high = _within(low, high, [e for e in ends if e is not None])
-    return Symbol(_range(places[0] if places else str(symbol), low, high, hint), hint, tuple(places))
+    return Symbol(_range((*places, *derived, str(symbol))[0], low, high, hint), hint, tuple(places or derived))
 
 
 def _within(low: int | None, high: int | None, ends: list[int]) -> tuple[int | None, int | None]:
@@ -126,21 +164,34 @@ def _range(place: str, low: int | None, high: int | None, hint: int | None) -> R
     return Range(low, min(max(opt, low), high), high)
 
 
-def _under(shapes: ShapeEnvironment, conditions: Iterable[Any]) -> ShapeEnvironment:
+def _under(
+    shapes: ShapeEnvironment, conditions: Iterable[Any], asked: Mapping[str, Ends], told: Mapping[str, tuple[str, Any]]
+) -> ShapeEnvironment:
     """The environment under conditions, after a warning for each symbol that fewer sizes are left of than were asked
-    for."""
+    for. ``told``: a place that tells the symbol, and what it has of it."""
     kept: list[Relation] = []
     for condition in conditions:
         if not always(condition, shapes, kept):
             kept.append(Relation(condition, shapes.words(condition)))
     left = shapes.related(*(r.condition for r in kept))
-    for name, asked in shapes.items():
-        given = left[name]
-        if (given.min, given.max) != (asked.min, asked.max):
-            ends = f"from {given.min} to {given.max}, not {asked.min} to {asked.max}"
-            why = " and ".join(r.words for r in kept if r.symbols == {name})
-            log.warning("%s goes %s: the model was captured for %s", shapes.words(sympy.Symbol(name)), ends, why)
+    for name, before in shapes.items():
+        place, expr = told.get(name, (name, sympy.Symbol(name)))
+        (low, high), wanted = (_ends_of(expr, name, env) for env in (left, {**left, name: before}))
+        if (low, high) == wanted:
+            continue
+        why = " and ".join(r.words for r in kept if r.symbols == {name})
+        if low == high and name in asked:
+            raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE)
+        ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
+        log.warning("%s goes %s: the model was captured for %s", place, ends, why)
     return left
+
+
+def _ends_of(expr: Any, name: str, shapes: Mapping[str, Range]) -> tuple[int, int]:
+    """The size at both ends of a symbol's range."""
+    opt = {s.name: shapes[s.name].opt for s in expr.free_symbols}
+    low, high = (value_of(expr, {**opt, name: end}) for end in (shapes[name].min, shapes[name].max))
+    return low, high
 
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
@@ -170,8 +221,13 @@ def _about_strides(guard: Any) -> bool:
     """Whether an operator asked if a size is 1: that decides on strides, and no more. (Where the rank depends on it,
     see ``_squeezed``; what the model asks by itself is another matter.)"""
     expr, file = guard.expr, getattr(guard.sloc.framework_loc, "filename", "")
-    asked = isinstance(expr, sympy.Ne | sympy.Gt) and expr.rhs == 1
-    return (asked or (isinstance(expr, sympy.Ge) and expr.rhs == 2)) and file.startswith(_OPERATORS)
+    if isinstance(expr, sympy.Ne):
+        asked = 1 in expr.args
+    elif isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
+        asked = expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2)
+    else:
+        asked = False
+    return asked and file.startswith(_OPERATORS)
 
 
 def _values(graph: torch.fx.Graph) -> Iterator[Any]:

@@ -87,7 +87,7 @@ Symbols: TypeAlias = Mapping[str, Range]
 @frozen
 class Symbol:
     """A size that varies: its range, the size it had in the example (``hint``; None if it depends on data), and the
-    inputs and dims that have it, or the node whose data decides it, in words (``x.shape[0]``)."""
+    inputs and dims that have it or tell it, or the node whose data decides it, in words (``x.shape[0]``)."""
 
     range: Range
     hint: int | None = None
@@ -309,3 +309,13 @@ def solved(expr: Any, name: str, value: int) -> int | None:
     if line is None or (value - line[1]) % line[0] != 0:
         return None
     return (value - line[1]) // line[0]
+
+
+def solved_in_words(expr: Any, name: str, place: str) -> list[str]:
+    """How the symbol is read off a place that has a line of it (``x.shape[1] // 4``); nothing if it has no line."""
+    line = _line(expr, name)
+    if line is None:
+        return []
+    slope, offset = line
+    whole = f"({place} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else place
+    return [f"({whole} // {slope})" if slope != 1 else whole]

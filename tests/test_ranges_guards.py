@@ -1,0 +1,97 @@
+"""What torch.export decides on sizes while it traces, and what is left of a range then: as vision models have it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.nn import functional as F  # noqa: N812
+
+import pipeline
+from tests.test_ranges import program, ranges
+from tests.test_sizes import Calls
+
+
+def batch() -> Any:
+    return Dim("batch", min=1, max=4)
+
+
+def test_a_bias_for_all_of_a_batch_says_nothing_of_a_batch_of_1() -> None:
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(1, 2, 5, 5))
+
+    assert ranges(program(attend, (torch.randn(2, 2, 5, 4),), [{0: batch()}])) == ["1..2..4"]
+
+
+class Even(nn.Module):
+    """A convolution whose input lies in memory as one of channels last does: torch.export asks if sizes are 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=4, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 3, H, 8] -> [N, 4, 2, H/4]"""
+        if x.shape[2] % 2 != 0:
+            x = F.pad(x, (0, 0, 0, 1))
+        return self.conv(F.layer_norm(x.permute(0, 2, 3, 1), (3,)).permute(0, 3, 1, 2)).mT
+
+
+def test_a_relation_of_one_dim_leaves_the_range_of_another_as_it_is() -> None:
+    dims = {"x": {0: batch(), 2: Dim("height", min=1, max=16)}}
+    found = pipeline.capture(Even().eval(), (torch.randn(2, 3, 8, 8),), dynamic_shapes=dims)
+    assert ranges(found) == ["1..2..4", "2..8..16"]
+    assert [str(r) for r in found.shapes.relations] == ["(x.shape[2] % 2) == 0"]
+
+
+class Tokens(nn.Module):
+    """Pixels as a sequence, normalised, and an image again: lengths are compared with 1 on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.same = nn.Conv2d(3, 4, 3, stride=4, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 3, H, W] -> [N, 4, H/4, W/4]"""
+        x = self.down(x)
+        return self.same(F.layer_norm(x.flatten(2).mT, (4,)).mT.reshape(x.shape))
+
+
+def test_dims_counted_in_steps_begin_where_they_were_said_to() -> None:
+    height, width = (4 * Dim(name, min=1, max=4) for name in ("height", "width"))
+    dims = {"x": {0: batch(), 2: height, 3: width}}
+    found = pipeline.capture(Tokens().eval(), (torch.randn(2, 3, 8, 8),), dynamic_shapes=dims)
+    assert ranges(found) == ["1..2..4", "4..8..16", "4..8..16"]
+
+
+def positions(x: torch.Tensor) -> torch.Tensor:
+    """[N, 4*H, 8] -> [N, H, 8], where H has to be 2."""
+    table = torch.ones(1, 2, 8)
+    x = x[:, ::4]
+    return x + table if x.shape[1] ** 2 == 4 else x * F.interpolate(table.mT, x.shape[1]).mT
+
+
+def test_a_range_that_the_model_makes_one_size_is_refused() -> None:
+    height = 4 * Dim("height", min=1, max=4)
+    with pytest.raises(
+        pipeline.CaptureError, match=r"args_0.shape\[1\] can only be 8: .* captured for .* == 4"
+    ) as told:
+        program(positions, (torch.randn(2, 8, 8),), [{0: batch(), 1: height}])
+    assert "static" in str(told.value)
+
+
+def test_a_program_whose_range_is_one_size_runs_at_that_size(caplog: pytest.LogCaptureFixture) -> None:
+    height, x = 4 * Dim("height", min=1, max=4), torch.randn(2, 8, 8)
+    exported = torch.export.export(Calls(positions), (x,), dynamic_shapes=(({0: batch(), 1: height},),), strict=False)
+    with caplog.at_level(logging.WARNING):
+        module = pipeline.default(min_block_size=1)(exported).module(executor="reference")
+    assert "args_0.shape[1] goes from 8 to 8, not 8 to 16" in caplog.text
+    for n in (1, 2, 4):
+        x = torch.randn(n, 8, 8)
+        torch.testing.assert_close(module(x), positions(x))
+    with pytest.raises(pipeline.ShapeError):
+        module(torch.randn(2, 12, 8))
