@@ -25,7 +25,7 @@ from pipeline.network import Held, Network, Profile, Weight, describe, weights_i
 from pipeline.plans import NetworkHandle
 from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
-from pipeline.shapes import expression, shape_of
+from pipeline.shapes import Expr, Symbols, bounds, expression, shape_of
 from pipeline.spill import Spill
 from pipeline.trt import Log, layer_of, new_network, to_torch, to_trt, trt
 
@@ -164,7 +164,7 @@ class _Conversion:
         """Raise where TensorRT's dtype, rank or static dims are not those of the node's fake tensor."""
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor):
-            _check_tensor(result, expected)
+            _check_tensor(result, expected, self.program.shapes)
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
                 raise NetworkError(
@@ -172,7 +172,7 @@ class _Conversion:
                 )
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
-                    _check_tensor(made, wanted)
+                    _check_tensor(made, wanted, self.program.shapes)
 
     def adopt(self, first: int) -> None:
         """Weights that a converter gave to TensorRT by itself are recorded too: as the constant that they are, or by
@@ -275,7 +275,7 @@ def _weights(tensor: torch.Tensor) -> Any:
     return trt.Weights(to_trt(tensor.dtype), tensor.data_ptr(), tensor.numel())
 
 
-def _check_tensor(made: Any, expected: torch.Tensor) -> None:
+def _check_tensor(made: Any, expected: torch.Tensor, symbols: Symbols) -> None:
     if not isinstance(made, (trt.ITensor, torch.Tensor)):
         raise NetworkError(f"the converter gave {type(made).__name__}, a tensor is due")
     dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)
@@ -285,12 +285,20 @@ def _check_tensor(made: Any, expected: torch.Tensor) -> None:
     if len(actual) != len(wanted):
         raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
     for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
-        if a >= 0 and a != w:
+        if a >= 0 and a != w and not _is_only(w, a, symbols):
             what = "is fixed" if not isinstance(w, int) else "differs"
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
 
 
 def _profile(segment: Segment) -> Profile | None:
+def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
+    """Whether a size that varies as far as the graph tells has one value in its range."""
+    if isinstance(size, int) or not all(s.name in symbols for s in size.free_symbols):
+        return False
+    given = bounds(size, symbols)
+    return given.min == given.max == value
+
+
     ranges = [
         (p.name, tuple(r.min for r in p.ranges), tuple(r.opt for r in p.ranges), tuple(r.max for r in p.ranges))
         for p in segment.inputs
