@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,14 +21,13 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
 from torch.utils._pytree import tree_flatten
 
-from pipeline import dims
+from pipeline import dims, given
 from pipeline.dims import is_input
 from pipeline.environment import environment
-from pipeline.errors import CaptureError
+from pipeline.errors import CaptureError, said
 from pipeline.fakes import oblivious
 from pipeline.frozen import FrozenDict
 from pipeline.functional import functional
-from pipeline.inputs import Input
 from pipeline.program import Output, Port, Program, port, results
 from pipeline.recipes import Recipe, identity
 from pipeline.recurrences import whole_recurrences
@@ -56,21 +56,24 @@ def capture(
         settings: what the stages read; default settings if None.
 
     Raises:
-        CaptureError: torch.export cannot capture the module; its message is kept.
-        TypeError: ``model`` is neither of the two, or ``args`` is not a sequence.
+        CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value.
+        TypeError: ``model`` is neither of the two, or ``forward`` does not take these inputs.
+        ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it.
     """
     settings = settings or CompilationSettings()
+    args, kwargs = given.arguments(args, kwargs)
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
             raise TypeError(
                 "an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export"
             )
-        exported, asked = model, dict[str, Any]()
+        given.check_values(chain(model.named_parameters(), model.named_buffers()))
+        exported, leaves, asked = model, given.leaves(model, args, kwargs), dict[str, Any]()
     elif isinstance(model, torch.nn.Module):
-        if isinstance(args, torch.Tensor | Input) or not isinstance(args, Sequence):
-            raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(x,)")
-        exported, shapes = _export(model, tuple(args), dict(kwargs or {}), dynamic_shapes)
-        asked = dims.asked(exported, model, tuple(args), dict(kwargs or {}), shapes)
+        given.check_module(model)
+        exported, shapes = _export(model, args, kwargs, dynamic_shapes)
+        leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
+        asked = dims.asked(exported, model, args, kwargs, shapes)
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module or an ExportedProgram")
     try:
@@ -79,14 +82,13 @@ def capture(
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
-    return _program(exported, graph_module, settings, _tuned(args, kwargs), asked)
+    return _program(exported, graph_module, settings, _tuned(leaves), asked)
 
 
-def _tuned(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[int, Sequence[int]]:
+def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
     """The sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
-    flat, _ = tree_flatten((tuple(args), dict(kwargs or {})), is_leaf=is_input)
-    sizes = {i: v.shape for i, v in enumerate(flat) if isinstance(v, torch.Tensor)}
-    return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(flat) if is_input(v)}}
+    sizes = {i: v.shape for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
+    return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(leaves) if is_input(v)}}
 
 
 def _export(
@@ -94,7 +96,7 @@ def _export(
 ) -> tuple[ExportedProgram, Any]:
     """The export, and what was asked of its dims."""
     shapes = dims.dynamic_shapes(model, args, kwargs, dynamic_shapes)
-    if model.training:
+    if getattr(model, "training", False):
         log.warning(
             "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
         )
@@ -111,15 +113,15 @@ def _export(
 
 
 def _refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
-    return CaptureError(f"torch.export cannot capture {type(model).__name__}: {error}")
+    return CaptureError(f"torch.export cannot capture {type(model).__name__}: {said(error)}")
 
 
 def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
     device = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    given, named = dims.examples(model, args, kwargs, shapes, device)
+    positional, named = dims.examples(model, args, kwargs, shapes, device)
     with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious():
         warnings.simplefilter("ignore")
-        return torch.export.export(model, given, kwargs=named, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
 
 
 def _tied(error: UserError, shapes: Any) -> Any:

@@ -8,6 +8,7 @@ places where it may be changed.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import attrs
@@ -24,6 +25,8 @@ StageLike: TypeAlias = Stage | Callable[..., Any]
 
 
 def _stages(value: Iterable[StageLike]) -> tuple[Stage, ...]:
+    if not isinstance(value, Iterable):
+        raise TypeError(f"stages are a sequence, such as Pipeline((stage,)), not a {type(value).__name__}")
     return tuple(as_stage(item) for item in value)
 
 
@@ -75,7 +78,7 @@ class Pipeline:
         Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.
         """
         run = Run(self.observers)
-        alone = not args and not kwargs and dynamic_shapes is None
+        alone = _empty(args) and _empty(kwargs) and dynamic_shapes is None
         if alone and is_instance(model, self.takes):
             return self._run(run, model)
         self._check_front_door(model)
@@ -96,7 +99,7 @@ class Pipeline:
             if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
                 return
             raise TypeError(
-                f"a {type(model).__name__} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
+                f"{_what(model)} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
                 f"or only the {type_name(self.takes)} that the first stage takes"
             )
         first = f"with {self.names[0]!r}, which takes {type_name(self.takes)}" if self.stages else "with nothing"
@@ -207,6 +210,18 @@ class Pipeline:
 
 def _pipeline(part: StageLike) -> Pipeline:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
+
+
+def _what(model: object) -> str:
+    """What was passed for a model, as an error calls it."""
+    if isinstance(model, type):
+        return f"the class {model.__name__} (an instance is {model.__name__}(…))"
+    return f"the function {model.__name__}" if isinstance(model, FunctionType) else f"a {type(model).__name__}"
+
+
+def _empty(arguments: object) -> bool:
+    """Whether there are none; a tensor in their place is not asked what it holds."""
+    return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
 def _named(part: StageLike, name: str) -> Stage:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from attrs import Factory, define, frozen
 from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.errors import CaptureError
+from pipeline.given import bound, check_shapes
 from pipeline.inputs import Input
 from pipeline.shapes import expression, solved
 
@@ -33,20 +34,16 @@ def is_dynamic(value: Any) -> bool:
     return isinstance(value, Input) and value.is_dynamic
 
 
-def bound(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs by the names of ``forward``'s parameters, as torch.export's dynamic_shapes has them."""
-    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-
-
 def dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
     """torch.export's dynamic_shapes for these inputs: what Inputs say and what was given beside them.
 
     Raises:
         CaptureError: both say something of one dim, and they differ.
     """
+    inputs = bound(model, args, kwargs)
+    check_shapes(model, inputs, given)
     if callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection
         given = given.dynamic_shapes(model, args, kwargs)
-    inputs = bound(model, args, kwargs)
     if any(map(is_dynamic, tree_flatten(inputs, is_leaf=is_input)[0])):
         specs = dict(zip(inputs, given, strict=False)) if isinstance(given, list | tuple) else dict(given or {})
         merger = _Merger()
@@ -77,7 +74,17 @@ class _Merger:
             )
         if type(value) is dict:
             return {k: self.merge(f"{path}[{k!r}]", v, (spec or {}).get(k)) for k, v in value.items()}
-        return spec
+        return self.of_container(path, value, spec)
+
+    def of_container(self, path: str, value: Any, spec: Any) -> Any:
+        """Named tuples and other dicts keep their type, as torch.export wants it; what is registered becomes a list."""
+        parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
+        if len(parts) == 1 and parts[0] is value:
+            return spec
+        given, _ = tree_flatten(spec, is_leaf=lambda part: part is not spec) if spec is not None else ([], None)
+        given = given if len(given) == len(parts) else [None] * len(parts)
+        merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
+        return tree_unflatten(merged, structure) if isinstance(value, tuple | dict) else merged
 
     def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Any]:
         own = value.dims(self.count)

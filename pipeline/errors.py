@@ -159,6 +159,12 @@ def _torch_folder() -> str:
     return f"{Path(torch.__file__).parent}{os.sep}"
 
 
+def said(error: BaseException) -> str:
+    """What an exception says, with its kind where the words alone may be no sentence (`KeyError: 'x'`)."""
+    words = str(error)
+    return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
+
+
 def _told(what: str, why: str, hint: str) -> str:
     lines = [what, _indented(why, 4), f"  hint: {hint}" if hint else ""]
     return "\n".join(line for line in lines if line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -16,8 +15,8 @@ import torch
 from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
+from pipeline.given import bound, described
 from pipeline.inputs import Input
-from pipeline.shapes import Range, bounds, expression
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 GRAMMAR = "write FILE.pt2, or package.module:factory"
@@ -52,19 +51,11 @@ class Source:
     def checked(self) -> Source:
         """Itself; SourceError where the module's ``forward`` does not take these inputs."""
         if isinstance(self.model, torch.nn.Module):
-            signature = inspect.signature(self.model.forward)
             try:
-                signature.bind(*self.args, **self.kwargs)
-            except TypeError as error:
-                kind = type(self.model).__name__
-                raise SourceError(
-                    f"{kind}.forward{_parameters(signature)}: {error}; describe inputs by --input"
-                ) from None
+                bound(self.model, self.args, self.kwargs)
+            except (TypeError, ValueError) as error:
+                raise SourceError(f"{error}; describe inputs by --input") from None
         return self
-
-
-def _parameters(signature: inspect.Signature) -> str:
-    return f"({', '.join(name for name in signature.parameters)})"
 
 
 def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
@@ -166,36 +157,15 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
     if None in given or len(inputs) != len(names):
         raise SourceError(f"the file was exported with the inputs {', '.join(map(str, names))}: describe each or none")
     found = tuple(i for i in given if i is not None)
-    for name, described in zip(names, found, strict=True):
-        exported_as = str(_described(values[str(name)], exported, described))
-        wanted = str(evolve(described, name=None))
+    for name, wish in zip(names, found, strict=True):
+        value = values[str(name)]
+        if not isinstance(value, torch.Tensor):
+            raise SourceError(f"the file takes a {type(value).__name__}, which --input cannot describe")
+        exported_as = str(described(value, exported, wish))
+        wanted = str(evolve(wish, name=None))
         if exported_as != wanted:
             raise SourceError(f"input {name} was exported as {exported_as}, not {wanted}; a file's ranges are fixed")
     return found
-
-
-def _described(value: Any, exported: ExportedProgram, like: Input) -> Input:
-    """An exported input as an Input, with the optimal sizes of another where its ranges have them."""
-    if not isinstance(value, torch.Tensor):
-        raise SourceError(f"the file takes a {type(value).__name__}, which --input cannot describe")
-    ends = [_ends(size, exported) for size in value.shape]
-    low, high = tuple(a for a, _ in ends), tuple(b for _, b in ends)
-    if low == high:
-        return Input(low, dtype=value.dtype)
-    best = [opt for _, opt, _ in like.ranges] if len(like.ranges) == len(ends) else list(high)
-    opt = tuple(min(max(o, a), b) for o, (a, b) in zip(best, ends, strict=True))
-    return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=value.dtype)
-
-
-def _ends(size: Any, exported: ExportedProgram) -> tuple[int, int]:
-    ranges = {str(symbol): _range(r) for symbol, r in exported.range_constraints.items()}
-    found = bounds(expression(size), ranges)
-    return found.min, found.max
-
-
-def _range(given: Any) -> Range:
-    low, high = (max(int(end), 0) if end.is_finite else 2**31 - 1 for end in (given.lower, given.upper))
-    return Range(low, high, high)
 
 
 def first_line(error: object) -> str:
