@@ -105,7 +105,7 @@ def _export(
     except Exception as error:  # the range, or torch's own words about it, fail in many ways
         first = error
     ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
-    for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, dims.relaxed(shapes)):
+    for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, *dims.relaxed(shapes)):
         with suppress(Exception):
             if other is not None and not dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
                 return exported, shapes

@@ -171,19 +171,22 @@ def _derived(entry: Any, root: Any, by: int) -> Any:
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 
-def relaxed(shapes: Any) -> Any:
-    """The same ranges, in which torch.export may ask for more than that (``s % 4 == 0``); None if nothing has a range.
+def relaxed(shapes: Any) -> Iterator[Any]:
+    """The same ranges, in which torch.export may ask for more than that (``s % 4 == 0``): in those of dims by
+    themselves, and then in those of derived dims as well.
 
     What it asks for then becomes a relation, checked at each call.
     """
-    if not any(isinstance(d, Dim) for d in tree_flatten(shapes)[0]):
-        return None
+    dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
+    for derived in sorted({hasattr(d, "root") for d in dims}):
+        yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
 
-    def open_dim(entry: Any) -> Any:
-        low, high = _ends(entry) if isinstance(entry, Dim) else (None, None)
-        return Dim.AUTO(min=low, max=high) if isinstance(entry, Dim) else entry
 
-    return tree_map(open_dim, shapes)
+def _opened(entry: Any, derived: bool) -> Any:
+    if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
+        return entry
+    low, high = _ends(entry)
+    return Dim.AUTO(min=low, max=high)
 
 
 def specialised(exported: ExportedProgram, shapes: Any) -> bool:
