@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pipeline.converters.arguments import argument
 from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
+from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.attention import fused, plain
 from pipeline.impl.attention_limits import Case, fitted, unmet
@@ -20,12 +21,6 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes import shape_of
 
 aten = torch.ops.aten
-
-MASKS: dict[Any, str | None] = {
-    aten.scaled_dot_product_attention.default: "attn_mask",
-    aten._scaled_dot_product_flash_attention_for_cpu.default: "attn_mask",
-}
-"""What each form calls its mask."""
 
 
 def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -41,8 +36,9 @@ def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return not read or Rejection(f"{read[0].name} reads its log-sum-exp, or what only a backward pass needs")
 
 
-def _case(node: torch.fx.Node, mask: torch.fx.Node | None) -> Case:
+def _case(node: torch.fx.Node) -> Case:
     """The attention of a node, as the table of conditions sees it."""
+    mask = argument(node, "attn_mask")
     query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
     bias = None if mask is None else mask.meta["val"]
     return Case(
@@ -63,34 +59,28 @@ def _gqa(node: torch.fx.Node) -> bool:
 
 def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
     """Whether TensorRT's attention layer will do a node's attention."""
-    name = MASKS.get(node.target)
-    mask = argument(node, name) if name is not None else None
-    return not settings.decompose_attention and unmet(fitted(_case(node, mask))) is None
+    return not settings.decompose_attention and unmet(fitted(_case(node))) is None
 
 
-def _attention(target: Any, mask_name: str | None) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=attends_only, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,
-        float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
-        assert ctx.node is not None
-        given = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | dict(kwargs)
-        mask = given.get(mask_name) if mask_name is not None else None
-        query, key, value = (base.tensor(ctx, name, given[n]) for n in ("query", "key", "value"))
-        case = _case(ctx.node, argument(ctx.node, mask_name) if mask is not None and mask_name is not None else None)
-        scale = given.get("scale")
-        scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
-        if ctx.compilation_settings.decompose_attention or unmet(fitted(case)) is not None:
-            result = plain(ctx, name, query, key, value, mask, causal=case.causal, scale=scale, gqa=case.gqa)
-        else:
-            result = fused(ctx, name, query, key, value, mask, causal=case.causal, scale=scale)
-        others = len(target._schema.returns) - 1
-        return (result, *(None,) * others) if others else result
-
-    return convert
-
-
-CONVERTERS = [_attention(target, mask_name) for target, mask_name in MASKS.items()]
+@converts(
+    aten.scaled_dot_product_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    validator=attends_only,
+)
+def attention(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,
+    float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
+    assert ctx.node is not None
+    given = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | dict(kwargs)
+    query, key, value = (base.tensor(ctx, name, given[n]) for n in ("query", "key", "value"))
+    mask, scale, case = given.get("attn_mask"), given.get("scale"), _case(ctx.node)
+    scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
+    if fuses(ctx.node, ctx.compilation_settings):
+        result = fused(ctx, name, query, key, value, mask, causal=case.causal, scale=scale)
+    else:
+        result = plain(ctx, name, query, key, value, mask, causal=case.causal, scale=scale, gqa=case.gqa)
+    others = len(target._schema.returns) - 1
+    return (result, *(None,) * others) if others else result
 
 
 def _attended(

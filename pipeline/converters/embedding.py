@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.results import converts
 from pipeline.converters.scatter import compared
 from pipeline.impl import base
 from pipeline.impl import embedding as _embedding
@@ -39,26 +40,17 @@ def _bags_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
     return compared(node.meta["val"][0].shape[0], indices.shape[0], weight.shape[1])
 
 
-BAGS = (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-
-
-def _bag(target: Any) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=_bags_only, supports_dynamic_shapes=True)
-    def embedding_bag(
-        ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-    ) -> Any:
-        """_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0,
-        bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1)
-        -> (Tensor, Tensor, Tensor, Tensor)"""
-        weight, indices, offsets, _, mode, _, scale, _, padding = bind(target, args, kwargs)
-        assert ctx.node is not None
-        bags = sizes_of(ctx.node.meta["val"][0])[0]
-        bag = _embedding.embedding_bag(
-            ctx, name, weight, base.tensor(ctx, name, indices), offsets, bags, _embedding.MODES[mode], scale, padding
-        )
-        return bag, None, None, None
-
-    return embedding_bag
-
-
-CONVERTERS = [_bag(target) for target in BAGS]
+@converts(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, validator=_bags_only)
+def embedding_bag(
+    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> Any:
+    """_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0,
+    bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1)
+    -> (Tensor, Tensor, Tensor, Tensor)"""
+    weight, indices, offsets, _, mode, _, scale, _, padding = bind(target, args, kwargs)
+    assert ctx.node is not None
+    bags = sizes_of(ctx.node.meta["val"][0])[0]
+    bag = _embedding.embedding_bag(
+        ctx, name, weight, base.tensor(ctx, name, indices), offsets, bags, _embedding.MODES[mode], scale, padding
+    )
+    return bag, None, None, None

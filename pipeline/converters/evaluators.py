@@ -4,13 +4,14 @@ where one reads them (``pipeline.impl.base.shape_tensor``)."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.results import converts
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import expression
 
@@ -31,7 +32,7 @@ def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reject
     return Rejection(f"{node.name} is a {type(value).__name__}: only symbolic ints enter an engine")
 
 
-SIZES = (
+@converts(
     aten.sym_size.int,
     aten.sym_numel.default,
     aten.sym_stride.int,
@@ -46,10 +47,13 @@ SIZES = (
     operator.truediv,
     torch.sym_max,
     torch.sym_min,
+    validator=_is_int,
 )
-
-
-CONDITIONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, torch.sym_not)
+def size(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """The node's value: an int, or its expression."""
+    assert ctx.node is not None
+    expr = expression(ctx.node.meta["val"])
+    return expr if isinstance(expr, int) else SymbolicInt(expr)
 
 
 def _is_known(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -57,30 +61,14 @@ def _is_known(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
     return isinstance(node.meta.get("val"), bool) or Rejection(f"{node.name} depends on sizes, and stays in Python")
 
 
-def _condition(target: Any) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=_is_known, supports_dynamic_shapes=True)
-    def condition(
-        ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-    ) -> Any:
-        """The node's value: a bool."""
-        assert ctx.node is not None
-        return ctx.node.meta["val"]
-
-    return condition
-
-
-def _size(target: Any) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=_is_int, supports_dynamic_shapes=True)
-    def size(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """The node's value: an int, or its expression."""
-        assert ctx.node is not None
-        expr = expression(ctx.node.meta["val"])
-        return expr if isinstance(expr, int) else SymbolicInt(expr)
-
-    return size
-
-
-CONVERTERS = [*map(_size, SIZES), *map(_condition, CONDITIONS)]
+@converts(
+    *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, torch.sym_not),
+    validator=_is_known,
+)
+def condition(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """The node's value: a bool."""
+    assert ctx.node is not None
+    return ctx.node.meta["val"]
 
 
 @dynamo_tensorrt_converter(aten._assert_tensor_metadata.default, supports_dynamic_shapes=True)

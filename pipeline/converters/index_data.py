@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.index import index
 from pipeline.impl.index import nonzero as _nonzero
@@ -133,17 +134,11 @@ def _reads(user: torch.fx.Node, node: torch.fx.Node) -> bool:
     return bool(places) and not user.kwargs and set(places) <= set(READERS.get(user.target, ()))
 
 
-def _item(target: Any) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=_names_an_element, supports_dynamic_shapes=True)
-    def item(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """_local_scalar_dense(Tensor self) -> Scalar"""
-        assert ctx.node is not None
-        expr = expression(ctx.node.meta["val"])
-        value = base.reshape(ctx, name, base.tensor(ctx, name, args[0], torch.int64), [])
-        ctx.symbols[str(expr)] = (value, None)
-        return expr if isinstance(expr, int) else SymbolicInt(expr)
-
-    return item
-
-
-CONVERTERS = [_item(target) for target in (aten._local_scalar_dense.default, aten.item.default)]
+@converts(aten._local_scalar_dense.default, aten.item.default, validator=_names_an_element)
+def item(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """_local_scalar_dense(Tensor self) -> Scalar"""
+    assert ctx.node is not None
+    expr = expression(ctx.node.meta["val"])
+    value = base.reshape(ctx, name, base.tensor(ctx, name, args[0], torch.int64), [])
+    ctx.symbols[str(expr)] = (value, None)
+    return expr if isinstance(expr, int) else SymbolicInt(expr)

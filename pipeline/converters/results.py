@@ -1,17 +1,19 @@
-"""What a node's fake tensor says of its result; and converters made from the rows of a table."""
+"""What a node's fake tensor says of its result; and converters of several operators, by a list or by a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import Validator, dynamo_tensorrt_converter
+from pipeline.converters.declare import Target, Validator, dynamo_tensorrt_converter
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def result_of(ctx: ConversionContext) -> torch.Tensor:
@@ -26,6 +28,17 @@ def as_result(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
     """``x`` in the dtype of the node's result; bytes wrap."""
     dtype = result_of(ctx).dtype
     return base.byte(ctx, name, x) if dtype == torch.uint8 else base.cast(ctx, name, x, dtype)
+
+
+def converts(*targets: Target, validator: Validator | None = None) -> Callable[[F], F]:
+    """Declares a function as the converter of each of these operators, of static and dynamic shapes."""
+
+    def declare(function: F) -> F:
+        for target in targets:
+            dynamo_tensorrt_converter(target, capability_validator=validator, supports_dynamic_shapes=True)(function)
+        return function
+
+    return declare
 
 
 def declared(

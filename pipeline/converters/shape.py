@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.shape import concatenate, result_sizes, sizes_of, total
 from pipeline.impl.shape import repeat as _repeat
@@ -41,7 +42,7 @@ def stack(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapp
     return concatenate(ctx, name, parts, dim, value.dtype)
 
 
-SPLITS = (
+@converts(
     aten.split.Tensor,
     aten.split.sizes,
     aten.split_with_sizes.default,
@@ -49,22 +50,13 @@ SPLITS = (
     aten.unsafe_split_with_sizes.default,
     aten.chunk.default,
 )
-
-
-def _split(target: Any) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def split(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """split_with_sizes(Tensor self, SymInt[] split_sizes, int dim=0) -> Tensor[]"""
-        x, _, dim = bind(target, args, kwargs)
-        x, dim = base.tensor(ctx, name, x), base.axis(dim, base.rank(x))
-        assert ctx.node is not None
-        sizes = [sizes_of(part)[dim] for part in ctx.node.meta["val"]]
-        return [narrow(ctx, name, x, dim, total(sizes[:i]), size) for i, size in enumerate(sizes)]
-
-    return split
-
-
-CONVERTERS = [_split(target) for target in SPLITS]
+def split(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """split_with_sizes(Tensor self, SymInt[] split_sizes, int dim=0) -> Tensor[]"""
+    x, _, dim = bind(target, args, kwargs)
+    x, dim = base.tensor(ctx, name, x), base.axis(dim, base.rank(x))
+    assert ctx.node is not None
+    sizes = [sizes_of(part)[dim] for part in ctx.node.meta["val"]]
+    return [narrow(ctx, name, x, dim, total(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 @dynamo_tensorrt_converter(aten.repeat.default, supports_dynamic_shapes=True)

@@ -11,12 +11,14 @@ from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.converters.decompositions import register_torch_trt_decomposition
+from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.shape import result_sizes
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-RESHAPES = (
+
+@converts(
     aten.view.default,
     aten.reshape.default,
     aten._reshape_copy.default,
@@ -24,18 +26,9 @@ RESHAPES = (
     aten.flatten.using_ints,
     aten.unflatten.int,
 )
-
-
-def _reshape(target: Any) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def reshape(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """view(Tensor self, SymInt[] size) -> Tensor"""
-        return base.reshape(ctx, name, base.tensor(ctx, name, args[0]), result_sizes(ctx))
-
-    return reshape
-
-
-CONVERTERS = [_reshape(target) for target in RESHAPES]
+def reshape(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """view(Tensor self, SymInt[] size) -> Tensor"""
+    return base.reshape(ctx, name, base.tensor(ctx, name, args[0]), result_sizes(ctx))
 
 
 @dynamo_tensorrt_converter(aten.permute.default, supports_dynamic_shapes=True)
@@ -87,25 +80,16 @@ def unsqueeze(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: 
     return base.unsqueeze(ctx, name, x, [base.axis(bind(target, args, kwargs)[1], len(sizes))])
 
 
-SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-
-
-def _squeeze(target: Any) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def squeeze(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dim that is dynamic is not of size 1, and stays."""
-        x, sizes = base.tensor(ctx, name, args[0]), result_sizes(ctx)
-        if all(isinstance(s, int) for s in sizes):
-            return base.reshape(ctx, name, x, sizes)
-        dims = bind(target, args, kwargs)[1:]
-        named = range(base.rank(x)) if not dims else dims[0] if isinstance(dims[0], (list, tuple)) else dims
-        known = base.known_sizes(ctx, x)
-        return base.squeeze(ctx, name, x, sorted({base.axis(d, base.rank(x)) for d in named if known[d] == 1}))
-
-    return squeeze
-
-
-SQUEEZE_CONVERTERS = [_squeeze(target) for target in SQUEEZES]
+@converts(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dim that is dynamic is not of size 1, and stays."""
+    x, sizes = base.tensor(ctx, name, args[0]), result_sizes(ctx)
+    if all(isinstance(s, int) for s in sizes):
+        return base.reshape(ctx, name, x, sizes)
+    dims = bind(target, args, kwargs)[1:]
+    named = range(base.rank(x)) if not dims else dims[0] if isinstance(dims[0], (list, tuple)) else dims
+    known = base.known_sizes(ctx, x)
+    return base.squeeze(ctx, name, x, sorted({base.axis(d, base.rank(x)) for d in named if known[d] == 1}))
 
 
 COPIES = {
