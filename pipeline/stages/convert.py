@@ -290,7 +290,6 @@ def _check_tensor(made: Any, expected: torch.Tensor, symbols: Symbols) -> None:
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
 
 
-def _profile(segment: Segment) -> Profile | None:
 def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
     """Whether a size that varies as far as the graph tells has one value in its range."""
     if isinstance(size, int) or not all(s.name in symbols for s in size.free_symbols):
@@ -299,6 +298,7 @@ def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
     return given.min == given.max == value
 
 
+def _profile(segment: Segment) -> Profile | None:
     ranges = [
         (p.name, tuple(r.min for r in p.ranges), tuple(r.opt for r in p.ranges), tuple(r.max for r in p.ranges))
         for p in segment.inputs
