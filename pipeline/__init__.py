@@ -21,6 +21,7 @@ from pipeline.converters.registry import (
     dynamo_tensorrt_converter,
 )
 from pipeline.defaults import default
+from pipeline.dynamo import backend
 from pipeline.errors import (
     BuildError,
     CaptureError,
@@ -75,6 +76,7 @@ __all__ = [
     "Validated",
     "__version__",
     "autocast",
+    "backend",
     "by_submodule",
     "capture",
     "default",

@@ -1,0 +1,195 @@
+"""``torch.compile(model, backend=pipeline.backend())``: each graph that Dynamo finds is a program like any other.
+
+Dynamo hands over a model's parameters and buffers as inputs, and sizes that vary and floats too. Here the first are
+weights again, sizes are read off the tensors, and floats are part of the program. What the program asks of its sizes
+goes back to Dynamo as guards: a call beyond them compiles anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define
+from torch._guards import tracing
+from torch.export import Dim
+from torch.fx import GraphModule, Node
+
+from pipeline.annotations import accepts
+from pipeline.capture import capture
+from pipeline.compiled import Compiled
+from pipeline.compose import Pipeline
+from pipeline.defaults import default
+from pipeline.environment import UNBOUNDED_FACTOR
+from pipeline.program import Program
+from pipeline.refit import refit_module_weights
+
+
+def backend(compile: Pipeline | None = None) -> Callable[..., Callable[..., Any]]:
+    """A backend of ``torch.compile`` that compiles each graph with a pipeline, ``pipeline.default()`` if None.
+
+    It is for inference: results have no gradients. A size that varies goes as far as Dynamo was told
+    (``mark_dynamic``), or to 4 times that of the call that compiles, at least 16; beyond that, Dynamo compiles anew.
+    Weights that were changed since the last call, or replaced, are refitted first.
+
+    Raises:
+        TypeError: the pipeline does not lead from ``Program`` to ``Compiled``.
+    """
+    stages = default() if compile is None else compile
+    if not (accepts(stages.takes, Program) and accepts(Compiled, stages.gives)):
+        raise TypeError(f"a backend needs a pipeline from Program to Compiled, not\n{stages!r}")
+
+    def compiled(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        values = dict(zip(nodes, example_inputs, strict=True))
+        weights = [node for node, value in values.items() if _is_weight(node, value)]
+        with tracing(None):  # else what torch.export guards on its way would be Dynamo's guards
+            graph = _Graph(graph_module, values, weights)
+            program = graph.program(stages)
+            if written := set(program.buffers.values()):  # those are inputs, which are written back
+                graph = _Graph(graph_module, values, [node for node in weights if node.name not in written])
+                program = graph.program(stages)
+            made = stages(program)
+        graph.guard(program)
+        at = {node: i for i, node in enumerate(nodes)}
+        runner = _Runner(made, {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs])
+        runner.load(example_inputs)
+        return runner
+
+    return compiled
+
+
+class _Graph(torch.nn.Module):
+    """Dynamo's graph with its weights and floats inside, called with the tensors and whole numbers that remain.
+
+    values: for each argument of Dynamo's graph its value in the call that compiles.
+    """
+
+    def __init__(self, graph_module: GraphModule, values: Mapping[Node, Any], weights: Sequence[Node]) -> None:
+        super().__init__()
+        self.training = False
+        self.calls, self.values, self.weights = graph_module.forward, values, weights
+        for node in weights:
+            self.register_buffer(node.name, values[node])
+        self.numbers: dict[Node, float] = {n: _Number(f) for n in values if (f := _item(n)) is not None}
+        rest = [node for node in values if node not in weights and node not in self.numbers]
+        self.places = {
+            str(size): (node, dim)
+            for node in rest
+            if isinstance(values[node], torch.Tensor)
+            for dim, size in enumerate(_sizes(node))
+        }
+        self.numbers |= {node: int(values[node]) for node in rest if not _is_free(values[node])}
+        self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.places]
+
+    def forward(self, *inputs: Any) -> Any:
+        """What Dynamo's graph gives."""
+        known = dict(zip(self.inputs, inputs, strict=True))
+        return self.calls(*(self.given(node, known) for node in self.values))
+
+    def given(self, node: Node, known: Mapping[Node, Any]) -> Any:
+        """The value of one of Dynamo's arguments."""
+        if node in known:
+            return known[node]
+        if node in self.numbers:
+            return self.numbers[node]
+        if node in self.weights:
+            return getattr(self, node.name)
+        tensor, dim = self.places[str(self.values[node])]
+        return known[tensor].shape[dim]
+
+    def program(self, stages: Pipeline) -> Program:
+        """The graph, captured with the ranges of its sizes."""
+        dims: dict[str, Any] = {}
+        shapes = tuple(_dims(node, dims) for node in self.inputs)
+        examples = [_hint(self.values[node]) for node in self.inputs]
+        return capture(self, examples, dynamic_shapes=(shapes,), settings=stages.settings)
+
+    def guard(self, program: Program) -> None:
+        """Has Dynamo check what the program asks of its sizes: to compare a size of Dynamo's is to guard it."""
+        known: dict[str, Any] = {}
+        for port, node in zip(program.inputs, self.inputs, strict=True):
+            exprs = port.shape if port.kind == "tensor" else (port.value,)
+            for expr, size, ends in zip(exprs, _sizes(node), port.ranges, strict=True):
+                known[str(expr)] = size
+                bool(size >= ends.min)
+                bool(size <= ends.max)
+        for relation in program.shapes.relations:
+            if relation.symbols <= known.keys():
+                relation.holds(known)
+
+
+@define(eq=False)
+class _Runner:
+    """What Dynamo calls: a compiled graph, whose weights follow those of the calls.
+
+    weights, inputs: where they are among Dynamo's arguments.
+    """
+
+    compiled: Compiled
+    weights: Mapping[str, int]
+    inputs: Sequence[int]
+    module: Any = None
+    held: Sequence[tuple[int, torch.Tensor, int]] = ()
+
+    def load(self, args: Sequence[Any]) -> None:
+        """Make a module of what is compiled, and note the weights that it has."""
+        self.held = [(i, args[i], args[i]._version) for i in self.weights.values()]
+        self.module = self.compiled.module()
+
+    def __call__(self, *args: Any) -> Any:
+        if any(args[i] is not weight or weight._version != version for i, weight, version in self.held):
+            self.compiled = refit_module_weights(self.compiled, {name: args[i] for name, i in self.weights.items()})
+            self.load(args)
+        return self.module(*(args[i] for i in self.inputs))
+
+
+class _Number(float):
+    """A float in the place of the tensor as which Dynamo passes it on."""
+
+    def item(self) -> float:
+        """The number."""
+        return float(self)
+
+
+def _is_weight(node: Node, value: Any) -> bool:
+    """Parameters, and buffers, by the names that Dynamo gives them: other tensors may be at fixed addresses too."""
+    fixed = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in node.name)
+
+
+def _item(node: Node) -> float | None:
+    """The float that a 0-d tensor stands for, None if it is a tensor; Dynamo guards it from here on."""
+    items: list[Any] = [user.meta.get("example_value") for user in node.users if user.target == "item"]
+    return float(items[0]) if items and node.meta.get("tensor_dict") is None else None
+
+
+def _sizes(node: Node) -> Sequence[Any]:
+    """The sizes of an input as Dynamo knows them, or the number that it is."""
+    value = node.meta["example_value"]
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
+
+
+def _is_free(value: Any) -> bool:
+    """Whether it is a tensor or a number that varies. One below 2 does not: torch takes 0 and 1 to be special."""
+    return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
+
+
+def _hint(value: Any) -> Any:
+    return value.node.hint if isinstance(value, torch.SymInt) else value
+
+
+def _dims(node: Node, dims: dict[str, Any]) -> Any:
+    """torch.export's dims for an input; a symbol of Dynamo's is one dim, wherever it occurs."""
+    if not isinstance(node.meta["example_value"], torch.Tensor):
+        return Dim.DYNAMIC
+    sizes = {dim: size for dim, size in enumerate(_sizes(node)) if isinstance(size, torch.SymInt)}
+    return {dim: dims.setdefault(str(size), _dim(size)) for dim, size in sizes.items() if size.node.expr.is_Symbol}
+
+
+def _dim(size: torch.SymInt) -> Dim:
+    """From what Dynamo knows, or else up to what a dim without an upper bound gets."""
+    ends = size.node.shape_env.bound_sympy(size.node.expr)
+    high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _hint(size), 16)
+    return Dim(str(size), min=int(ends.lower), max=high)

@@ -1,0 +1,223 @@
+"""``torch.compile`` with our backend: what Dynamo hands over is compiled, guarded and kept up to date."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Dynamo without what other tests compiled, and calls as inference makes them."""
+    torch.compiler.reset()
+    with torch.no_grad():
+        yield
+    torch.compiler.reset()
+
+
+class Counted:
+    """A backend that remembers what it compiled."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.made: list[pipeline.Compiled] = []
+
+        @pipeline.stage
+        def remember(compiled: pipeline.Compiled) -> pipeline.Compiled:
+            self.made.append(compiled)
+            return compiled
+
+        self.backend = pipeline.backend(pipeline.default(min_block_size=1, **fields) | remember)
+
+    def __call__(self, model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """The model under torch.compile."""
+        return torch.compile(model, backend=self.backend, **options)
+
+
+def agrees(compiled: Callable[..., Any], model: Callable[..., Any], *args: Any) -> None:
+    """The same structure and values."""
+    torch.testing.assert_close(compiled(*args), model(*args), rtol=1e-5, atol=1e-5)
+
+
+class Net(nn.Module):
+    """A layer, a norm with floats of its own, and a number that is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor, times: float = 2) -> dict[str, Any]:
+        """[N, 4] -> y: [N, 4]"""
+        return {"y": self.norm(self.linear(x)) * times, "n": x.shape[0]}
+
+
+def test_a_size_that_changes_is_compiled_once_more_and_then_not() -> None:
+    counted, model = Counted(require_full_compilation=True), Net().eval()
+    compiled = counted(model)
+    for size, times in ((2, 1), (5, 2), (16, 2), (20, 2), (21, 3), (1, 4)):
+        agrees(compiled, model, torch.randn(size, 4))
+        assert len(counted.made) == times, size
+    assert [len(made.engines) for made in counted.made] == [1] * 4
+    [bounds] = counted.made[1].program.shapes.values()
+    assert (bounds.min, bounds.opt, bounds.max) == (2, 5, 20)
+
+
+def test_weights_are_in_the_engine() -> None:
+    counted, model = Counted(), Net().eval()
+    counted(model)(torch.randn(2, 4))
+    [made] = counted.made
+    assert len(made.program.inputs) == 1
+    assert len(made.refit_map) >= 2
+
+
+def test_ranges_that_dynamo_was_told() -> None:
+    counted, model, x = Counted(), Net().eval(), torch.randn(3, 4)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=8)
+    compiled = counted(model)
+    agrees(compiled, model, x)
+    agrees(compiled, model, torch.randn(8, 4))
+    [bounds] = counted.made[0].program.shapes.values()
+    assert (bounds.min, bounds.max) == (2, 8)
+    agrees(compiled, model, torch.randn(9, 4))
+    assert len(counted.made) == 2
+
+
+def test_what_the_program_asks_of_sizes_is_guarded() -> None:
+    """`view` wants a multiple of 4: another size would be an error of the engine's, and here is Dynamo's to decide."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 4, x.shape[1]).sum(1)
+
+    counted = Counted()
+    compiled = counted(model, dynamic=True)
+    for size in (8, 12):
+        agrees(compiled, model, torch.randn(size, 4))
+    assert len(counted.made) == 1
+    with pytest.raises(Exception, match=r"view|size"):
+        compiled(torch.randn(7, 3))
+
+
+def test_sizes_that_several_inputs_share() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x @ y.mT, x], 1).view(-1)
+
+    counted = Counted()
+    compiled = counted(model, dynamic=True)
+    for n, m in ((3, 5), (6, 2), (4, 4)):
+        agrees(compiled, model, torch.randn(n, 4), torch.randn(m, 4))
+    assert len(counted.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "times"), [((7, 9, 2), 2), ((0.5, 1.5, 0.5), 2), ((-3, -4), 2)], ids=["whole", "float", "negative"]
+)
+def test_numbers(numbers: tuple[float, ...], times: int) -> None:
+    counted, model = Counted(), Net().eval()
+    compiled = counted(model)
+    for number in numbers:
+        agrees(compiled, model, torch.randn(3, 4), number)
+    assert len(counted.made) == times
+
+
+def test_everything_dynamic_leaves_the_modules_own_floats_constant() -> None:
+    counted, model = Counted(require_full_compilation=True), Net().eval()
+    compiled = counted(model, dynamic=True)
+    for size in (3, 5):
+        agrees(compiled, model, torch.randn(size, 4), 2.5)
+    assert len(counted.made) == 1
+
+
+def test_weights_that_change_are_refitted() -> None:
+    counted, model, x = Counted(), Net().eval(), torch.randn(3, 4)
+    compiled = counted(model)
+    agrees(compiled, model, x)
+    model.linear.weight.mul_(2)
+    agrees(compiled, model, x)
+    model.linear.weight = nn.Parameter(torch.randn(4, 4))
+    agrees(compiled, model, x)
+    model.load_state_dict(Net().state_dict())
+    agrees(compiled, model, x)
+    assert len(counted.made) == 1
+
+
+class Cache(nn.Module):
+    """A buffer that every call adds to, and one that stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("sum", torch.zeros(4))
+        self.register_buffer("scale", torch.full((4,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [N, 4]"""
+        self.sum.add_(x.sum(0))
+        return self.linear(x) + self.sum * self.scale
+
+
+def test_buffers_that_the_model_writes_to() -> None:
+    model = Cache().eval()
+    eager, counted = copy.deepcopy(model), Counted()
+    compiled = counted(model)
+    for _ in range(3):
+        agrees(compiled, eager, torch.randn(3, 4))
+        torch.testing.assert_close(model.sum, eager.sum)
+    assert len(counted.made) == 1
+
+
+def test_inputs_that_the_model_writes_to() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) * 2
+
+    x = torch.randn(3, 4)
+    mine = x.clone()
+    torch.testing.assert_close(Counted()(model)(mine), model(x))
+    torch.testing.assert_close(mine, x)
+
+
+def test_graph_breaks_make_several_programs() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = first(x)
+        torch._dynamo.graph_break()
+        return second(torch.relu(y))
+
+    counted = Counted()
+    agrees(counted(model), model, torch.randn(2, 4))
+    assert len(counted.made) == 2
+
+
+def test_what_runs_in_pytorch_is_as_ever() -> None:
+    counted, model = Counted(torch_executed_ops={"aten.softmax.int", "aten._softmax.default"}), nn.Softmax(-1)
+    agrees(counted(model), model, torch.randn(2, 4))
+    assert counted.made[0].coverage.fallback
+
+
+def test_refusals_reach_the_user() -> None:
+    counted = Counted(require_full_compilation=True, torch_executed_ops={torch.ops.aten.tanh})
+    with pytest.raises(Exception, match=r"torch_executed_ops keeps aten\.tanh\.default in PyTorch"):
+        counted(torch.tanh)(torch.randn(2, 4))
+
+
+def test_a_pipeline_that_ends_early_is_none_for_a_backend() -> None:
+    with pytest.raises(TypeError, match="from Program to Compiled"):
+        pipeline.backend(pipeline.default().until("convert"))
+    with pytest.raises(TypeError, match="from Program to Compiled"):
+        pipeline.backend(pipeline.default().without("decompose").without("improve").without("validate"))
+
+
+def test_an_own_stage_and_an_observer_are_part_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+    compile = pipeline.default(min_block_size=1).observed_by(lambda event: seen.append(event.stage))
+    with caplog.at_level(logging.WARNING):
+        agrees(torch.compile(torch.tanh, backend=pipeline.backend(compile)), torch.tanh, torch.randn(2, 4))
+    assert "convert" in seen
+    assert not [record for record in caplog.records if record.name.startswith("pipeline")]
