@@ -45,7 +45,7 @@ run time.
 
 COMPLEX = """\
 Engines have the real and the imaginary part of a complex value. Complex inputs and outputs of a program, and what other
-operators on complex numbers take and give (Fourier transforms, say), are taken apart and put together in PyTorch.
+operators on complex numbers take and give, are taken apart and put together in PyTorch.
 """
 
 
@@ -68,8 +68,10 @@ def markdown() -> str:
             f"\n## On complex numbers, as pairs of reals: {len(RULES)}\n",
             COMPLEX,
             ", ".join(sorted(f"`{op}`" for op in RULES)) + ".",
-            f"\n## In PyTorch, whatever the call: {len(REASONS)}\n",
-            *_table(["operator", "reason"], sorted([f"`{op}`", reason] for op, reason in REASONS.items())),
+            f"\n## In PyTorch, whatever the call: {len(REASONS.keys() - RULES.keys())}\n",
+            *_table(
+                ["operator", "reason"], sorted([f"`{op}`", reason] for op, reason in REASONS.items() if op not in RULES)
+            ),
         ]
     )
 

@@ -50,7 +50,8 @@ REASONS: Final[dict[Any, str]] = {
     ),
     **dict.fromkeys(
         (aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default),
-        "TensorRT has no Fourier transform and no complex numbers",
+        "an engine's Fourier transforms are products with matrices, of a length that is known when compiling and has "
+        "no prime factor above 256",
     ),
     **dict.fromkeys(
         (aten.copysign.Tensor, aten.copysign.Scalar, aten.signbit.default),

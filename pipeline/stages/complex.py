@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from pipeline.fakes import fake_result
-from pipeline.stages.complex_rules import Pair, leaves
+from pipeline.stages.complex_pairs import Pair
+from pipeline.stages.complex_rules import leaves
 
 aten = torch.ops.aten
 
@@ -83,9 +84,15 @@ class ComplexValues:
             return [self.together(r, meta) for r in results]
         if not isinstance(results, tuple):
             return results
-        made = self.call(aten.complex.default, results, meta)
+        made = self.graph.call_function(aten.complex.default, results)
+        made.meta = {**meta, "val": self.complex_like(results[0])}
         self.parts[made] = Pair(*results)
         return made
+
+    def complex_like(self, part: torch.fx.Node) -> Any:
+        """The fake of what is put together: the kernel of ``complex`` bakes sizes in where a part is strided."""
+        dtype = part.meta["val"].dtype.to_complex()
+        return fake_result(self.mode, aten._to_copy.default, (part,), {"dtype": dtype})
 
     def call(self, target: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> torch.fx.Node:
         """A node for an operator at the border of complex and real values, and its fake tensor."""

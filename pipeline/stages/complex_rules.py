@@ -10,23 +10,17 @@ differ where a part is infinite (eager has NaN for 0 times inf).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_map
 
 from pipeline.shapes import shape_of
+from pipeline.stages.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
+from pipeline.stages.complex_pairs import Pair, Rule, bilinear, times
 
 aten = torch.ops.aten
-Rule = Callable[..., Any]
-
-
-class Pair(NamedTuple):
-    """A complex value: its parts are tensors of one shape and dtype, or numbers."""
-
-    real: Any
-    imag: Any
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -105,23 +99,6 @@ def each_part(operator: Rule, *numbers: int) -> Rule:
         return Pair(real, imag)
 
     return rule
-
-
-def bilinear(product: Rule) -> Rule:
-    """A product of two numbers, or a sum of such products; where one of the two is real, half of them."""
-
-    def rule(a: Any, b: Any) -> Pair:
-        if not isinstance(a, Pair):
-            return Pair(product(a, b.real), product(a, b.imag))
-        if not isinstance(b, Pair):
-            return Pair(product(a.real, b), product(a.imag, b))
-        real = product(a.real, b.real) - product(a.imag, b.imag)
-        return Pair(real, product(a.real, b.imag) + product(a.imag, b.real))
-
-    return rule
-
-
-times = bilinear(torch.mul)
 
 
 def plus(a: Any, b: Any, *, alpha: Any = 1) -> Pair:
@@ -257,6 +234,9 @@ RULES: Final[Mapping[Any, Rule]] = {
     aten.log.default: lambda z: Pair(magnitude(z).log(), direction(z)),
     **{op: bilinear(op) for op in (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default)},
     aten.dot.default: bilinear(aten.dot.default),
+    aten._fft_c2c.default: complex_to_complex,
+    aten._fft_r2c.default: real_to_complex,
+    aten._fft_c2r.default: complex_to_real,
     aten.vdot.default: lambda a, b: bilinear(aten.dot.default)(conjugate(a), b),
     **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), equal),
     **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), lambda a, b: equal(a, b).logical_not()),

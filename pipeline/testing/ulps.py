@@ -83,6 +83,7 @@ _CURVE = Units(
     16, "as before, and the weights come from places that are themselves rounded", "tensor", signed_zeros=False
 )
 
+_FOURIER = Units(8, "a sum of as many products as the transform is long, which may cancel", "tensor", tf32=4e-3)
 _RECURRENT = Units(16, "what a step rounds is handed on to the next", "tensor", tf32=4e-3, signed_zeros=False)
 _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
@@ -114,6 +115,7 @@ ULPS: Final[Mapping[Any, Units]] = {
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), _NEIGHBOURS),
     **dict.fromkeys(("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _CURVE),
     **dict.fromkeys(("grid_sampler", "grid_sampler_2d"), _CURVE),
+    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _FOURIER),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _RECURRENT),
 }
 """By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""

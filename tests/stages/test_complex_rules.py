@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 
 from pipeline.recipes import qualified_name
 from pipeline.stages import decompose
-from pipeline.stages.complex_rules import RULES, Pair, settled
+from pipeline.stages.complex_pairs import Pair
+from pipeline.stages.complex_rules import RULES, settled
 from pipeline.testing import Call, CallError, CheckError, TensorSpec, check
 from pipeline.testing.compare import difference, expected
 from pipeline.testing.strategies import for_target
@@ -95,7 +96,25 @@ def to_copy(draw: Draw, target: Any) -> Call:
     return draw(named(Call(target, (numbers(draw, draw(shapes(0, 4)), kinds[source]),), {"dtype": kinds[dtype]})))
 
 
+LENGTHS = st.sampled_from((1, 2, 3, 8, 12, 254, 300, 1024))
+"""Those above 256 are split; see ``pipeline/stages/complex_fourier.py``."""
+
+
+@calls(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
+def fourier(draw: Draw, target: Any) -> Call:
+    """One or two dims of three, of which at most one is long."""
+    dims = draw(st.permutations(range(3)))[: draw(st.integers(1, 2))]
+    shape = [draw(st.integers(1, 4)) for _ in range(3)]
+    shape[dims[-1]] = last = draw(LENGTHS)
+    if target is aten._fft_c2r.default:
+        shape[dims[-1]] = last // 2 + 1
+    which = last if target is aten._fft_c2r.default else draw(st.booleans())
+    x = numbers(draw, shape, torch.float32 if target is aten._fft_r2c.default else torch.complex64)
+    return draw(named(Call(target, (x, dims, draw(st.sampled_from((0, 1, 2))), which)), {0: {*range(3)} - {*dims}}))
+
+
 BY_HAND = {
+    **fourier,
     **unary,
     **as_complex,
     **of_two_reals,

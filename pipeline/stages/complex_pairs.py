@@ -1,0 +1,34 @@
+"""Complex values as pairs of reals, and their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+Rule: TypeAlias = Callable[..., Any]
+
+
+class Pair(NamedTuple):
+    """A complex value: its parts are tensors of one shape and dtype, or numbers."""
+
+    real: Any
+    imag: Any
+
+
+def bilinear(product: Rule) -> Rule:
+    """A product of two numbers, or a sum of such products; where one of the two is real, half of them."""
+
+    def rule(a: Any, b: Any) -> Pair:
+        if not isinstance(a, Pair):
+            return Pair(product(a, b.real), product(a, b.imag))
+        if not isinstance(b, Pair):
+            return Pair(product(a.real, b), product(a.imag, b))
+        real = product(a.real, b.real) - product(a.imag, b.imag)
+        return Pair(real, product(a.real, b.imag) + product(a.imag, b.real))
+
+    return rule
+
+
+times = bilinear(torch.mul)
