@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from attrs import field, frozen
@@ -122,11 +122,14 @@ class Compiled:
             runtime: settings that say how a program runs (``cuda_graphs=True``), other than it was compiled with.
 
         Raises:
+            ValueError: ``executor`` is none of these.
             ExecutionError: TensorRT is asked for and there is no GPU, or the engine does not load.
             TypeError: one of ``runtime`` is no setting, or one that only compiling can follow.
         """
         from pipeline.runtime.module import CompiledModule
 
+        if executor not in (known := (None, *get_args(Executor))):
+            raise ValueError(f"executor is one of {', '.join(map(repr, known))}, not {executor!r}")
         if late := [name for name in runtime if name in self.settings.names() and name not in RUNTIME]:
             raise TypeError(f"{', '.join(late)} is for compiling; a module can be told {', '.join(RUNTIME)}")
         return CompiledModule(self, executor, self.settings.evolve(**runtime))
@@ -138,6 +141,20 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model gives for these inputs."""
         return self._module(*args, **kwargs)
+
+    def __copy__(self) -> Compiled:
+        """Itself: it never changes."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Compiled:
+        """Itself: it never changes."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Compiled holds engines in mapped files, and converters, and cannot be pickled: compile where it runs; "
+            "`pipeline compile` writes engines to a folder"
+        )
 
     def report(self) -> str:
         """Text for a person: operators converted, every fallback with its reason, the sizes that vary, and the

@@ -71,10 +71,15 @@ class Recipe:
                 kwargs = {k: _resolve(v, value) for k, v in step.kwargs}
                 values[step.name] = target_of(step.target)(*_resolve(step.args, value), **kwargs)
             result: torch.Tensor = value(self.result)
-            return result.contiguous()
+            return result.contiguous() if result.layout == torch.strided else result
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.steps), str(self.result)])
+
+
+def held(value: torch.Tensor) -> torch.Tensor:
+    """A weight in the dtype that networks have for it: float32 for float64 (``truncate_double``), else its own."""
+    return value.float() if value.dtype == torch.float64 else value
 
 
 def identity(name: str) -> Recipe:

@@ -35,21 +35,18 @@ def refit_module_weights(
         RefitError: names every weight that does not fit (unknown, of another shape or dtype, or computed by a
             converter so that no recipe says how it follows from the parameters), with the reason.
     """
+    if not isinstance(compiled, Compiled):
+        raise TypeError(f"compiled is a {type(compiled).__name__}: pass what pipeline.default()(model, args) gave")
     program = compiled.program
     given = _tensors(new_weights)
     known = {n: t for n, t in given.items() if n in program.parameters}
-    reasons = (
-        {} if len(known) == len(given) or not isinstance(new_weights, Mapping) else _unknown(given, program.aliases)
-    )
-    for name, tensor in known.items():
-        old = program.parameters[name]
-        if tensor.shape != old.shape or tensor.dtype != old.dtype:
-            reasons[name] = f"it is {_kind(tensor)}, the engine's is {_kind(old)}"
+    wrong = _unknown(given, program.aliases) if isinstance(new_weights, Mapping) else _missing(given, program)
+    wrong |= {name: why for name, tensor in known.items() if (why := _mismatch(tensor, program.parameters[name]))}
+    if wrong:
+        raise RefitError(wrong, "names, shapes and dtypes are those of compiled.program.parameters")
     refits = has_gpu() and _refittable(compiled)
-    if refits:
-        reasons |= dict(compiled.refit_map.computed)
-    if reasons:
-        raise RefitError(reasons)
+    if refits and compiled.refit_map.computed:
+        raise RefitError(compiled.refit_map.computed)
     copies = {name: tensor.detach().clone() for name, tensor in known.items()}
     parameters = FrozenDict({**program.parameters, **copies})
     versions = FrozenDict({name: t._version for name, t in parameters.items()})
@@ -70,11 +67,31 @@ def _tensors(weights: torch.nn.Module | ExportedProgram | Mapping[str, torch.Ten
         return {name: tensor for tensors in named for name, tensor in tensors}
     if isinstance(weights, ExportedProgram):
         return {**weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
+    if not isinstance(weights, Mapping):
+        kind = type(weights).__name__
+        raise TypeError(f"new_weights is a {kind}: pass a module, an ExportedProgram or a state_dict")
     return dict(weights)
 
 
 def _unknown(given: Mapping[str, torch.Tensor], known: frozenset[str]) -> dict[str, str]:
     return {n: "the compiled program has no parameter or buffer of this name" for n in given if n not in known}
+
+
+def _missing(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+    """What a module lacks: one that lacks anything is of another architecture."""
+    due = [name for name in program.parameters if name in program.aliases]
+    return {name: "new_weights has no parameter or buffer of this name" for name in due if name not in given}
+
+
+def _mismatch(value: object, old: torch.Tensor) -> str:
+    """Why a value cannot take the place of a weight; empty if it can."""
+    if not isinstance(value, torch.Tensor):
+        return f"it is a {type(value).__name__}, a torch.Tensor is due"
+    if value.shape != old.shape or value.dtype != old.dtype:
+        return f"it is {_kind(value)}, the engine's is {_kind(old)}"
+    if value.is_meta:
+        return "it is on the meta device: it has no value"
+    return "" if value.layout == old.layout else f"it is {value.layout}, the engine's is {old.layout}"
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -12,6 +12,7 @@ import torch
 from attrs import define, field, frozen
 
 from pipeline.network import Weight
+from pipeline.recipes import held
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import Shape, Symbols, on_host
 from pipeline.trt import Log, to_trt, trt, weights_of
@@ -103,9 +104,7 @@ class ConversionContext:
 
     def trt_weights(self, value: torch.Tensor) -> Any:
         """``trt.Weights`` for a constant, not copied if contiguous: named after its recipe, or by its content."""
-        tensor = value.detach().cpu().contiguous()
-        if tensor.dtype == torch.float64:
-            tensor = tensor.float()
+        tensor = held(value.detach().cpu().contiguous())
         name = self.constant_names.get(id(value))
         known = self.weights.get(tensor.data_ptr())
         if name is None or (known is not None and known.name != name and known.shape != tuple(tensor.shape)):

@@ -11,6 +11,7 @@ from attrs import evolve
 
 from pipeline.errors import RefitError
 from pipeline.program import Engine
+from pipeline.recipes import held
 from pipeline.runtime.engine_buffers import described
 from pipeline.runtime.engine_load import LOG, listening, load
 from pipeline.trt import dtype_name, trt, weights_of
@@ -49,8 +50,7 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
 
 def _weight(value: torch.Tensor) -> torch.Tensor:
     """A weight as networks hold it."""
-    value = value.detach().cpu().contiguous()
-    return value.float() if value.dtype == torch.float64 else value
+    return held(value.detach().cpu().contiguous())
 
 
 def _supply(refitter: Any, weights: Mapping[str, torch.Tensor], due: Collection[str]) -> bool:

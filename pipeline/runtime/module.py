@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.errors import ExecutionError
 from pipeline.network import Network
 from pipeline.program import Program, Segment
+from pipeline.recipes import held
 from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
 from pipeline.runtime.plan import CallPlan, LayoutBuilder, Runner
 from pipeline.runtime.snapshot import Snapshot, without_parameters
@@ -138,6 +139,9 @@ class CompiledModule(torch.nn.Module):
             graphs = CudaGraphs(self.settings.max_cuda_graphs, self.settings.reuse_outputs)
         return CudaWorker(self._layout, self._parts, self.device, self.settings, graphs)
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
         """As for every module (``.to``, ``.half``); plans and graphs hold the buffers as they were, so they go."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -205,7 +209,7 @@ def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, to
     from pipeline.runtime.reference import ReferenceEngine
 
     weights = {
-        w.name: compiled.refit_map[w.name].evaluate(parameters)
+        w.name: held(compiled.refit_map[w.name].evaluate(parameters))
         if w.name in compiled.refit_map
         else compiled.literals[w.name]
         for w in network.weights

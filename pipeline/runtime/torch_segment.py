@@ -60,7 +60,7 @@ def _parted(
 
 
 def _place_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
 class _Copy:
