@@ -23,6 +23,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
+from pipeline.converters.experts import known_as
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
 from pipeline.fakes import fake_mode, quietly, signature
@@ -78,7 +79,7 @@ class _Rewriter:
         if target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
         is_complex = has_complex(args, kwargs, meta.get("val"))
-        function = (RULES if is_complex else self.own).get(target)
+        function = (RULES if is_complex else self.own).get(known_as(target))
         if function is not None and not self.lookup.settings.runs_in_torch(target, ""):
             inline = self.inline_pairs if is_complex else self.inline
             inlined = inline(target, function, args, kwargs, meta)

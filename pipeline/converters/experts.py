@@ -1,0 +1,60 @@
+"""Products of groups of rows, each with a matrix of its own: the experts of a mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from pipeline.converters.decompositions import register_torch_trt_decomposition
+
+aten = torch.ops.aten
+
+SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._grouped_mm.default}
+"""What other libraries define under a name of their own, by it: the ATen operator whose decomposition is theirs."""
+
+
+def known_as(target: Any) -> Any:
+    """The ATen operator that another library's operator is; any other target as it is."""
+    return SAME.get(target.name(), target) if isinstance(target, torch._ops.OpOverload) else target
+
+
+@register_torch_trt_decomposition(aten._grouped_mm.default)
+def grouped_mm(
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
+
+    Rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` times ``mat2[e]``; rows after the last group give 0. An engine's
+    shapes must be known without the data, so every row meets every matrix, at a cost of as many products as there are
+    groups; few rows, of a number that is known, get copies of their matrices instead.
+    """
+    if bias is not None or self.dim() != 2 or mat2.dim() != 3 or offs is None:
+        return NotImplemented
+    groups = torch.arange(mat2.shape[0], device=self.device)
+    rows = torch.arange(self.shape[0], device=self.device)
+    of_row = (rows[:, None] >= offs[None, :]).sum(1)
+    of_group = of_row[:, None] == groups[None, :]
+    if isinstance(self.shape[0], int) and self.shape[0] < mat2.shape[0]:
+        result = _by_row(self, mat2, of_row)
+    else:
+        result = _by_group(self, mat2, of_group)
+    return result if out_dtype is None else result.to(out_dtype)
+
+
+def _by_row(x: torch.Tensor, matrices: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Each row with a copy of its matrix."""
+    last = matrices.shape[0] - 1
+    own = matrices.index_select(0, group.clamp(max=last))
+    return torch.where((group <= last)[:, None], torch.bmm(x[:, None], own)[:, 0], 0.0)
+
+
+def _by_group(x: torch.Tensor, matrices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """One product: the row, in the place of its group among zeros, with all matrices one under the other."""
+    spread = torch.where(chosen[:, :, None], x[:, None], 0.0)
+    return torch.mm(spread.flatten(1), matrices.flatten(0, 1))
