@@ -9,8 +9,7 @@ import torch
 
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, result_of
+from pipeline.converters.results import as_result, converts, result_of
 from pipeline.impl import base
 from pipeline.impl.shape import result_sizes
 
@@ -30,33 +29,34 @@ def _converted(ctx: ConversionContext, name: str, x: Any) -> Any:
 
 
 def _is_byte(ctx: ConversionContext) -> bool:
-    """Whether the node's first tensor is of bytes already."""
+    """Whether what the node copies is of bytes already."""
     assert ctx.node is not None
     given: torch.Tensor = ctx.node.all_input_nodes[-1].meta["val"]
     return given.dtype == torch.uint8
 
 
-@dynamo_tensorrt_converter(aten._to_copy.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(prims.convert_element_type.default, supports_dynamic_shapes=True)
+@converts(aten._to_copy.default, prims.convert_element_type.default)
 def _to_copy(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor"""
     return _converted(ctx, name, args[0])
 
 
-@dynamo_tensorrt_converter(aten.alias.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.alias_copy.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.clone.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.detach.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.detach_copy.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.lift.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.lift_fresh.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.lift_fresh_copy.default, supports_dynamic_shapes=True)
+@converts(
+    aten.alias.default,
+    aten.alias_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.detach_copy.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+)
 def identity(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
     return args[0]
 
 
-@dynamo_tensorrt_converter(aten.copy.default, supports_dynamic_shapes=True)
+@converts(aten.copy.default)
 def copy(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
     _, src, _ = bind(target, args, kwargs)

@@ -9,8 +9,8 @@ import torch
 
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, result_of
+from pipeline.converters.declare import Rejection
+from pipeline.converters.results import as_result, converts, result_of
 from pipeline.impl import base, creation
 from pipeline.impl.shape import result_sizes
 from pipeline.settings import CompilationSettings
@@ -21,11 +21,7 @@ Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 
-@dynamo_tensorrt_converter(aten.full.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.full_like.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.fill.Scalar, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.fill.Tensor, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.new_full.default, supports_dynamic_shapes=True)
+@converts(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor, aten.new_full.default)
 def full(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
     place = 2 if target is aten.new_full.default else 1
@@ -33,26 +29,26 @@ def full(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: 
     return creation.full(ctx, name, result_sizes(ctx), value, result_of(ctx).dtype)
 
 
-@dynamo_tensorrt_converter(aten.empty.memory_format, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.empty_permuted.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.empty_strided.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.empty_like.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.new_empty.default, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.new_empty_strided.default, supports_dynamic_shapes=True)
+@converts(
+    aten.empty.memory_format,
+    aten.empty_permuted.default,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+)
 def empty(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any value will do: zeros."""
     return creation.full(ctx, name, result_sizes(ctx), 0, result_of(ctx).dtype)
 
 
-@dynamo_tensorrt_converter(aten.scalar_tensor.default, supports_dynamic_shapes=True)
+@converts(aten.scalar_tensor.default)
 def scalar_tensor(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, …) -> Tensor"""
     return as_result(ctx, name, base.tensor(ctx, name, args[0], result_of(ctx).dtype))
 
 
-@dynamo_tensorrt_converter(aten.arange.start_step, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.arange.start, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.arange.default, supports_dynamic_shapes=True)
+@converts(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def arange(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, …) -> Tensor"""
     start = args[0] if target is not aten.arange.default else 0
@@ -67,9 +63,7 @@ def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool |
     return train is False or p == 0 or Rejection("in training, dropout draws random numbers", "call model.eval() first")
 
 
-@dynamo_tensorrt_converter(
-    aten.native_dropout.default, capability_validator=without_chance, supports_dynamic_shapes=True
-)
+@converts(aten.native_dropout.default, validator=without_chance)
 def native_dropout(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
     return args[0], creation.full(ctx, name, result_sizes(ctx), True, torch.bool)

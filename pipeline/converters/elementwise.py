@@ -11,7 +11,7 @@ from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.converters.results import as_result, declared_rows
-from pipeline.impl import base, elementwise, elementwise_division, unary
+from pipeline.impl import base, elementwise, elementwise_division, elementwise_power, unary
 
 aten = torch.ops.aten
 
@@ -36,6 +36,9 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.remainder.Tensor: (elementwise_division.remainder,),
     aten.remainder.Scalar: (elementwise_division.remainder,),
     aten.remainder.Scalar_Tensor: (elementwise_division.remainder,),
+    aten.pow.Tensor_Scalar: (elementwise_power.power,),
+    aten.pow.Tensor_Tensor: (elementwise_power.power,),
+    aten.pow.Scalar: (elementwise_power.power,),
     aten.atan2.default: (unary.atan2,),
     aten.fmax.default: (elementwise.ignoring_nan, "MAX"),
     aten.fmin.default: (elementwise.ignoring_nan, "MIN"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.pad import pad as _pad
 from pipeline.impl.shape import result_sizes
@@ -27,20 +27,14 @@ MODES = {
 }
 
 
-def _by_mode(target: Any, mode: str) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def pad(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"""
-        x, amounts = bind(target, args, kwargs)
-        return _pad(ctx, name, base.tensor(ctx, name, x), amounts, result_sizes(ctx), mode)
-
-    return pad
+@converts(*MODES)
+def pad_nd(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"""
+    x, amounts = bind(target, args, kwargs)
+    return _pad(ctx, name, base.tensor(ctx, name, x), amounts, result_sizes(ctx), MODES[target])
 
 
-CONVERTERS = [_by_mode(target, mode) for target, mode in MODES.items()]
-
-
-@dynamo_tensorrt_converter(aten.constant_pad_nd.default, supports_dynamic_shapes=True)
+@converts(aten.constant_pad_nd.default)
 def constant_pad_nd(
     ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
 ) -> Any:
@@ -49,7 +43,7 @@ def constant_pad_nd(
     return _pad(ctx, name, base.tensor(ctx, name, x), amounts, result_sizes(ctx), "constant", value)
 
 
-@dynamo_tensorrt_converter(aten.pad.default, supports_dynamic_shapes=True)
+@converts(aten.pad.default)
 def pad(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor"""
     x, amounts, mode, value = bind(target, args, kwargs)

@@ -79,7 +79,7 @@ def _max(target: Any, rank: int) -> Callable[..., Any]:
             return _dynamic(node, "dilated pooling")
         if not argument(node, "self").meta["val"].is_floating_point():
             return _dynamic(node, "pooling of integers")
-        if with_indices and _indices_are_read(node):
+        if indices_are_read(node):
             return _dynamic(node, "pooling with indices")
         return not windows.ceil_mode or _rounds_safely(windows) or _dynamic(node, "this ceil_mode")
 
@@ -90,7 +90,7 @@ def _max(target: Any, rank: int) -> Callable[..., Any]:
         assert ctx.node is not None
         windows = _windows(ctx.node, rank)
         x = base.tensor(ctx, name, args[0])
-        if with_indices and _indices_are_read(ctx.node):
+        if indices_are_read(ctx.node):
             return gathered_argmax(ctx, name, x, windows.places(), [s or 0 for s in windows.sizes])
         if max(windows.dilation) > 1 or not base.dtype_of(x).is_floating_point:
             result = gathered_max(ctx, name, x, windows.places())
@@ -101,8 +101,10 @@ def _max(target: Any, rank: int) -> Callable[..., Any]:
     return convert
 
 
-def _indices_are_read(node: torch.fx.Node) -> bool:
-    return any(u.op == "output" or u.args[1] == 1 for u in node.users)
+def indices_are_read(node: torch.fx.Node) -> bool:
+    """Whether a maximum gives indices, and something reads them."""
+    given = not isinstance(node.meta["val"], torch.Tensor)
+    return given and any(u.op == "output" or u.args[1] == 1 for u in node.users)
 
 
 def _average(target: Any, rank: int) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import torch
 from pipeline.converters.arguments import argument
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.pool import indices_are_read
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.pool import avg_pool, max_pool
@@ -53,17 +54,11 @@ def _limits(rank: int) -> Callable[[torch.fx.Node, CompilationSettings], bool | 
         for dim, (before, after) in enumerate(zip(*_sizes(node, rank), strict=True), x.dim() - rank):
             if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
                 return Rejection(f"dim {dim} of its input is {before}; adaptive pooling to {after} needs a static size")
-            if not isinstance(before, int) and _indices_are_read(node):
+            if not isinstance(before, int) and indices_are_read(node):
                 return Rejection(f"dim {dim} of its input is {before}; pooling with indices needs a static size")
         return True
 
     return pooled_dims_are_static
-
-
-def _indices_are_read(node: torch.fx.Node) -> bool:
-    return not isinstance(node.meta["val"], torch.Tensor) and any(
-        u.op == "output" or u.args[1] == 1 for u in node.users
-    )
 
 
 def _places(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
@@ -129,7 +124,7 @@ def _max(target: Any, rank: int) -> Callable[..., Any]:
         """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
         assert ctx.node is not None
         x, sizes = base.tensor(ctx, name, args[0]), _sizes(ctx.node, rank)
-        if _indices_are_read(ctx.node):
+        if indices_are_read(ctx.node):
             places = [adaptive_places(b, a) for b, a in zip(*sizes, strict=True)]
             return gathered_argmax(ctx, name, x, places, sizes[0])
         if _one_window(*sizes):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.declare import Rejection
+from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl import recurrent as impl
 from pipeline.settings import CompilationSettings
@@ -41,21 +42,15 @@ def _weights(params: Sequence[Any], has_biases: bool, projected: bool) -> Iterat
         yield impl.Weights(own[0], own[1], biases, own[-1] if projected else None)
 
 
-def _layers(target: Any, cell: impl.Cell) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=drops_nothing, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout,
-        bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)"""
-        x, hx, params, has_biases, _, _, _, bidirectional, batch_first = bind(target, args, kwargs)
-        states = hx if isinstance(hx, (list, tuple)) else [hx]
-        projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
-        weights = list(_weights(params, has_biases, projected))
-        x = base.tensor(ctx, name, x)
-        x = base.permute(ctx, name, x, [1, 0, 2]) if batch_first else x
-        output, *last = impl.recurrent(ctx, name, cell, x, states, weights, bidirectional)
-        return (base.permute(ctx, name, output, [1, 0, 2]) if batch_first else output, *last)
-
-    return convert
-
-
-CONVERTERS = [_layers(target, cell) for target, cell in CELLS.items()]
+@converts(*CELLS, validator=drops_nothing)
+def recurrent(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train,
+    bool bidirectional, bool batch_first) -> (Tensor, Tensor)"""
+    x, hx, params, has_biases, _, _, _, bidirectional, batch_first = bind(target, args, kwargs)
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
+    weights = list(_weights(params, has_biases, projected))
+    x = base.tensor(ctx, name, x)
+    x = base.permute(ctx, name, x, [1, 0, 2]) if batch_first else x
+    output, *last = impl.recurrent(ctx, name, CELLS[target], x, states, weights, bidirectional)
+    return (base.permute(ctx, name, output, [1, 0, 2]) if batch_first else output, *last)

@@ -11,6 +11,7 @@ import torch
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl import scatter as _scatter
 from pipeline.impl.index import iota
@@ -51,28 +52,27 @@ def _reducible(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
     return compared(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
 
 
-ADDS = {
+def _named_otherwise(given: Sequence[Any]) -> Sequence[Any]:
+    return *given[:4], {"add": "sum", "multiply": "prod"}[given[4]], True
+
+
+REDUCTIONS: Mapping[Any, Callable[[Sequence[Any]], Sequence[Any]]] = {
     aten.scatter_add.default: lambda given: (*given, "sum", True),
     aten.scatter_reduce.two: lambda given: given,
-    aten.scatter.reduce: lambda given: (*given[:4], {"add": "sum", "multiply": "prod"}[given[4]], True),
-    aten.scatter.value_reduce: lambda given: (*given[:4], {"add": "sum", "multiply": "prod"}[given[4]], True),
+    aten.scatter.reduce: _named_otherwise,
+    aten.scatter.value_reduce: _named_otherwise,
 }
+"""How the arguments of each are those of ``scatter_reduce.two``."""
 
 
-def _reduction(target: Any, read: Callable[..., Any]) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=_reducible, supports_dynamic_shapes=True)
-    def scatter_reduce(
-        ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-    ) -> Any:
-        """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True)
-        -> Tensor"""
-        x, dim, index, source, reduction, include_self = read(bind(target, args, kwargs))
-        return _scatter_reduce(ctx, name, base.tensor(ctx, name, x), dim, index, source, reduction, include_self)
-
-    return scatter_reduce
-
-
-CONVERTERS = [_reduction(target, read) for target, read in ADDS.items()]
+@converts(*REDUCTIONS, validator=_reducible)
+def scatter_reduce(
+    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+) -> Any:
+    """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True)
+    -> Tensor"""
+    x, dim, index, source, reduction, include_self = REDUCTIONS[target](bind(target, args, kwargs))
+    return _scatter_reduce(ctx, name, base.tensor(ctx, name, x), dim, index, source, reduction, include_self)
 
 
 def _scatter_reduce(

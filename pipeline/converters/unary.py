@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.converters.results import declared_rows
-from pipeline.impl import elementwise, elementwise_power, unary
+from pipeline.impl import elementwise, elementwise_bits, elementwise_power, unary
 
 aten = torch.ops.aten
 
@@ -46,6 +46,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.expm1.default: (unary.expm1,),
     aten.exp2.default: (elementwise_power.power, 2.0),
     aten.logical_not.default: (elementwise.logical_not,),
+    aten.bitwise_not.default: (elementwise_bits.bitwise_not,),
 }
 
 CONVERTERS = declared_rows(TABLE)

@@ -1,4 +1,4 @@
-"""Bitwise operators and powers."""
+"""Bitwise operators of two tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from pipeline.converters.declare import Rejection
 from pipeline.converters.results import declared_rows
-from pipeline.impl import elementwise_bits, elementwise_power
+from pipeline.impl import elementwise_bits
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -37,12 +37,6 @@ SHIFTS: Mapping[Any, tuple[Any, ...]] = {
     aten.__rshift__.Tensor: (elementwise_bits.shift, False),
     aten.__rshift__.Scalar: (elementwise_bits.shift, False),
 }
-POWERS: Mapping[Any, tuple[Any, ...]] = {
-    aten.bitwise_not.default: (elementwise_bits.bitwise_not,),
-    aten.pow.Tensor_Scalar: (elementwise_power.power,),
-    aten.pow.Tensor_Tensor: (elementwise_power.power,),
-    aten.pow.Scalar: (elementwise_power.power,),
-}
 
 
 def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -53,4 +47,4 @@ def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return Rejection(f"the digits of integers of rank {value.dim()} need one dim more than TensorRT's 8")
 
 
-CONVERTERS = [*declared_rows(BITWISE, validator=rank_below_8), *declared_rows(SHIFTS), *declared_rows(POWERS)]
+CONVERTERS = [*declared_rows(BITWISE, validator=rank_below_8), *declared_rows(SHIFTS)]
