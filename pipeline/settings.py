@@ -12,6 +12,8 @@ import attrs
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from pipeline.elsewhere import ELSEWHERE
+
 ModulePredicate: TypeAlias = Callable[[str], bool]
 TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 
@@ -166,10 +168,16 @@ class CompilationSettings:
     def evolve(self, **fields: Any) -> Self:
         """A copy with these fields changed, validated again; `TypeError` for a field that does not exist."""
         for name in fields.keys() - self.names():
-            close = difflib.get_close_matches(name, self.names(), 1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; the settings are {', '.join(self.names())}"
-            raise TypeError(f"{name!r} is not a compilation setting{hint}")
+            raise TypeError(f"{name!r} is not a compilation setting; {self._instead(name)}")
         return attrs.evolve(self, **fields)
+
+    @classmethod
+    def _instead(cls, name: str) -> str:
+        """What to do about a setting that is none."""
+        if name in ELSEWHERE:
+            return ELSEWHERE[name]
+        close = difflib.get_close_matches(name, cls.names(), 1)
+        return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(cls.names())}"
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

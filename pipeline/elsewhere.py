@@ -1,0 +1,70 @@
+"""Settings that Torch-TensorRT has and we have not, and what takes their place: said where one of them is given."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+_TYPED = (
+    "networks are strongly typed, so precision is the model's: cast it, or insert "
+    'pipeline.autocast(torch.float16) before="decompose"'
+)
+_AUTOCAST = 'mixed precision is a stage: insert pipeline.autocast(torch.float16, exclude=(…)) before="decompose"'
+_LOG = 'logging.getLogger("pipeline").setLevel(logging.DEBUG) shows more, and observed_by(…) every record'
+_CACHE = "engines are built anew in each process; only the kernels that TensorRT-RTX compiles are kept (runtime_cache)"
+_WHERE = "engines are loaded on the current CUDA device; compute_capabilities says what they are built for"
+_REFIT = "immutable_weights=False builds engines that can be refitted; weights cannot be left out of them"
+_PYTHON = "there is one runtime, in Python"
+_ENGINES = "the partition stage can be swapped: max_engines, pipeline.by_submodule"
+_FAILURES = "an engine that cannot be built is an error; torch_executed_ops keeps an operator in PyTorch"
+_NONE = "there is nothing like it here"
+
+ELSEWHERE: Final = MappingProxyType(
+    {
+        "enabled_precisions": _TYPED,
+        "precision": _TYPED,
+        "use_explicit_typing": _TYPED,
+        "use_strong_types": _TYPED,
+        "enable_autocast": _AUTOCAST,
+        "autocast_low_precision_type": _AUTOCAST,
+        "autocast_excluded_nodes": _AUTOCAST,
+        "autocast_excluded_ops": _AUTOCAST,
+        "autocast_max_output_threshold": _AUTOCAST,
+        "autocast_max_depth_of_reduction": _AUTOCAST,
+        "autocast_calibration_dataloader": f"{_AUTOCAST}; it goes by rules, not by data",
+        "truncate_long_and_double": "int64 stays int64; for float64 there is truncate_double",
+        "disable_tf32": "set NVIDIA_TF32_OVERRIDE=0 in the environment before TensorRT is loaded",
+        "debug": _LOG,
+        "dryrun": 'print(pipeline.default().until("partition")(model, args)) shows what would run where, and why',
+        "torch_executed_modules": "torch_executed_ops also takes predicates on the module path",
+        "pass_through_build_failures": _FAILURES,
+        "use_fast_partitioner": _ENGINES,
+        "enable_resource_partitioning": _ENGINES,
+        "cpu_memory_budget": "weights are held once, and what is made of them lies in files",
+        "offload_module_to_cpu": "the model may lie on the CPU from the start",
+        "device": _WHERE,
+        "gpu_id": _WHERE,
+        "hardware_compatible": _WHERE,
+        "make_refittable": _REFIT,
+        "make_refitable": _REFIT,
+        "strip_engine_weights": _REFIT,
+        "refit_identical_engine_weights": _REFIT,
+        "timing_cache_path": _CACHE,
+        "cache_built_engines": _CACHE,
+        "reuse_cached_engines": _CACHE,
+        "engine_cache_dir": _CACHE,
+        "engine_cache_size": _CACHE,
+        "custom_engine_cache": _CACHE,
+        "use_python_runtime": _PYTHON,
+        "lazy_engine_init": f"{_PYTHON}, and engines are loaded by the module, not by compiling",
+        "enable_experimental_decompositions": "decompositions=pipeline.DECOMPOSITIONS.register(…) adds your own",
+        "num_avg_timing_iters": "optimization_level says how long the builder may look for kernels",
+        "enable_weight_streaming": f"{_NONE}: an engine's weights are on the GPU as a whole",
+        "dynamically_allocate_resources": f"{_NONE}: a worker's scratch memory is kept; execution_contexts bounds it",
+        "use_distributed_mode_trace": f"{_NONE}: programs run on one GPU",
+        **dict.fromkeys(("sparse_weights", "engine_capability", "enable_cross_compile_for_windows"), _NONE),
+        **dict.fromkeys(("tiling_optimization_level", "l2_limit_for_tiling"), _NONE),
+        **dict.fromkeys(("dla_sram_size", "dla_local_dram_size", "dla_global_dram_size"), _NONE),
+    }
+)
+"""The settings' names, and how to go on without them."""
