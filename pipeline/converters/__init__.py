@@ -11,7 +11,10 @@ from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 
 _MECHANISM: Final = frozenset(
-    {"arguments", "context", "converter_utils", "declare", "decompositions", "lookup", "registry", "support", "types"}
+    {
+        *("arguments", "context", "converter_utils", "declare", "decompositions", "index_signs", "lookup", "registry"),
+        *("results", "support", "types", "unsupported"),
+    }
 )
 
 

@@ -70,21 +70,3 @@ def _row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
         limits=tuple(filter(None, limits)),
         schema=str(target._schema) if isinstance(target, OpOverload) else "",
     )
-
-
-def to_markdown(rows: Iterable[SupportRow]) -> str:
-    """The rows as a Markdown table."""
-    header = ("target", "converters", "dynamic shapes", "data-dependent shape", "limits", "schema")
-    return "\n".join(map(_line, (header, ("---",) * len(header), *map(_cells, rows))))
-
-
-def _cells(row: SupportRow) -> tuple[str, ...]:
-    converters = ", ".join(f"`{name}`" for name in row.converters)
-    schema = f"`{row.schema}`" if row.schema else ""
-    yes = {True: "yes", False: ""}
-    return f"`{row.target}`", converters, yes[row.dynamic], yes[row.allocator], " ".join(row.limits), schema
-
-
-def _line(cells: Iterable[str]) -> str:
-    escaped = (cell.replace("|", "\\|") for cell in cells)
-    return f"| {' | '.join(escaped)} |"

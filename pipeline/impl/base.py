@@ -154,12 +154,6 @@ def raise_rank(ctx: ConversionContext, name: str, x: ITensor, to: int) -> ITenso
     return unsqueeze(ctx, name, x, range(missing)) if missing > 0 else x
 
 
-def same_rank(ctx: ConversionContext, name: str, *tensors: ITensor) -> tuple[ITensor, ...]:
-    """The tensors brought to the highest of their ranks, as TensorRT's broadcasting wants them."""
-    highest = max(map(rank, tensors))
-    return tuple(raise_rank(ctx, name, t, highest) for t in tensors)
-
-
 def unsqueeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
     """``x`` with dims of size 1 at the given places of the result; right for dynamic and zero sizes."""
     if not axes:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
-from pipeline.converters.support import SupportRow, get_graph_converter_support, support_table, to_markdown
+from pipeline.converters.support import SupportRow, get_graph_converter_support, support_table
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -49,13 +49,6 @@ def test_the_table_has_what_was_declared() -> None:
     assert relu == SupportRow("aten.relu.default", (name,), True, False, limits, str(aten.relu.default._schema))
     assert getitem == SupportRow("operator.getitem", (name,), False, True, (), "")
     assert support_table(REGISTRY.bind(CompilationSettings())) == (relu, getitem)
-
-
-def test_markdown_has_a_line_a_row_and_escapes_bars() -> None:
-    lines = to_markdown(support_table(REGISTRY)).splitlines()
-    assert len(lines) == 4
-    assert r"| k is at most \| four. | `aten::relu(Tensor self) -> Tensor` |" in lines[2]
-    assert lines[3] == f"| `operator.getitem` | `{__name__}.convert` |  | yes |  |  |"
 
 
 def test_bad_entries_are_named() -> None:

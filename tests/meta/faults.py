@@ -100,7 +100,8 @@ def no_promotion(fault: bool) -> Any:
     def mul(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
         if not fault:
             return elementwise.binary(ctx, name, "PROD", *args)
-        a, b = base.same_rank(ctx, name, *(base.tensor(ctx, name, a) for a in args))
+        rank = max(map(base.rank, args))
+        a, b = (base.tensor(ctx, name, a, rank=rank) for a in args)
         return base.elementwise(ctx, name, "PROD", a, b)
 
     return mul
