@@ -35,14 +35,20 @@ __all__ = [
 
 @attrs.frozen
 class Tensor:
-    """A tensor between layers; dtype is torch's name, -1 a dimension known only when it runs."""
+    """A tensor between layers; dtype is torch's name, -1 a dimension known only when it runs.
+
+    `dimension_names` are an input's, "" where one has none: dimensions of one name are of one size.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    dimension_names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}{list(self.shape)}"
+        names = self.dimension_names or ("",) * len(self.shape)
+        sizes = ", ".join(name or str(size) for size, name in zip(self.shape, names, strict=True))
+        return f"{self.name}: {self.dtype}[{sizes}]"
 
 
 @attrs.frozen
@@ -204,7 +210,7 @@ class _Description:
         self.weights: dict[str, Weight] = {}
 
     def of(self, net: Any, name: str, profile: Profile | None) -> Network:
-        inputs = tuple(self.tensor(net.get_input(i), f"input.{i}") for i in range(net.num_inputs))
+        inputs = tuple(self.input(net.get_input(i), f"input.{i}") for i in range(net.num_inputs))
         outputs = [net.get_output(i) for i in range(net.num_outputs)]
         for index, output in enumerate(outputs):
             self.tensor_name(output, f"output.{index}")
@@ -233,6 +239,11 @@ class _Description:
         if shape is None:
             raise ValueError(f"tensor {name!r} has no shape: its layer is invalid, see TensorRT's log")
         return Tensor(name, dtype_name(tensor.dtype), shape)
+
+    def input(self, tensor: Any, default: str) -> Tensor:
+        found = self.tensor(tensor, default)
+        names = tuple(tensor.get_dimension_name(i) for i in range(len(found.shape)))
+        return attrs.evolve(found, dimension_names=names if any(names) else ())
 
     def layer(self, layer: Any, own: str) -> Layer:
         kind = layer_kind(layer)

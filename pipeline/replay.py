@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from pipeline.attributes import ATTRIBUTES, Value
 from pipeline.network import Layer, Network
 from pipeline.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED, WRITE
-from pipeline.trt import Log, dtype_called, layer_of, new_network, trt
+from pipeline.trt import Log, dtype_called, layer_of, name_dimensions, new_network, trt
 
 __all__ = ["ReplayError", "WeightOf", "replay"]
 
@@ -41,7 +41,9 @@ class _Replay:
     def run(self) -> Any:
         self.net.name = self.network.name
         for tensor in self.network.inputs:
-            self.tensors[tensor.name] = self.net.add_input(tensor.name, dtype_called(tensor.dtype), tensor.shape)
+            made = self.net.add_input(tensor.name, dtype_called(tensor.dtype), tensor.shape)
+            name_dimensions(made, tensor.dimension_names)
+            self.tensors[tensor.name] = made
         layers = [self.layer(row) for row in self.network.layers]
         for row, layer in zip(self.network.layers, layers, strict=True):
             self.connect(row, layer)

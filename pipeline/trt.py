@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -328,6 +328,14 @@ def new_network(builder: "trt.Builder") -> "trt.INetworkDefinition":
     """An empty strongly typed network, on every version."""
     flag = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
     return builder.create_network(0 if flag is None else 1 << int(flag))
+
+
+def name_dimensions(tensor: "trt.ITensor", names: Sequence[str]) -> None:
+    """Names for the dimensions of a network's input, "" for none. TensorRT takes those of one name to be of one size:
+    only then does it fuse what combines two inputs along a dynamic dimension, attention and its mask say."""
+    for dim, name in enumerate(names):
+        if name:
+            tensor.set_dimension_name(dim, name)
 
 
 # Where the class is not the kind in camel case between I and Layer.

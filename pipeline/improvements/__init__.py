@@ -9,10 +9,13 @@ from pipeline.improvements.attention import attention, groups
 from pipeline.improvements.convolutions import padding, scales
 from pipeline.improvements.masks import masks
 from pipeline.improvements.patches import patches
+from pipeline.improvements.products import heads, products
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.tidy import casts, duplicates, layouts
 
-PASSES: Final = (casts, gelus, attention, groups, masks, padding, scales, patches, layouts, duplicates)
+PASSES: Final = (
+    *(casts, gelus, attention, groups, masks, padding, scales, patches, products, heads, layouts, duplicates),
+)
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 
 __all__ = ["PASSES", "Improvement", "Rewriting", "improvement"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -27,7 +27,7 @@ from pipeline.program import Converted, Partitioned, Port, Program, Segment, Ver
 from pipeline.recipes import Recipe
 from pipeline.shapes import Expr, Symbols, bounds, expression, shape_of
 from pipeline.spill import Spill
-from pipeline.trt import Log, layer_of, new_network, to_torch, to_trt, trt
+from pipeline.trt import Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt
 
 
 @stage
@@ -83,6 +83,7 @@ class _Conversion:
         self.computed: dict[str, str] = {}
         self.env: dict[str, Any] = {}
         self.tensor_names: dict[int, str] = {}
+        self.dimension_names = _dimension_names(segment.inputs)
         for port in segment.inputs:
             self.input(port)
         self.constants()
@@ -94,6 +95,7 @@ class _Conversion:
         if source is None:
             said = self.ctx.log.said_since(0)
             raise ConversionError(port.name, "placeholder", "", f"TensorRT refused the input {port}: {said}")
+        name_dimensions(source, [self.dimension_names.get(str(d), "") for d in port.shape])
         if port.kind == "symint":
             self.ctx.symbols[str(port.value)] = (source, None)
             return
@@ -296,6 +298,16 @@ def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
         return False
     given = bounds(size, symbols)
     return given.min == given.max == value
+
+
+def _dimension_names(inputs: Iterable[Port]) -> dict[str, str]:
+    """A name for each dynamic size that several dims of the inputs have: where it is met first (``ids.0``)."""
+    places: dict[str, list[str]] = {}
+    for port in inputs:
+        for dim, size in enumerate(port.shape):
+            if not isinstance(size, int):
+                places.setdefault(str(size), []).append(f"{port.name}.{dim}")
+    return {size: first for size, (first, *others) in places.items() if others}
 
 
 def _profile(segment: Segment) -> Profile | None:
