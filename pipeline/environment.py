@@ -299,12 +299,22 @@ def _data_dependent(node: torch.fx.Node, given: Any, shapes: ShapeEnvironment) -
     low, high = _ends(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
-    limit = _most(node, shapes)
+    limits = [limit for limit in (_most(node, shapes), _longest_piece(node, shapes)) if limit is not None]
+    limit = min(limits, default=None)
     high = limit if high is None else high if limit is None else min(high, limit)
     if high is None:
         high = max(UNBOUNDED_FACTOR * _largest(node, shapes), 16, low)
         log.warning("the size of %s depends on data and has no upper bound; engines take up to %d", node.name, high)
     return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
+
+
+def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
+    """The greatest size of what is split into pieces of which one is as long as a node says; None if nothing is."""
+    split = [user for user in node.users if user.target is aten.split_with_sizes.default]
+    dims = [dict(enumerate(user.args)).get(2, user.kwargs.get("dim", 0)) for user in split]
+    whole = [shape_of(user.args[0].meta["val"])[dim] for user, dim in zip(split, dims, strict=True)]  # type: ignore
+    known = [size for size in whole if {s.name for s in getattr(size, "free_symbols", ())} <= set(shapes)]
+    return min((bounds(size, shapes).max for size in known), default=None)
 
 
 def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:

@@ -91,6 +91,19 @@ def test_a_bound_that_the_model_states_is_the_engines() -> None:
         module(torch.ones(2, 4))
 
 
+def test_pieces_are_as_long_as_the_whole_at_most() -> None:
+    """The example has 4 rows in pieces of up to 3; a call may have one piece of all 36."""
+
+    def weighted(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        pieces = x.flatten().split(counts.tolist())
+        return torch.cat([piece * (i + 1) + 1 for i, piece in enumerate(pieces)])
+
+    result = compiled(weighted, [ROWS, None], torch.randn(4, 4), torch.tensor([3, 2, 11]))
+    for counts in ([3, 0, 33], [0, 36, 0]):
+        x, counts = torch.randn(9, 4), torch.tensor(counts)
+        torch.testing.assert_close(result(x, counts), weighted(x, counts))
+
+
 def test_repeats_have_a_bound_by_default_and_an_error_beyond_it(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor, repeats: torch.Tensor) -> torch.Tensor:
         return torch.relu(torch.repeat_interleave(x, repeats, 0) * 2 - 1) * 3 + 1
