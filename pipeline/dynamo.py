@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from pipeline.annotations import accepts
 from pipeline.capture import capture
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, Executor
 from pipeline.compose import Pipeline
 from pipeline.defaults import default
 from pipeline.environment import UNBOUNDED_FACTOR
@@ -26,12 +26,16 @@ from pipeline.program import Program
 from pipeline.refit import refit_module_weights
 
 
-def backend(compile: Pipeline | None = None) -> Callable[..., Callable[..., Any]]:
-    """A backend of ``torch.compile`` that compiles each graph with a pipeline, ``pipeline.default()`` if None.
+def backend(compile: Pipeline | None = None, *, executor: Executor | None = None) -> Callable[..., Callable[..., Any]]:
+    """A backend of ``torch.compile``.
 
     It is for inference: results have no gradients. A size that varies goes as far as Dynamo was told
     (``mark_dynamic``), or to 4 times that of the call that compiles, at least 16; beyond that, Dynamo compiles anew.
     Weights that were changed since the last call, or replaced, are refitted first.
+
+    Args:
+        compile: what each graph is compiled with; ``pipeline.default()`` if None.
+        executor: what runs it, as in ``Compiled.module``.
 
     Raises:
         TypeError: the pipeline does not lead from ``Program`` to ``Compiled``.
@@ -53,7 +57,7 @@ def backend(compile: Pipeline | None = None) -> Callable[..., Callable[..., Any]
             made = stages(program)
         graph.guard(program)
         at = {node: i for i, node in enumerate(nodes)}
-        runner = _Runner(made, {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs])
+        runner = _Runner(made, {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs], executor)
         runner.load(example_inputs)
         return runner
 
@@ -130,13 +134,14 @@ class _Runner:
     compiled: Compiled
     weights: Mapping[str, int]
     inputs: Sequence[int]
+    executor: Executor | None
     module: Any = None
     held: Sequence[tuple[int, torch.Tensor, int]] = ()
 
     def load(self, args: Sequence[Any]) -> None:
         """Make a module of what is compiled, and note the weights that it has."""
         self.held = [(i, args[i], args[i]._version) for i in self.weights.values()]
-        self.module = self.compiled.module()
+        self.module = self.compiled.module(self.executor)
 
     def __call__(self, *args: Any) -> Any:
         if any(args[i] is not weight or weight._version != version for i, weight, version in self.held):
