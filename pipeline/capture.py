@@ -109,11 +109,7 @@ def _export(
         with suppress(Exception):
             if other is not None and not dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
                 return exported, shapes
-    raise _refusal(model, first) from first
-
-
-def _refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
-    return CaptureError(f"torch.export cannot capture {type(model).__name__}: {said(error)}")
+    raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {said(first)}") from first
 
 
 def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
@@ -132,7 +128,7 @@ def _tied(error: UserError, shapes: Any) -> Any:
     """
     try:
         tied = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
-    except Exception:
+    except Exception:  # it parses the message, which may suggest nothing that it understands
         return None
     return tied if _ends(tied) == _ends(shapes) else None
 
@@ -149,34 +145,15 @@ def _program(
     tuned: Mapping[int, Sequence[int]],
     asked: Mapping[str, Any],
 ) -> Program:
+    parameters, constants, buffers = _lifted(exported)
     signature, graph = exported.graph_signature, graph_module.graph
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
-    tensors: dict[str, torch.Tensor] = {**dict(exported.named_parameters()), **dict(exported.named_buffers())}
-    mutated = set(signature.buffers_to_mutate.values())
-    constants: dict[str, Recipe] = {}
-    buffers: dict[str, str] = {}
-    names: list[str] = []
-    parameters: dict[str, torch.Tensor] = {}
-    for spec in signature.input_specs:
-        name = spec.arg.name
-        if spec.kind == InputKind.USER_INPUT:
-            names.append(name)
-        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            target = str(spec.target)
-            parameters[target] = tensors[target] if target in tensors else exported.constants[target]
-            if target in mutated:
-                buffers[name] = target
-            else:
-                constants[name] = identity(target)
-        else:
-            raise CaptureError(f"input {name} is a {spec.kind.name}, which the compiler does not take")
-    sizes = {name: tuned[i] for i, name in enumerate(names) if i in tuned}
-    shapes = environment(exported, graph, {name: values[name] for name in names}, sizes, asked)
-    specs = signature.input_specs
-    inputs = tuple(_port(s.arg, values, shapes) for s in specs if s.kind == InputKind.USER_INPUT)
+    arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
+    shapes = environment(exported, graph, {a.name: values[a.name] for a in arguments}, sizes, asked)
     return Program(
         graph_module=graph_module,
-        inputs=inputs,
+        inputs=tuple(_port(argument, values, shapes) for argument in arguments),
         outputs=_outputs(signature.output_specs, results(graph)),
         constants=FrozenDict(constants),
         buffers=FrozenDict(buffers),
@@ -188,6 +165,28 @@ def _program(
         versions=FrozenDict({name: tensor._version for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
     )
+
+
+def _lifted(exported: ExportedProgram) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
+    """The model's own tensors by their names; the placeholders that stay what one of them is; those that change."""
+    signature = exported.graph_signature
+    tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
+    mutated = set(signature.buffers_to_mutate.values())
+    parameters: dict[str, torch.Tensor] = {}
+    constants: dict[str, Recipe] = {}
+    buffers: dict[str, str] = {}
+    for spec in signature.input_specs:
+        name, target = spec.arg.name, str(spec.target)
+        if spec.kind == InputKind.USER_INPUT:
+            continue
+        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            raise CaptureError(f"input {name} is a {spec.kind.name}, which the compiler does not take")
+        parameters[target] = tensors[target]
+        if target in mutated:
+            buffers[name] = target
+        else:
+            constants[name] = identity(target)
+    return parameters, constants, buffers
 
 
 def _port(argument: Any, values: Mapping[str, Any], shapes: ShapeEnvironment) -> Port:
