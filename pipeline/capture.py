@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten
 from pipeline import dims, given
 from pipeline.dims import is_input
 from pipeline.environment import environment
-from pipeline.errors import CaptureError, said
+from pipeline.errors import CaptureError, worded
 from pipeline.fakes import oblivious
 from pipeline.frozen import FrozenDict
 from pipeline.functional import functional
@@ -109,7 +109,7 @@ def _export(
         with suppress(Exception):
             if other is not None and not dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
                 return exported, shapes
-    raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {said(first)}") from first
+    raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(first)}") from first
 
 
 def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:

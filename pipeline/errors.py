@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePath
+from typing import Any
 
 import attrs
 import torch
@@ -146,7 +147,12 @@ def source_line(node: torch.fx.Node) -> str:
     The innermost frame of the node's stack trace outside torch itself and the code it makes; a model's library counts
     as the user's.
     """
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    return line_of(node.meta)
+
+
+def line_of(meta: Mapping[str, Any]) -> str:
+    """`source_line` of a node that has this `meta`."""
+    frames = list(_FRAME.finditer(meta.get("stack_trace") or ""))
     if not frames:
         return ""
     frame = next((f for f in reversed(frames) if not f["file"].startswith((_torch_folder(), "<"))), frames[-1])
@@ -159,7 +165,7 @@ def _torch_folder() -> str:
     return f"{Path(torch.__file__).parent}{os.sep}"
 
 
-def said(error: BaseException) -> str:
+def worded(error: BaseException) -> str:
     """What an exception says, with its kind where the words alone may be no sentence (`KeyError: 'x'`)."""
     words = str(error)
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")

@@ -40,7 +40,8 @@ def _otherwise(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any
     due = names if len(names) == positional.num_children else [""] * positional.num_children
     missing, extra = [k for k in keywords if k not in kwargs], [k for k in kwargs if k not in keywords]
     differ = f": missing {missing}, not known {extra}" if missing or extra else ""
-    return f"called with {_counted([''] * len(args), kwargs)}; the program was compiled for {_counted(due, keywords)}{differ}"
+    called, compiled = _counted([""] * len(args), kwargs), _counted(due, keywords)
+    return f"called with {called}; the program was compiled for {compiled}{differ}"
 
 
 def _counted(positional: Sequence[str], keywords: Iterable[str]) -> str:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from pipeline.compose import report, stage
 from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.converters.declare import CallingConvention
-from pipeline.errors import ConversionError, source_line
+from pipeline.errors import ConversionError, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
 from pipeline.naming import layer_name
@@ -125,14 +127,17 @@ class _Conversion:
         node = self.nodes[name]
         self.ctx.node = node
         mark, layers, literals = self.ctx.log.mark(), self.ctx.net.num_layers, set(self.ctx.literals)
+        ends = self.ends()
         try:
             result = self.call(node)
             self.check(node, result)
+            self.check_network(node, result, layers, ends)
         except ConversionError:
             raise
         except Exception as error:
             said = "; ".join(self.ctx.log.errors_since(mark))
-            message = f"{error} (TensorRT: {said})" if said and said not in str(error) else str(error) or repr(error)
+            words = str(error) if isinstance(error, NetworkError) else worded(error)
+            message = f"{words} (TensorRT: {said})" if said and said not in words else words
             raise ConversionError(node.name, str(node.target), source_line(node), message) from error
         self.adopt(layers)
         self.note_computed(node, literals)
@@ -195,6 +200,27 @@ class _Conversion:
                 return cast(torch.Tensor, value)
         memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(held.pointer or 0)
         return torch.frombuffer(memory, dtype=dtype).clone()
+
+    def ends(self) -> tuple[int, int]:
+        """How many inputs and outputs the network has: those are the segment's business, not a converter's."""
+        return self.ctx.net.num_inputs, self.ctx.net.num_outputs
+
+    def check_network(self, node: torch.fx.Node, result: Any, first: int, ends: tuple[int, int]) -> None:
+        """Raise where a converter gave the network inputs or outputs, or gives what another network made."""
+        if self.ends() != ends:
+            raise NetworkError("the converter gave the network an input or output: only segments have those")
+        known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, trt.ITensor) and id(tensor) not in known and not self.made(tensor, first):
+                raise NetworkError(f"the converter gave {tensor.name!r}, which is a tensor of another network")
+
+    def made(self, tensor: Any, first: int) -> bool:
+        """Whether the network has the tensor, which one of its layers from this one on makes, most likely."""
+        net = self.ctx.net
+        layers = map(net.get_layer, (*range(first, net.num_layers), *range(first)))
+        inputs = map(net.get_input, range(net.num_inputs))
+        outputs = (layer.get_output(i) for layer in layers for i in range(layer.num_outputs))
+        return any(tensor is known for known in chain(outputs, inputs))
 
     def note_computed(self, node: torch.fx.Node, before: set[str]) -> None:
         """Arrays of floats that appear while a node with parameters is converted do not follow those parameters."""

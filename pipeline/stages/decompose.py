@@ -22,10 +22,12 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pipeline.converters.declare import function_name
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.experts import known_as
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
+from pipeline.errors import ConversionError, line_of, worded
 from pipeline.fakes import fake_mode, quietly, signature
 from pipeline.naming import origin
 from pipeline.program import Program, is_operator
@@ -81,8 +83,8 @@ class _Rewriter:
         is_complex = has_complex(args, kwargs, meta.get("val"))
         function = (RULES if is_complex else self.own).get(known_as(target))
         if function is not None and not self.lookup.settings.runs_in_torch(target, ""):
-            inline = self.inline_pairs if is_complex else self.inline
-            inlined = inline(target, function, args, kwargs, meta)
+            inline = self.inline_pairs if is_complex else self.inline_own
+            inlined = inline(target, function, args, kwargs, meta, name)
             if inlined is not None:
                 return inlined[0]
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
@@ -100,8 +102,29 @@ class _Rewriter:
         self.graph.erase_node(node)
         return inlined[0]
 
+    def inline_own(
+        self,
+        target: Any,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        meta: Mapping[str, Any],
+        name: str | None,
+    ) -> tuple[Any] | None:
+        """`inline` of a registered decomposition, which may be a user's: what it does wrong is told by its name."""
+        try:
+            inlined = self.inline(target, function, args, kwargs, meta)
+            if inlined is not None:
+                _check(inlined[0], meta.get("val"))
+            return inlined
+        except ConversionError:
+            raise
+        except Exception as error:
+            why = f"its decomposition {function_name(function)} is wrong: {worded(error)}"
+            raise ConversionError(name or str(target), str(target), line_of(meta), why) from error
+
     def inline_pairs(
-        self, target: Any, rule: Callable[..., Any], args: Any, kwargs: Any, meta: Mapping[str, Any]
+        self, target: Any, rule: Callable[..., Any], args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None
     ) -> tuple[Any] | None:
         """The outputs of an operator's rule on pairs, put together where they are complex; None if there is none."""
         where = origin(meta)
@@ -198,6 +221,34 @@ def _told_apart(fakes: list[Any]) -> list[Any]:
 
 class _DoesNotApply(Exception):  # noqa: N818 - not an error
     """A decomposition gave NotImplemented."""
+
+
+def _check(made: Any, expected: Any) -> None:
+    """Raise where a decomposition gives other tensors than its operator: in number, dtype, rank or size."""
+    several = isinstance(expected, tuple | list)
+    given, wanted = (made if isinstance(made, tuple | list) else [made]), (expected if several else [expected])
+    if isinstance(made, tuple | list) != several or len(given) != len(wanted):
+        raise RuntimeError(f"it gives {_shown(made)}, the operator {_shown(expected)}")
+    for a, b in zip(given, wanted, strict=True):
+        value = a.meta.get("val") if isinstance(a, torch.fx.Node) else a
+        unused = value is None and several
+        if isinstance(b, torch.Tensor) and not unused and not _alike(value, b):
+            raise RuntimeError(f"it gives {_shown(value)}, the operator {_shown(b)}")
+
+
+def _alike(value: Any, expected: torch.Tensor) -> bool:
+    if not isinstance(value, torch.Tensor) or value.dtype != expected.dtype or value.dim() != expected.dim():
+        return False
+    sizes = zip(shape_of(value), shape_of(expected), strict=True)
+    return all(a == b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{len(value)} results"
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _bakes_in(template: torch.fx.GraphModule, expected: Any) -> bool:
