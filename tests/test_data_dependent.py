@@ -92,15 +92,14 @@ def test_a_bound_that_the_model_states_is_the_engines() -> None:
 
 
 def test_pieces_are_as_long_as_the_whole_at_most() -> None:
-    """The example has 4 rows in pieces of up to 3; a call may have one piece of all 36."""
+    """Where torch.export knows no bound of the whole, the engine's is that of the pieces too."""
 
     def weighted(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        pieces = x.flatten().split(counts.tolist())
-        return torch.cat([piece * (i + 1) + 1 for i, piece in enumerate(pieces)])
+        return torch.cat([piece * (i + 1) + 1 for i, piece in enumerate(x.split(counts.tolist()))])
 
-    result = compiled(weighted, [ROWS, None], torch.randn(4, 4), torch.tensor([3, 2, 11]))
-    for counts in ([3, 0, 33], [0, 36, 0]):
-        x, counts = torch.randn(9, 4), torch.tensor(counts)
+    result = compiled(weighted, [{0: Dim.AUTO}, None], torch.randn(20, 4), torch.tensor([3, 2, 15]))
+    for each in ([3, 0, 33], [0, 36, 0]):
+        x, counts = torch.randn(36, 4), torch.tensor(each)
         torch.testing.assert_close(result(x, counts), weighted(x, counts))
 
 
