@@ -10,7 +10,7 @@ import ctypes
 import math
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.fx.node import map_arg
@@ -29,13 +29,16 @@ from pipeline.program import Converted, Partitioned, Port, Program, Segment, Ver
 from pipeline.recipes import Recipe
 from pipeline.shapes import Expr, Symbols, bounds, expression, shape_of
 from pipeline.spill import Spill
-from pipeline.trt import Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt
+from pipeline.trt import Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt, weights_of
+
+T = TypeVar("T")
 
 
 @stage
 def convert(partitioned: Partitioned) -> Converted:
     """A network for each engine segment, checked node by node."""
-    conversions = [_Conversion(partitioned, segment) for segment in partitioned.engine_segments]
+    nodes = {node.name: node for node in partitioned.program.graph.nodes}
+    conversions = [_Conversion(partitioned, segment, nodes) for segment in partitioned.engine_segments]
     total, done = sum(len(c.segment.nodes) for c in conversions), 0
     for conversion in conversions:
         for name in conversion.segment.nodes:
@@ -43,21 +46,18 @@ def convert(partitioned: Partitioned) -> Converted:
             done += 1
             report(done, total, name)
         conversion.finish()
-    recipes: dict[str, Recipe] = {}
-    literals: dict[str, torch.Tensor] = {}
-    computed: dict[str, str] = {}
-    for conversion in conversions:
-        recipes |= conversion.recipes
-        literals |= conversion.ctx.literals
-        computed |= conversion.computed
     return Converted(
         partitioned,
         networks=tuple(c.network for c in conversions),
         handles=tuple(c.handle for c in conversions),
-        recipes=FrozenDict(recipes),
-        literals=FrozenDict(literals),
-        computed=FrozenDict(computed),
+        recipes=_joined(c.recipes for c in conversions),
+        literals=_joined(c.ctx.literals for c in conversions),
+        computed=_joined(c.computed for c in conversions),
     )
+
+
+def _joined(parts: Iterable[Mapping[str, T]]) -> FrozenDict[str, T]:
+    return FrozenDict({name: value for part in parts for name, value in part.items()})
 
 
 def border_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -68,11 +68,10 @@ def border_dtype(dtype: torch.dtype) -> torch.dtype:
 class _Conversion:
     """One segment on its way to a network."""
 
-    def __init__(self, partitioned: Partitioned, segment: Segment) -> None:
+    def __init__(self, partitioned: Partitioned, segment: Segment, nodes: Mapping[str, torch.fx.Node]) -> None:
         self.program: Program = partitioned.program
         self.verdicts: Mapping[str, Verdict] = partitioned.verdicts
-        self.segment = segment
-        self.nodes = _nodes(self.program)
+        self.segment, self.nodes = segment, nodes
         log = Log()
         builder = trt.Builder(log)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log)
@@ -84,7 +83,6 @@ class _Conversion:
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
         self.env: dict[str, Any] = {}
-        self.tensor_names: dict[int, str] = {}
         self.dimension_names = _dimension_names(segment.inputs)
         for port in segment.inputs:
             self.input(port)
@@ -126,7 +124,7 @@ class _Conversion:
         """Call the node's converter and check what it made."""
         node = self.nodes[name]
         self.ctx.node = node
-        mark, layers, literals = self.ctx.log.mark(), self.ctx.net.num_layers, set(self.ctx.literals)
+        mark, layers, literals = self.ctx.log.mark(), self.ctx.net.num_layers, len(self.ctx.literals)
         ends = self.ends()
         try:
             result = self.call(node)
@@ -148,11 +146,9 @@ class _Conversion:
     def call(self, node: torch.fx.Node) -> Any:
         """The converter's result for the node's resolved arguments."""
         choice = self.verdicts[node.name].choice
+        assert choice is not None
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
-        if choice.convention is CallingConvention.LEGACY:
-            given: Any = self.ctx.net
-        else:
-            given = self.ctx
+        given = self.ctx.net if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
         return choice.support.converter_implementation(given, node.target, args, kwargs, layer_name(node))
 
@@ -222,11 +218,10 @@ class _Conversion:
         outputs = (layer.get_output(i) for layer in layers for i in range(layer.num_outputs))
         return any(tensor is known for known in chain(outputs, inputs))
 
-    def note_computed(self, node: torch.fx.Node, before: set[str]) -> None:
+    def note_computed(self, node: torch.fx.Node, before: int) -> None:
         """Arrays of floats that appear while a node with parameters is converted do not follow those parameters."""
         parameters = [n.name for n in node.all_input_nodes if n.name in self.segment.constants]
-        for name in self.ctx.literals.keys() - before if parameters else ():
-            value = self.ctx.literals[name]
+        for name, value in list(self.ctx.literals.items())[before:] if parameters else ():
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
@@ -261,14 +256,10 @@ class _Conversion:
         for pointer, weight in known.items():
             tensor = self.ctx.weight_refit_map[weight.name]
             if tensor.data_ptr() == pointer and tensor.numel():
-                self.ctx.net.set_weights_name(_weights(tensor), weight.name)
+                self.ctx.net.set_weights_name(weights_of(tensor), weight.name)
         self.network: Network = describe(
-            self.ctx.net, name=self.segment.name, weight_name=self.weight_name, profile=_profile(self.segment)
+            self.ctx.net, name=self.segment.name, weight_name=known.get, profile=_profile(self.segment)
         )
-
-    def weight_name(self, pointer: int) -> Weight | None:
-        """The weight that lies at an address."""
-        return self.ctx.weights.get(pointer)
 
     def output(self, port: Port) -> None:
         """Mark a network output; what is an input, a constant or an output already gets a layer of its own."""
@@ -293,14 +284,6 @@ class _Conversion:
                 if tensor is not None and not tensor.is_network_output:
                     name = layer.name if layer.name not in taken else f"{layer.name}:inner"
                     tensor.name = name if j == 0 else f"{name}:{j}"
-
-
-def _nodes(program: Program) -> dict[str, torch.fx.Node]:
-    return {n.name: n for n in program.graph.nodes}
-
-
-def _weights(tensor: torch.Tensor) -> Any:
-    return trt.Weights(to_trt(tensor.dtype), tensor.data_ptr(), tensor.numel())
 
 
 def _check_tensor(made: Any, expected: torch.Tensor, symbols: Symbols) -> None:
