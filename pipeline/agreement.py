@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.compiled import Compiled, Executor
+from pipeline.dims import is_input
 from pipeline.inputs import Input
 from pipeline.sources import Source
 
@@ -79,12 +80,8 @@ def random_inputs(source: Source, seed: int = 0) -> tuple[tuple[Any, ...], dict[
     given: Any = (tuple(source.args), dict(source.kwargs))
     if isinstance(source.model, ExportedProgram):
         given = _exported_inputs(source.model, source.args)
-    args, kwargs = tree_map(lambda value: _random(value, generator), given, is_leaf=_is_input)
+    args, kwargs = tree_map(lambda value: _random(value, generator), given, is_leaf=is_input)
     return tuple(args), dict(kwargs)
-
-
-def _is_input(value: Any) -> bool:
-    return isinstance(value, Input)
 
 
 def _random(value: Any, generator: torch.Generator) -> Any:

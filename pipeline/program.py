@@ -23,7 +23,11 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
 
 if TYPE_CHECKING:
+    from pipeline.converters.declare import Rejection
+    from pipeline.converters.lookup import Choice
+    from pipeline.errors import Fallback
     from pipeline.network import Network
+    from pipeline.plans import NetworkHandle
 
 
 def digest(text: str) -> str:
@@ -186,8 +190,8 @@ class Verdict:
 
     node: str
     target: str
-    choice: Any = field(default=None, eq=False)
-    reasons: tuple[Any, ...] = ()
+    choice: Choice | None = field(default=None, eq=False)
+    reasons: tuple[Rejection, ...] = ()
     where: str = ""
 
     @property
@@ -270,7 +274,7 @@ class Partitioned:
     program: Program
     segments: tuple[Segment, ...]
     verdicts: FrozenDict[str, Verdict] = field(repr=False)
-    fallbacks: tuple[Any, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
     cuts: tuple[Cut, ...] = ()
 
     @property
@@ -295,7 +299,7 @@ class Converted:
 
     partitioned: Partitioned
     networks: tuple[Network, ...]
-    handles: tuple[Any, ...] = field(eq=False, repr=False)
+    handles: tuple[NetworkHandle, ...] = field(eq=False, repr=False)
     recipes: FrozenDict[str, Recipe] = field(repr=False)
     literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
     computed: FrozenDict[str, str] = field(factory=FrozenDict)

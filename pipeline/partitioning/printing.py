@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 from pipeline.program import Partitioned, Segment
 
+GETITEM = "operator.getitem"
+"""The target of nodes that take an item of a result: they are no operators."""
+
 
 def printed(partitioned: Partitioned) -> str:
     """The whole record as text."""
@@ -24,9 +27,6 @@ def headline(partitioned: Partitioned) -> str:
         f"{segments} segment{'s'[: segments != 1]}: {len(inside)} of {total} operators in "
         f"{engines} engine{'s'[: engines != 1]}"
     )
-
-
-GETITEM = "operator.getitem"
 
 
 def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:

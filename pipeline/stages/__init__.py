@@ -1,4 +1,4 @@
-"""The stages, a file each, in the order in which they run."""
+"""The stages, a file each; ``complex*`` and ``fold`` are parts of ``decompose``."""
 
 from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert

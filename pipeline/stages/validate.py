@@ -11,7 +11,7 @@ from attrs import field, frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
-from pipeline.converters.registry import Choice, ConverterRegistry, Rejection
+from pipeline.converters.registry import BoundRegistry, Choice, ConverterRegistry, Rejection
 from pipeline.errors import source_line
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.flow import new_symbols
@@ -59,7 +59,9 @@ class Validate:
         return Validated(program, FrozenDict(verdicts))
 
 
-def _verdict(node: torch.fx.Node, lookup: Any, settings: CompilationSettings, earlier: dict[str, Verdict]) -> Verdict:
+def _verdict(
+    node: torch.fx.Node, lookup: BoundRegistry, settings: CompilationSettings, earlier: dict[str, Verdict]
+) -> Verdict:
     target = qualified_name(node.target)
     limits = tuple(_limits(node, settings, earlier))
     found = lookup.choose(node)
