@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from operator import index
 from typing import Any, Self
 
 import attrs
@@ -14,7 +15,10 @@ _GRAMMAR = "write [NAME=]DIMxDIM…[:DTYPE], DIM as SIZE, MIN..MAX or MIN..OPT..
 
 
 def _to_shape(value: Any) -> Any:
-    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else value
+    """Whole numbers of any kind (NumPy's) become Python's."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        return value
+    return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in value)
 
 
 def _sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias
 import attrs
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import resolve_name
 
 from pipeline.elsewhere import ELSEWHERE
 
@@ -28,9 +29,38 @@ def _torch_executed(value: object) -> frozenset[TorchExecuted]:
 def _executed_entries(item: object) -> Iterable[TorchExecuted]:
     if isinstance(item, OpOverloadPacket):
         return [getattr(item, overload) for overload in item.overloads()]
-    if isinstance(item, OpOverload | str) or callable(item):
+    if isinstance(item, str):
+        return _named(item)
+    if isinstance(item, type) or (traced := traced_name(item)):
+        name = item.__name__ if isinstance(item, type) else traced
+        raise TypeError(
+            f"torch_executed_ops: {name} is traced to operators: name those (torch.ops.aten.relu.default), or give a "
+            'predicate on module paths (lambda path: path.startswith("encoder."))'
+        )
+    if isinstance(item, OpOverload) or callable(item):
         return [item]
     raise TypeError(f"torch_executed_ops: {item!r} is not an operator, a qualified name or a predicate on module paths")
+
+
+def traced_name(item: object) -> str:
+    """The name of a function of torch's that is traced to operators (``torch.relu``), so that graphs lack it; or ""."""
+    is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
+    name = resolve_name(item) if is_torchs else None
+    return "" if name is None or name.startswith("torch.sym_") or name == "torch.cond" else str(name)
+
+
+def _named(name: str) -> Iterable[TorchExecuted]:
+    """A name that an operator can have; `aten.topk` means every overload. What aten does not have is a mistake."""
+    match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
+    if match is None:
+        raise ValueError(
+            f"torch_executed_ops: {name!r} is no operator's name; 'aten.topk.default' is, and 'aten::topk'"
+        )
+    namespace, operator, overload = match.groups()
+    packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace in ("aten", "prims") else None
+    if namespace in ("aten", "prims") and (packet is None or overload not in (None, *packet.overloads())):
+        raise ValueError(f"torch_executed_ops: there is no operator {name!r}")
+    return _executed_entries(packet) if packet is not None and overload is None and "::" not in name else [name]
 
 
 def _capabilities(value: object) -> tuple[str, ...]:
@@ -153,8 +183,8 @@ class CompilationSettings:
     immutable_weights: bool = attrs.field(default=True, validator=_flag)
     version_compatible: bool = attrs.field(default=False, validator=_flag)
     optimization_level: int | None = attrs.field(default=None, validator=_whole(0, 5))
-    workspace_size: int | None = attrs.field(default=None, validator=_whole(0))
-    max_aux_streams: int | None = attrs.field(default=None, validator=_whole(0))
+    workspace_size: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
+    max_aux_streams: int | None = attrs.field(default=None, validator=_whole(0, 2**31 - 1))
     compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_capabilities)
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
     use_fp32_acc: bool = attrs.field(default=False, validator=_flag)

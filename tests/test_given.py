@@ -91,6 +91,36 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "another size than exported": (of(exported, (torch.ones(3, 4),)), ValueError, "as 2x4:float32, not 3x4:float32"),
     "a range that was not exported": (of(exported, (RANGE,)), ValueError, r"as 2x4:float32, not 1\.\.8x4:float32"),
     "another dtype than exported": (of(exported, (X.half(),)), ValueError, "as 2x4:float32, not 2x4:float16"),
+    "settings that are a dict": (
+        lambda: pipeline.default({"min_block_size": 1}),  # type: ignore[arg-type]
+        TypeError,
+        "settings are CompilationSettings or None, .*; fields are given by name",
+    ),
+    "a registry that is a dict": (
+        lambda: pipeline.default(registry={}),  # type: ignore[arg-type]
+        TypeError,
+        "registry is a dict, a ConverterRegistry is due; ConverterRegistry.from_legacy adopts",
+    ),
+    "decompositions that are none": (
+        lambda: pipeline.default(decompositions=None),  # type: ignore[arg-type]
+        TypeError,
+        "decompositions is a NoneType",
+    ),
+    "a number of workers": (
+        lambda: pipeline.default(executor=4),  # type: ignore[arg-type]
+        TypeError,
+        r"executor is a concurrent\.futures\.Executor, such as ThreadPoolExecutor\(4\), not 4",
+    ),
+    "a GPU that is not built for": (
+        lambda: pipeline.default(compute_capabilities=("99.0",)),
+        ValueError,
+        "compute_capabilities: .* does not know 99.0; it builds for",
+    ),
+    "a converter of a function": (
+        lambda: pipeline.dynamo_tensorrt_converter(torch.relu),
+        TypeError,
+        "torch.relu is traced to operators",
+    ),
     "stages that are none": (lambda: pipeline.Pipeline(3), TypeError, "stages are a sequence"),
 }
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -129,3 +130,9 @@ def test_inputs_are_values() -> None:
     assert len({Input((2, 3)), Input([2, 3]), Input(torch.Size([2, 3]))}) == 1
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         Input((1,)).shape = (2,)
+
+
+def test_whole_numbers_of_numpy_are_sizes() -> None:
+    given = Input(np.array([2, 4]))
+    assert given == Input((2, 4))
+    assert [type(size) for size in given.shape or ()] == [int, int]

@@ -106,6 +106,14 @@ def test_settings_are_frozen_and_keyword_only() -> None:
         ("workspace_size", 1.5, TypeError),
         ("torch_executed_ops", "aten.topk.default", TypeError),
         ("torch_executed_ops", [3], TypeError),
+        ("torch_executed_ops", ["relu"], ValueError),
+        ("torch_executed_ops", ["aten.rellu"], ValueError),
+        ("torch_executed_ops", ["aten.relu.out_of_range"], ValueError),
+        ("torch_executed_ops", [torch.relu], TypeError),
+        ("torch_executed_ops", [torch.nn.functional.relu], TypeError),
+        ("torch_executed_ops", [torch.nn.ReLU], TypeError),
+        ("workspace_size", 2**70, ValueError),
+        ("max_aux_streams", 2**40, ValueError),
         ("compute_capabilities", "8.6", TypeError),
         ("compute_capabilities", ["86"], ValueError),
         ("compute_capabilities", [8.6], TypeError),
@@ -129,7 +137,15 @@ def test_compute_capabilities_have_one_form() -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [aten.add.Tensor, aten.add, "aten.add.Tensor", "aten::add.Tensor", "torch.ops.aten.add.Tensor", in_encoder],
+    [
+        aten.add.Tensor,
+        aten.add,
+        "aten.add.Tensor",
+        "aten.add",
+        "aten::add.Tensor",
+        "torch.ops.aten.add.Tensor",
+        in_encoder,
+    ],
 )
 def test_every_way_to_name_an_operator_keeps_it_in_torch(entry: Any) -> None:
     settings = CompilationSettings(torch_executed_ops=[entry])

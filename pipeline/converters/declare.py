@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from pipeline.settings import CompilationSettings
+from pipeline.settings import CompilationSettings, traced_name
 
 Target: TypeAlias = OpOverload[..., Any] | Callable[..., Any]
 Implementation: TypeAlias = Callable[..., Any]
@@ -132,6 +132,8 @@ def target_of(key: object) -> Target:
         raise TypeError(f"a target is an operator, not its name: torch.ops.{key.replace('::', '.')}, not {key!r}")
     if not callable(key):
         raise TypeError(f"a target is an OpOverload such as torch.ops.aten.add.Tensor, or a function, not {key!r}")
+    if name := traced_name(key):
+        raise TypeError(f"{name} is traced to operators: declare converters of those (torch.ops.aten.relu.default)")
     return key
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from attrs import define, field
@@ -33,7 +33,7 @@ def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str
 
     Raises:
         ValueError: an operator is in no group or in two, is in an engine that cannot run it, or runs before what it
-            reads; the message names it.
+            reads; the message names it. So does a reason of what is no operator, or a kind that is none.
     """
     return _Assembly(validated, [(kind, list(names)) for kind, names in groups], dict(reasons)).partitioned()
 
@@ -56,10 +56,14 @@ class _Assembly:
         self.place = {n: i for i, n in enumerate(self.program.graph.nodes)}
         self.named = {n.name: n for n in self.place}
         self.returned = [n for n in results(self.program.graph) if isinstance(n, Node)]
+        if unknown := [name for name in reasons if name not in self.named]:
+            raise ValueError(f"reasons: {unknown[0]} is no operator of the program")
         self.ports: dict[Node, Port] = {}
         self.home: dict[Node, int] = {}
         groups = [group for group in groups if group[1]]
-        for at, (_, names) in enumerate(groups):
+        for at, (kind, names) in enumerate(groups):
+            if kind not in get_args(Kind):
+                raise ValueError(f"a segment is an 'engine' or 'torch', not {kind!r}")
             for name in names:
                 self._settle(name, at)
         self.copied = copies(self.program, lambda n: validated.verdicts[n.name].supported) - self.home.keys()
@@ -201,8 +205,12 @@ class _Assembly:
         engines = {n for part in self.parts if part.kind == "engine" for n in part.nodes}
         for node in self.place:
             if is_operator(node) and node not in engines:
-                reason = self.reasons.get(node.name, ONLY_TORCH if node in self.copied else "")
-                yield fallback(self.validated, node, reason)
+                yield fallback(self.validated, node, self.reasons.get(node.name) or self._unsaid(node))
+
+    def _unsaid(self, node: Node) -> str:
+        """Why an operator runs in PyTorch, where the partitioner gave no reason."""
+        refused = "; ".join(r.reason for r in self.validated.verdicts[node.name].reasons)
+        return ONLY_TORCH if node in self.copied else refused or "the partitioner keeps it there"
 
 
 def fallback(validated: Validated, node: Node, reason: str) -> Fallback:

@@ -30,9 +30,14 @@ class Build:
         The weights of all networks and all plans have to fit, and are deleted at the end.
     """
 
-    executor: Executor | None = None
+    executor: Executor | None = field(default=None)
     folder: Path | None = None
     name: str = field(default="build", repr=False)
+
+    @executor.validator
+    def _check_executor(self, _: Any, value: Any) -> None:
+        if value is not None and (isinstance(value, type) or not callable(getattr(value, "submit", None))):
+            raise TypeError(f"executor is a concurrent.futures.Executor, such as ThreadPoolExecutor(4), not {value!r}")
 
     def __call__(self, converted: Converted) -> Built:
         """Serialized engines. The networks stay as they are; nothing of them is kept in the result.

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-import attrs
 import torch
 from attrs import field, frozen
 
@@ -70,9 +69,16 @@ class BySubmodule:
     pattern: which submodules, by their paths, as in `fnmatch` (``encoder.layer.*``); in the place of ``depth``.
     """
 
-    depth: int = field(default=1, validator=attrs.validators.ge(1))
+    depth: int = field(default=1)
     pattern: str | None = field(default=None, kw_only=True)
     name: str = field(default="by_submodule", kw_only=True)
+
+    @depth.validator
+    def _check_depth(self, _: Any, value: Any) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise (ValueError if isinstance(value, int) else TypeError)(
+                f"depth is a whole number at least 1, not {value!r}; paths are given by pattern="
+            )
 
     def __call__(self, validated: Validated) -> Partitioned:
         """The segments, in the order in which they run.

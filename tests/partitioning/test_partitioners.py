@@ -163,6 +163,11 @@ def test_a_depth_is_at_least_one(depth: int) -> None:
         pipeline.by_submodule(depth)
 
 
+def test_a_path_is_no_depth() -> None:
+    with pytest.raises(TypeError, match=r"depth is a whole number .*'encoder'; paths are given by pattern="):
+        pipeline.by_submodule("encoder")  # type: ignore[arg-type]
+
+
 def test_partitioners_are_values() -> None:
     assert Partition() == Partition()
     assert pipeline.by_submodule(2) == BySubmodule(2) != BySubmodule(3)
@@ -200,6 +205,7 @@ WRONG: dict[str, Any] = {
         ("engine", names[2:3]),
         ("torch", names[:2] + names[3:]),
     ],
+    "a segment is an 'engine' or 'torch', not 'gpu'": lambda names: [("gpu", names)],
 }
 
 
@@ -209,3 +215,13 @@ def test_groups_that_make_no_segments_are_errors(message: str) -> None:
     validated = compile(Stack().eval(), args=(X,))
     with pytest.raises(ValueError, match=message):
         assemble(validated, WRONG[message](operators(validated)), {})
+    with pytest.raises(ValueError, match="reasons: nonsense is no operator"):
+        assemble(validated, [("torch", operators(validated))], {"nonsense": "it is not there"})
+
+
+def test_what_a_partitioner_does_not_explain_has_a_reason_all_the_same() -> None:
+    compile = pipeline.default(torch_executed_ops=SORTS).until("validate")
+    validated = compile(Stack().eval(), args=(X,))
+    found = {f.node: f.reason for f in assemble(validated, [("torch", operators(validated))], {}).fallbacks}
+    assert found["linear"] == "the partitioner keeps it there"
+    assert "torch_executed_ops keeps" in found["sort"]
