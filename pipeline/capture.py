@@ -22,6 +22,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_flatten
 
 from pipeline import dims, given
+from pipeline.ambient import is_autocast_on, under_autocast, without_autocast
 from pipeline.dims import is_input
 from pipeline.environment import environment
 from pipeline.errors import CaptureError, worded
@@ -60,6 +61,10 @@ def capture(
         TypeError: ``model`` is neither of the two, or ``forward`` does not take these inputs.
         ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it.
     """
+    if is_autocast_on():
+        inside = under_autocast(model) if isinstance(model, torch.nn.Module) else model
+        with without_autocast():
+            return capture(inside, args, kwargs, dynamic_shapes, settings)
     settings = settings or CompilationSettings()
     args, kwargs = given.arguments(args, kwargs)
     if isinstance(model, ExportedProgram):

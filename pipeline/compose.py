@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 
+from pipeline.ambient import without_autocast
 from pipeline.annotations import accepts, is_instance, type_name
 from pipeline.events import Event, Observer, Run, report
 from pipeline.function_stage import FunctionStage, Named, Stage, as_stage, described, stage
@@ -87,9 +88,10 @@ class Pipeline:
         return self._run(run, run.call("capture", lambda: capture(model, args, kwargs, dynamic_shapes, self.settings)))
 
     def _run(self, run: Run, record: Any) -> Any:
-        return reduce(
-            lambda given, step: run.call(step.name, lambda: _checked(step, given), given), self.stages, record
-        )
+        with without_autocast():
+            return reduce(
+                lambda given, step: run.call(step.name, lambda: _checked(step, given), given), self.stages, record
+            )
 
     def _check_front_door(self, model: object) -> None:
         """Only a pipeline that starts with a Program takes models; said before the model is captured."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_unflatten
 
+from pipeline.ambient import is_autocast_on, without_autocast
 from pipeline.errors import ExecutionError
 from pipeline.network import Network
 from pipeline.program import Program, Segment
@@ -76,6 +77,9 @@ class CompiledModule(torch.nn.Module):
             ShapeError: an input's size is outside its range, or breaks a relation.
             TypeError: an input's type or dtype, or the structure of the inputs, is not what was compiled.
         """
+        if is_autocast_on():
+            with without_autocast():
+                return self.forward(*args, **kwargs)
         leaves, plan = self._planned(args, kwargs)
         workers = self._workers
         worker = workers.take()

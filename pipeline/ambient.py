@@ -1,0 +1,46 @@
+"""Autocast that is on around us. A model that is captured within it computes as it does there; a compiled program has
+its dtypes, wherever it is compiled and called."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+_DEVICES = ("cpu", "cuda")
+
+
+def is_autocast_on() -> bool:
+    """Whether autocast is on for any device. About 0.2 µs."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
+def without_autocast() -> ExitStack:
+    """A context without autocast."""
+    return _autocast({device: None for device in _DEVICES if torch.is_autocast_enabled(device)})
+
+
+def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with the autocast that is on now inside ``forward``, where torch.export takes note of it. The tensors
+    are shared, and the model stays as it is."""
+    dtypes = {device: torch.get_autocast_dtype(device) for device in _DEVICES if torch.is_autocast_enabled(device)}
+
+    @functools.wraps(model.forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _autocast(dtypes):
+            return model.forward(*args, **kwargs)
+
+    inside = copy.copy(model)
+    inside.forward = forward  # type: ignore[method-assign]
+    return inside
+
+
+def _autocast(dtypes: dict[str, torch.dtype | None]) -> ExitStack:
+    """Autocast in these dtypes by device; none for None."""
+    stack = ExitStack()
+    for device, dtype in dtypes.items():
+        stack.enter_context(torch.autocast(device, dtype, enabled=dtype is not None))
+    return stack
