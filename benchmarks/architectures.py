@@ -43,3 +43,17 @@ class Architecture:
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def lively(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with weights under which what goes in decides what comes out: those that libraries begin with are so
+    small that deep networks give next to nothing, or their last bias."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dim() > 1:
+            parameter.data.normal_(std=parameter[0].numel() ** -0.5)
+        elif parameter.is_floating_point():
+            parameter.data.uniform_(-0.1, 0.1).add_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(-0.1, 0.1).add_(1.0 if name.endswith("var") else 0.0)
+    return model
