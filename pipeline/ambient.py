@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,11 +35,11 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
             return model.forward(*args, **kwargs)
 
     inside = copy.copy(model)
-    inside.forward = forward  # type: ignore[method-assign]
+    inside.forward = forward
     return inside
 
 
-def _autocast(dtypes: dict[str, torch.dtype | None]) -> ExitStack:
+def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:
     """Autocast in these dtypes by device; none for None."""
     stack = ExitStack()
     for device, dtype in dtypes.items():

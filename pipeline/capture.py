@@ -29,7 +29,7 @@ from pipeline.errors import CaptureError, worded
 from pipeline.fakes import oblivious
 from pipeline.frozen import FrozenDict
 from pipeline.functional import functional
-from pipeline.program import Output, Port, Program, port, results
+from pipeline.program import Output, Port, Program, port, results, version
 from pipeline.recipes import Recipe, identity
 from pipeline.recurrences import whole_recurrences
 from pipeline.settings import CompilationSettings
@@ -167,7 +167,7 @@ def _program(
         in_spec=exported.call_spec.in_spec,
         out_spec=exported.call_spec.out_spec,
         settings=settings,
-        versions=FrozenDict({name: tensor._version for name, tensor in parameters.items()}),
+        versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
     )
 

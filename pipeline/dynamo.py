@@ -22,7 +22,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose import Pipeline
 from pipeline.defaults import default
 from pipeline.environment import UNBOUNDED_FACTOR
-from pipeline.program import Program
+from pipeline.program import Program, version
 from pipeline.refit import refit_module_weights
 
 
@@ -140,11 +140,11 @@ class _Runner:
 
     def load(self, args: Sequence[Any]) -> None:
         """Make a module of what is compiled, and note the weights that it has."""
-        self.held = [(i, args[i], args[i]._version) for i in self.weights.values()]
+        self.held = [(i, args[i], version(args[i])) for i in self.weights.values()]
         self.module = self.compiled.module(self.executor)
 
     def __call__(self, *args: Any) -> Any:
-        if any(args[i] is not weight or weight._version != version for i, weight, version in self.held):
+        if any(args[i] is not weight or version(weight) != then for i, weight, then in self.held):
             self.compiled = refit_module_weights(self.compiled, {name: args[i] for name, i in self.weights.items()})
             self.load(args)
         return self.module(*(args[i] for i in self.inputs))

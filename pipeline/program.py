@@ -35,6 +35,11 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to. torch does not count that of one made in inference mode: 0."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def results(graph: torch.fx.Graph) -> tuple[Any, ...]:
     """What a graph returns: nodes and Python values."""
     returned: Any = next(iter(reversed(graph.nodes))).args[0]

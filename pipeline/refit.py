@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from pipeline.compiled import Compiled
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
-from pipeline.program import Engine, Partitioned, Program
+from pipeline.program import Engine, Partitioned, Program, version
 from pipeline.trt import has_gpu
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def refit_module_weights(
         raise RefitError(compiled.refit_map.computed)
     copies = {name: tensor.detach().clone() for name, tensor in known.items()}
     parameters = FrozenDict({**program.parameters, **copies})
-    versions = FrozenDict({name: t._version for name, t in parameters.items()})
+    versions = FrozenDict({name: version(t) for name, t in parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, parameters=parameters, versions=versions))
     return _refitted(compiled, new) if refits else _rebuilt(compiled, new)
 
@@ -128,5 +128,5 @@ def _moved(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
 
 def _same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
     # The program has the model's own tensors: they may have been trained since.
-    trained = old._version != program.versions.get(name, old._version)
+    trained = version(old) != program.versions.get(name, version(old))
     return not trained and (new is old or torch.equal(new.cpu(), old.cpu()))

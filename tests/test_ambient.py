@@ -1,4 +1,4 @@
-"""Autocast around capture, stages and calls."""
+"""Autocast and inference mode around capture, stages and calls."""
 
 from __future__ import annotations
 
@@ -85,3 +85,15 @@ def test_without_autocast_ends_where_it_ends() -> None:
             assert not is_autocast_on()
         assert is_autocast_on()
     assert not is_autocast_on()
+
+
+def test_a_model_made_in_inference_mode() -> None:
+    """torch counts no writes to its tensors."""
+    with torch.inference_mode():
+        model, other, x = Net().eval(), Net().eval(), torch.randn(2, 8)
+        compiled = pipeline.default()(model, args=(x,))
+        for program, same in ((compiled, model), (pipeline.refit_module_weights(compiled, other), other)):
+            torch.testing.assert_close(program.module(executor="reference")(x), same(x), rtol=1e-5, atol=1e-5)
+        torch.compiler.reset()
+        by_dynamo = torch.compile(model, backend=pipeline.backend(executor="reference"))
+        torch.testing.assert_close(by_dynamo(x), model(x), rtol=1e-5, atol=1e-5)

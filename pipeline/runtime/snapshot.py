@@ -10,7 +10,7 @@ from attrs import evolve
 
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
-from pipeline.program import Program
+from pipeline.program import Program, version
 
 if TYPE_CHECKING:
     from pipeline.compiled import Compiled
@@ -29,7 +29,7 @@ class Snapshot(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.copies:
             tensor = self.program.parameters[name]
-            if tensor._version != self.program.versions.get(name, tensor._version):
+            if version(tensor) != self.program.versions.get(name, version(tensor)):
                 raise ExecutionError(
                     f"{name} changed in place after compiling",
                     "call compiled.module() before changing the model, or use pipeline.refit_module_weights",
