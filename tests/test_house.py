@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,24 @@ def test_errors_are_public_under_the_name_they_print() -> None:
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, errors.PipelineError):
             assert getattr(pipeline, kind.__name__) is kind
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+MAP = ARCHITECTURE.partition("## Where things are")[2]
+
+
+def test_every_file_is_on_the_map_and_every_entry_is_a_file() -> None:
+    package = ROOT / "pipeline"
+    entries = re.findall(r"`([\w./*]+)`", MAP.partition("\n\nTests")[0])
+    parts = [*package.glob("*.py"), *(path.parent for path in package.glob("*/__init__.py"))]
+    missing = [path.name for path in parts if not {path.name, f"{path.name}/"} & set(entries)]
+    assert not missing, "docs/architecture.md says where each file is, under 'Where things are'"
+    assert not [entry for entry in entries if entry != "pipeline/" and not list(package.rglob(entry.rstrip("/")))]
+
+
+def test_every_pass_is_described() -> None:
+    improve = importlib.import_module("pipeline.improvements")
+    assert not [each.name for each in improve.PASSES if f"| `{each.name}` |" not in ARCHITECTURE]
 
 
 def test_the_checks_find_what_they_look_for() -> None:
