@@ -1,6 +1,7 @@
 """The command line: ``pipeline compile``, ``pipeline support`` and ``pipeline print``.
 
-Exit codes: 0; 1 where a sound request could not be met; 2 for wrong input, with one line on stderr that says why.
+Exit codes: 0; 1 where a sound request could not be met; 2 for wrong input, with one line on stderr that says why; 130
+after Ctrl-C, 141 where nobody reads what is printed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import contextlib
 import io
 import logging
+import os
 import re
 import sys
 import typing
@@ -54,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(argv)
         with _warnings_shown():
             code: int = options.run(options)
+            if sys.stdout is not None:
+                sys.stdout.flush()
             return code
     except SystemExit as asked:  # --help and --version have printed
         return int(asked.code or 0)
@@ -65,11 +69,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(1, str(error))
     except KeyboardInterrupt:
         return _fail(130, "interrupted")
+    except BrokenPipeError:  # whoever read has enough: `pipeline support | head`
+        _drop_output()
+        return 141
+    except OSError as error:
+        _drop_output()
+        return _fail(1, str(error))
 
 
 def _fail(code: int, message: str) -> int:
     print(f"pipeline: {message}", file=sys.stderr)
     return code
+
+
+def _drop_output() -> None:
+    """What was printed and cannot be written is forgotten; else Python tries again at its end, and says so."""
+    with contextlib.suppress(OSError, ValueError):
+        stdout = sys.stdout.fileno()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
 
 
 def _capture_line(error: CaptureError) -> str:
@@ -169,7 +186,10 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
 
 def _pipeline(options: argparse.Namespace) -> Pipeline:
     """The pipeline that the flags ask for."""
-    compile, dtype = default(_settings(options)), PRECISIONS[options.precision]
+    try:
+        compile, dtype = default(_settings(options)), PRECISIONS[options.precision]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if dtype is None:
         if options.precision_exclude:
             raise UsageError("--precision-exclude leaves something out of --precision fp16 or bf16; give one of them")
@@ -281,8 +301,10 @@ def _agreement(compiled: Compiled, source: Source) -> tuple[Agreement | None, st
 
 
 def _check_output(folder: Path, force: bool) -> None:
-    if not folder.parent.is_dir():
-        raise UsageError(f"there is no folder {str(folder.parent)!r} to write {folder.name!r} to")
+    parent = Path(os.path.realpath(folder)).parent
+    if not parent.is_dir():
+        there = parent if folder.is_symlink() else folder.parent
+        raise UsageError(f"there is no folder {str(there)!r} to write {folder.name!r} to")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{str(folder)!r} is a file; -o takes a folder")
     if folder.is_dir() and any(folder.iterdir()) and not force:
@@ -292,6 +314,8 @@ def _check_output(folder: Path, force: bool) -> None:
 def support_command(options: argparse.Namespace) -> int:
     """``pipeline support``"""
     if options.markdown:
+        if options.target is not None:
+            raise UsageError("--markdown prints the table of all operators; leave TARGET out")
         print(markdown())
     elif options.target is None:
         print(listing())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 import torch
@@ -83,7 +84,9 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 def details(target: str) -> tuple[str, bool]:
     """All that is declared for a target, or for every overload of it, and whether any of them is supported."""
-    name = target.strip().removeprefix("torch.ops.").replace("::", ".")
+    name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
+    if not name:
+        raise UnknownTargetError("there is no operator ''; `pipeline support` lists all that have a converter")
     rows = [row for row in support_table(DYNAMO_CONVERTERS) if _is_meant(row.target, name)]
     seen = {row.target for row in rows}
     apart = [op for op in get_decompositions(DECOMPOSITIONS) if _is_meant(str(op), name) and str(op) not in seen]

@@ -181,6 +181,7 @@ def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
 @contextlib.contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
     """A scratch folder beside ``folder`` that takes its place at the end; after an error ``folder`` is what it was."""
+    folder = Path(os.path.realpath(folder))  # a link stays one: what it points to is replaced
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield scratch

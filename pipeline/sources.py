@@ -15,7 +15,7 @@ import torch
 from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
-from pipeline.given import bound, described
+from pipeline.given import bound, check_module, described
 from pipeline.inputs import Input
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -52,8 +52,12 @@ class Source:
         """Itself; SourceError where the module's ``forward`` does not take these inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
+                check_module(self.model)
+            except TypeError as error:
+                raise SourceError(f"{self.name}: {error}") from None
+            try:
                 bound(self.model, self.args, self.kwargs)
-            except (TypeError, ValueError) as error:
+            except TypeError as error:
                 raise SourceError(f"{error}; describe inputs by --input") from None
         return self
 
@@ -84,7 +88,7 @@ def _made(spec: str) -> Source:
     if callable(factory) and not isinstance(factory, torch.nn.Module):
         try:
             factory = factory()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SourceError(f"the factory {spec} raised {type(error).__name__}: {first_line(error)}") from error
     return _source(spec, attribute.rpartition(".")[2], factory)
 
@@ -92,6 +96,8 @@ def _made(spec: str) -> Source:
 def _module(name: str) -> Any:
     """The module, also one of the folder that the command is called in."""
     here = os.getcwd()  # noqa: PTH109 - sys.path takes strings
+    if Path(here, name).is_file():
+        raise SourceError(f"a module is named without .py: write {name.removesuffix('.py')}:factory")
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -100,7 +106,7 @@ def _module(name: str) -> Any:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise SourceError(f"there is no module {error.name!r}, in Python's path or in {here}") from error
         raise SourceError(f"module {name!r} cannot be imported: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(f"module {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
 
 

@@ -301,7 +301,7 @@ def test_support_lists_every_target(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["aten.add.Tensor", "aten::add.Tensor", "torch.ops.aten.add.Tensor", "aten.add", "add"]
+    "name", ["aten.add.Tensor", "aten::add.Tensor", "torch.ops.aten.add.Tensor", "aten.add", "torch.add"]
 )
 def test_support_tells_of_one_target(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["support", name]) == 0

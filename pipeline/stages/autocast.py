@@ -8,6 +8,7 @@ norms and attention are still whole.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from pipeline.precision import STATISTICS, Excluded, Rule, excluded_entries, exc
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import qualified_name
 
+log = logging.getLogger(__name__)
 aten = torch.ops.aten
 Node = torch.fx.Node
 
@@ -60,6 +62,10 @@ class Autocast:
 
     def __call__(self, program: Program) -> Program:
         """The program in mixed precision; the one that is given stays as it is."""
+        calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        for pattern in self.exclude:
+            if isinstance(pattern, str) and not any(excludes(pattern, n.target, module_path(n)) for n in calls):
+                log.warning("autocast: exclude names %r, which no operator or module of this model is called", pattern)
         return _Caster(program, self).cast()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:

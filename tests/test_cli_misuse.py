@@ -1,0 +1,108 @@
+"""The command line with factories, folders and outputs that fail in their own ways: one line, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.cli import main
+
+ROOT = Path(__file__).parent.parent
+HERE = "tests.test_cli_misuse"
+
+
+def net() -> Any:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.ones(2, 4),)
+
+
+def leaving() -> Any:
+    sys.exit(7)
+
+
+def traced() -> Any:
+    return torch.jit.trace(nn.ReLU(), torch.ones(2, 4)), (torch.ones(2, 4),)
+
+
+def on_meta() -> Any:
+    with torch.device("meta"):
+        return nn.Linear(4, 4), (torch.ones(2, 4),)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "dangling").symlink_to("/no/such")
+    return tmp_path
+
+
+COMPILE = ["compile", f"{HERE}:net"]
+MISUSE: dict[str, tuple[list[str], str]] = {
+    "a factory that exits": (["compile", f"{HERE}:leaving"], "leaving raised SystemExit: 7"),
+    "a module as a file": (["compile", "mine.py:net"], "a module is named without .py: write mine:factory"),
+    "a TorchScript module": (["compile", f"{HERE}:traced"], "traced: model is TorchScript, which torch.export"),
+    "a model without weights": (["compile", f"{HERE}:on_meta"], "weight is on the meta device"),
+    "memory without end": ([*COMPILE, "--workspace-size", "9" * 30], "workspace_size is a whole number"),
+    "streams without end": ([*COMPILE, "--max-aux-streams", "9" * 12], "max_aux_streams is a whole number"),
+    "a GPU that is not built for": ([*COMPILE, "--compute-capabilities", "99.0"], "does not know 99.0; it builds for"),
+    "a folder that a link lacks": ([*COMPILE, "-o", "dangling"], "there is no folder '/no' to write 'dangling' to"),
+    "a table of one operator": (["support", "--markdown", "relu"], "--markdown prints the table of all operators"),
+    "an operator without a name": (["support", ""], "there is no operator ''; `pipeline support` lists"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("arguments, said", MISUSE.values(), ids=MISUSE)
+def test_misuse_gets_one_line_and_leaves_nothing(
+    arguments: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.iterdir())
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.startswith("pipeline: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_link_stays_a_link(folder: Path) -> None:
+    (folder / "real").mkdir()
+    (folder / "link").symlink_to("real")
+    before = sorted(folder.iterdir())
+    for force in ([], ["--force"]):
+        assert main([*COMPILE, "-o", "link", *force]) == 0
+        assert sorted(folder.iterdir()) == before
+        assert (folder / "link").is_symlink()
+        assert (folder / "real" / "report.txt").exists()
+
+
+def test_a_pattern_that_means_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["print", *COMPILE[1:], "--precision", "fp16", "--precision-exclude", "head"]) == 0
+    assert "autocast: exclude names 'head', which no operator or module" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_output_that_cannot_be_written() -> None:
+    path = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pipeline", "support"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=path)
+    assert (done.returncode, done.stderr) == (1, "pipeline: [Errno 28] No space left on device\n")
+
+
+def test_output_that_nobody_reads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def closed(*_: Any) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("pipeline.cli.listing", closed)
+    assert main(["support"]) == 141
+    assert capsys.readouterr().err == ""
