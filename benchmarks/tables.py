@@ -1,4 +1,4 @@
-"""``python -m benchmarks.tables`` writes docs/benchmarks.md from benchmarks/results."""
+"""``python -m benchmarks.tables`` writes docs/benchmarks.md and docs/models.md from benchmarks/results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import zoo_tables
 from benchmarks.environment import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -25,6 +26,7 @@ def page(results: Path = RESULTS) -> str:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     parts = [stages(data) for data in found if "growth" in data] + [gpu(data) for data in found if "rows" in data]
     parts += [gains(data) for data in found if "gains" in data] + [dynamic(data) for data in found if "dynamic" in data]
+    parts += [kernels(data) for data in found if "kernels" in data]
     parts += [partitions(data) for data in found if "cutting" in data]
     parts += [tests(data) for data in found if "counts" in data]
     return "\n".join([HEAD, *parts])
@@ -199,6 +201,21 @@ def gains(data: dict[str, Any]) -> str:
     return "\n".join([head, _filled(_where(data)), _filled(GAINS), *table, ""])
 
 
+KERNELS = """Kernels of an engine for float16, batch 1, as `python -m benchmarks.kernels` reads them in its plan, which
+needs no GPU: all, those that are products or convolutions, those that are a whole attention, and the rest. Plans for
+compute capability {capability}.
+"""
+
+
+def kernels(data: dict[str, Any]) -> str:
+    """What each pass saves of the kernels."""
+    counts = ("kernels", "products", "attentions", "others")
+    rows = [[row["model"], row["passes"], *(str(row[count]) for count in counts)] for row in data["kernels"]]
+    head = "## What the passes save of an engine's kernels\n"
+    table = _table(["model", "passes", "kernels", "products", "attentions", "others"], rows)
+    return "\n".join([head, _filled(_where(data)), _filled(KERNELS.format(**data)), *table, ""])
+
+
 DYNAMIC = """{model} in {dtype} with dynamic batch and sequence: milliseconds on the GPU (microseconds of the host) for
 each shape, and how much longer a call takes when the shape changes at every call.
 """
@@ -258,8 +275,9 @@ def _table(header: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
 def main() -> int:
     """Writes the page."""
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"written to {PAGE}")
+    for path, text in ((PAGE, page()), (zoo_tables.PAGE, zoo_tables.page())):
+        path.write_text(text, encoding="utf-8")
+        print(f"written to {path}")
     return 0
 
 

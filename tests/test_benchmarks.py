@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import pipeline
-from benchmarks import environment, gpu, improvements, memory, methods, stages, tables, workloads
+from benchmarks import environment, gpu, improvements, memory, methods, stages, tables, workloads, zoo_tables
 from examples.models import Case
 
 
@@ -61,8 +61,9 @@ def test_results_say_where_they_come_from(tmp_path: Path, monkeypatch: pytest.Mo
     assert data["machine"]["cpu"]
 
 
-def test_the_page_is_current() -> None:
+def test_the_pages_are_current() -> None:
     assert tables.PAGE.read_text() == tables.page(), "run: python -m benchmarks.tables"
+    assert zoo_tables.PAGE.read_text() == zoo_tables.page(), "run: python -m benchmarks.tables"
 
 
 ROWS = [
@@ -96,6 +97,12 @@ def test_gains_and_changing_shapes_become_tables() -> None:
     text = tables.dynamic({**environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows})
     assert "| method | 2 x 64 | changing |" in text
     assert "| pipeline | 0.500 (12) | 1.05 |" in text
+
+
+def test_kernels_become_tables() -> None:
+    row = {"model": "vit", "passes": "all", "kernels": 9, "products": 4, "attentions": 1, "others": 4}
+    text = tables.kernels({**environment.environment(), "capability": "8.9", "kernels": [row]})
+    assert "| vit | all | 9 | 4 | 1 | 4 |" in text
 
 
 def test_variants_differ_in_their_networks() -> None:

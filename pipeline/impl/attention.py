@@ -65,9 +65,8 @@ def _layer(
     result = layer.get_output(0)
     if mask is None:
         return result
-    mask = base.tensor(ctx, name, mask, rank=4)
-    layer.mask = mask
-    return _alive(ctx, name, result, mask)
+    layer.mask = base.tensor(ctx, name, mask, rank=4)
+    return result if _lets_all_attend(ctx, mask) else _alive(ctx, name, result, layer.mask)
 
 
 def plain(
@@ -90,11 +89,11 @@ def plain(
     scores = matmul(ctx, name, _scaled(ctx, name, query, scale), key, transpose_b=True)
     if causal:
         scores = _where(ctx, name, _lower_triangle(ctx, name, scores), scores)
-    if mask is not None:
-        mask = base.tensor(ctx, name, mask, rank=base.rank(scores))
-        scores = _masked(ctx, name, scores, mask)
+    bias = None if mask is None else base.tensor(ctx, name, mask, rank=base.rank(scores))
+    scores = scores if bias is None else _masked(ctx, name, scores, bias)
     result = matmul(ctx, name, softmax(ctx, name, scores, -1), value)
-    result = result if mask is None else _alive(ctx, name, result, mask)
+    if bias is not None and not _lets_all_attend(ctx, mask):
+        result = _alive(ctx, name, result, bias)
     return base.cast(ctx, name, result, dtype)
 
 
@@ -157,6 +156,13 @@ def _count(ctx: ConversionContext, name: str, size: Size, rank: int, dim: int) -
     layer.set_input(1, base.constant(ctx, name, 0, torch.int64))
     layer.set_input(2, base.constant(ctx, name, np.array([1], dtype=np.int64)))
     return base.unsqueeze(ctx, name, layer.get_output(0), others)
+
+
+def _lets_all_attend(ctx: ConversionContext, mask: Value | None) -> bool:
+    """Whether a mask is known to leave something to attend to in every row, and stays as it is."""
+    if not isinstance(mask, torch.Tensor) or not ctx.compilation_settings.immutable_weights:
+        return False
+    return bool((mask if mask.dtype == torch.bool else mask > float("-inf")).any(-1).all())
 
 
 def _alive(ctx: ConversionContext, name: str, result: ITensor, mask: ITensor) -> ITensor:
