@@ -139,7 +139,8 @@ def _agreement(architecture: Architecture, case: Case, compiled: pipeline.Compil
         tried += 1
         with torch.no_grad():
             theirs, best = case.model(**_fresh(kwargs)), _exactly(exact, case, kwargs)
-        best = best and tree_map(_defined, best, theirs)
+        if best is not None:
+            best = tree_map(_defined, best, theirs)
         known = known and best is not None
         wrong = wrong or difference("output", theirs, best, ours, compiled.program, "reference")
         worst = max(worst, *_errors(ours, theirs, best), key=_excess)
