@@ -40,8 +40,19 @@ def attention(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name:
     return plain_attention(ctx, name, query, key, value)
 
 
-@dynamo_tensorrt_converter(functional.scaled_dot_product_attention, supports_dynamic_shapes=True)
-def attention_function(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> trt.ITensor:
+@torch.library.custom_op("field::attention", mutates_args=())
+def own_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attention of the user's own."""
+    return functional.scaled_dot_product_attention(query, key, value)
+
+
+@own_attention.register_fake
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(query)
+
+
+@dynamo_tensorrt_converter(torch.ops.field.attention.default, supports_dynamic_shapes=True)
+def own_attention_converter(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> trt.ITensor:
     return plain_attention(ctx, name, *args)
 
 
@@ -57,19 +68,34 @@ def test_an_operator_with_a_converter_is_not_taken_apart() -> None:
 
 
 @improvement
-def to_function(rewriting: Rewriting) -> None:
-    """A pass that puts a Python function in the place of an operator, for a converter that knows only this one."""
+def to_own(rewriting: Rewriting) -> None:
+    """A pass that puts an operator of the user's in the place of PyTorch's."""
     for node in rewriting.nodes(aten.scaled_dot_product_attention.default):
-        rewriting.offer(node, functional.scaled_dot_product_attention, node.args)
+        rewriting.offer(node, torch.ops.field.attention.default, node.args)
 
 
 def test_a_pass_that_rewrites_for_a_converter() -> None:
-    registry = pipeline.DYNAMO_CONVERTERS.register(attention_function)
-    stage = Improve(registry, (to_function, *PASSES))
+    registry = pipeline.DYNAMO_CONVERTERS.register(own_attention_converter)
+    stage = Improve(registry, (to_own, *PASSES))
     compile = pipeline.default(registry=registry, require_full_compilation=True).replace("improve", stage)
     program = compile(Calls(attend).eval(), args=(batch(2, 4, 8),))
     assert "_mine" in str(program.networks[0])
     agrees(program, attend, torch.randn(3, 2, 4, 8))
+
+
+@dynamo_tensorrt_converter(aten.hardswish.default, priority=HIGH, supports_dynamic_shapes=True)
+def either(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> trt.ITensor:
+    branch = ctx.net.add_if_conditional()
+    branch.set_condition(ctx.net.add_constant((), np.array(True)).get_output(0))
+    x = branch.add_input(args[0]).get_output(0)
+    then = ctx.net.add_activation(x, trt.ActivationType.RELU).get_output(0)
+    otherwise = ctx.net.add_activation(x, trt.ActivationType.TANH).get_output(0)
+    return branch.add_output(then, otherwise).get_output(0)
+
+
+def test_layers_in_a_conditional() -> None:
+    program = compiled(functional.hardswish, (batch(5),), either)
+    agrees(program, torch.relu, torch.randn(3, 5))
 
 
 # What was written for something else is told, not lost
