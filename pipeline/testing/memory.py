@@ -9,12 +9,23 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
+
+
+def named_leaves(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """A pytree's leaves, each with where it is, and how it is structured. Those of a type that was registered without
+    keys are counted."""
+    try:
+        leaves, spec = tree_flatten_with_path(tree)
+    except ValueError:
+        flat, spec = tree_flatten(tree)
+        return [(f"[{i}]", leaf) for i, leaf in enumerate(flat)], spec
+    return [(keystr(path), leaf) for path, leaf in leaves], spec
 
 
 def tensors(tree: Any) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a pytree with their places, in order."""
-    return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(tree)[0] if isinstance(leaf, torch.Tensor)]
+    return [(where, leaf) for where, leaf in named_leaves(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 @frozen(eq=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
+from torch.utils._pytree import tree_flatten
 
 from pipeline.program import Program
+from pipeline.testing.memory import named_leaves
 from pipeline.testing.ulps import PROGRAM
 
 LARGEST = 8.0
@@ -16,16 +17,16 @@ LARGEST = 8.0
 
 def difference(what: str, want: Any, best: Any, got: Any, program: Program, executor: str) -> str:
     """In words, how ``got`` differs from eager's ``want`` (``best``: the same in float64); empty if it does not."""
-    wanted, spec = tree_flatten_with_path(want)
+    wanted, spec = named_leaves(want)
     given, our_spec = tree_flatten(got)
     if spec != our_spec:
         return f"the {what}s are structured as {our_spec}, eager's as {spec}"
     exact = tree_flatten(best)[0] if best is not None else [None] * len(given)
     dtype = _coarsest(program)
-    for (path, eager), ours, double in zip(wanted, given, exact, strict=True):
+    for (where, eager), ours, double in zip(wanted, given, exact, strict=True):
         said = _leaf(eager, double, ours, dtype, executor)
         if said:
-            return f"{what}{keystr(path)}: {said}"
+            return f"{what}{where}: {said}"
     return ""
 
 
