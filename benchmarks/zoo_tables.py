@@ -1,0 +1,88 @@
+"""docs/models.md from the results of ``benchmarks.zoo``; ``python -m benchmarks.tables`` writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import RESULTS
+
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+
+HEAD = """# Models
+
+Written by `python -m benchmarks.tables` from the results of `python -m benchmarks.zoo`, which compiles small models
+with random weights from their configurations, and runs them on the reference executor beside eager PyTorch, at the
+sizes of the example and at some others.
+
+The dims that vary are those that torch.export lets vary. An error is the largest of an output relative to the largest
+element, against the same model in float64; where that model does not run in float64, against eager PyTorch. What an
+engine does not take runs in PyTorch, and the reasons are listed below the table.
+"""
+
+COLUMNS = ["model", "task", "dtype", "dims that vary", "operators", "engines", "in PyTorch", "error", "eager's own"]
+
+
+def page(results: Path = RESULTS) -> str:
+    """The whole page: a part for each table of the zoo that has results."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("zoo_*.json"))]
+    return "\n".join([HEAD, *map(part, found)])
+
+
+def part(data: dict[str, Any]) -> str:
+    """A table of the zoo: what compiled, why some of it runs in PyTorch, and what was not compiled."""
+    rows = data["zoo"]
+    compiled = [row for row in rows if "nodes" in row and "wrong" not in row]
+    whole = sum(row["engines"] == 1 and not row["fallbacks"] for row in compiled)
+    versions = ", ".join(f"{name} {value}" for name, value in data["versions"].items())
+    return "\n".join(
+        [
+            f"## {data['table'].capitalize()}\n",
+            f"{data['date']}; {versions}. Of {len(rows)} models, {len(compiled)} compile and agree with eager PyTorch, "
+            f"{whole} of them as one engine with nothing left to PyTorch.\n",
+            *table(COLUMNS, [_cells(row) for row in compiled]),
+            *_list("In PyTorch, and why", _reasons(compiled)),
+            *_list(
+                "Not taken by torch.export", (f"{_named(row)}: {row['refused']}" for row in rows if "refused" in row)
+            ),
+            *_list(
+                "Failed", (f"{_named(row)}: {why}" for row in rows if (why := row.get("failed") or row.get("wrong")))
+            ),
+            "",
+        ]
+    )
+
+
+def table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
+    """The lines of a table."""
+    for cells in (header, ["---"] * len(header), *rows):
+        yield f"| {' | '.join(cells)} |"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    own = "" if row["eager_error"] is None else f"{row['eager_error']:.1e}"
+    fallbacks = sum(fallback["nodes"] for fallback in row["fallbacks"])
+    counts = [str(row["nodes"]), str(row["engines"]), str(fallbacks or "")]
+    dims = ", ".join(row["dynamic"])
+    return [f"`{row['name']}`", row["task"], row["dtype"], dims, *counts, f"{row['error']:.1e}", own]
+
+
+def _named(row: dict[str, Any]) -> str:
+    dtype = "" if row["dtype"] == "float32" else f" in {row['dtype']}"
+    return f"`{row['name']}`, {row['task']}{dtype}"
+
+
+def _reasons(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """For each model, the operators that run in PyTorch, each with its reason."""
+    for row in rows:
+        if row["fallbacks"]:
+            said = {f["target"]: f["reason"] for f in reversed(row["fallbacks"])}
+            yield f"{_named(row)}:" + "".join(f"\n  - `{target}`: {why}" for target, why in sorted(said.items()))
+
+
+def _list(head: str, items: Iterator[str]) -> Iterator[str]:
+    """A list below a heading, if there is anything to list."""
+    lines = [f"- {item}" for item in items]
+    yield from ["", f"### {head}\n", *lines] if lines else []
