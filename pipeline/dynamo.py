@@ -24,6 +24,7 @@ from pipeline.defaults import default
 from pipeline.environment import UNBOUNDED_FACTOR
 from pipeline.program import Program, version
 from pipeline.refit import refit_module_weights
+from pipeline.settings import CompilationSettings
 
 
 def backend(compile: Pipeline | None = None, *, executor: Executor | None = None) -> Callable[..., Callable[..., Any]]:
@@ -34,7 +35,8 @@ def backend(compile: Pipeline | None = None, *, executor: Executor | None = None
     Weights that were changed since the last call, or replaced, are refitted first.
 
     Args:
-        compile: what each graph is compiled with; ``pipeline.default()`` if None.
+        compile: what each graph is compiled with; ``pipeline.default()`` if None. The ``options`` of
+            ``torch.compile`` are settings that differ from its own.
         executor: what runs it, as in ``Compiled.module``.
 
     Raises:
@@ -44,16 +46,19 @@ def backend(compile: Pipeline | None = None, *, executor: Executor | None = None
     if not (accepts(stages.takes, Program) and accepts(Compiled, stages.gives)):
         raise TypeError(f"a backend needs a pipeline from Program to Compiled, not\n{stages!r}")
 
-    def compiled(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compiled(
+        graph_module: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
+        settings = stages.settings.evolve(**(options or {}))
         nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         values = dict(zip(nodes, example_inputs, strict=True))
         weights = [node for node, value in values.items() if _is_weight(node, value)]
         with tracing(None):  # else what torch.export guards on its way would be Dynamo's guards
             graph = _Graph(graph_module, values, weights)
-            program = graph.program(stages)
+            program = graph.program(settings)
             if written := set(program.buffers.values()):  # those are inputs, which are written back
                 graph = _Graph(graph_module, values, [node for node in weights if node.name not in written])
-                program = graph.program(stages)
+                program = graph.program(settings)
             made = stages(program)
         graph.guard(program)
         at = {node: i for i, node in enumerate(nodes)}
@@ -103,12 +108,12 @@ class _Graph(torch.nn.Module):
         tensor, dim = self.places[str(self.values[node])]
         return known[tensor].shape[dim]
 
-    def program(self, stages: Pipeline) -> Program:
+    def program(self, settings: CompilationSettings) -> Program:
         """The graph, captured with the ranges of its sizes."""
         dims: dict[str, Any] = {}
         shapes = tuple(_dims(node, dims) for node in self.inputs)
         examples = [_hint(self.values[node]) for node in self.inputs]
-        return capture(self, examples, dynamic_shapes=(shapes,), settings=stages.settings)
+        return capture(self, examples, dynamic_shapes=(shapes,), settings=settings)
 
     def guard(self, program: Program) -> None:
         """Has Dynamo check what the program asks of its sizes: to compare a size of Dynamo's is to guard it."""

@@ -208,6 +208,15 @@ def test_refusals_reach_the_user() -> None:
         counted(torch.tanh)(torch.randn(2, 4))
 
 
+def test_options_are_settings() -> None:
+    counted, x = Counted(), torch.randn(2, 4)
+    agrees(counted(torch.tanh, options={"optimization_level": 1}), torch.tanh, x)
+    assert counted.made[0].settings == pipeline.CompilationSettings(min_block_size=1, optimization_level=1)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=r"enabled_precisions.*strongly typed"):
+        counted(torch.tanh, options={"enabled_precisions": {torch.float16}})(x)
+
+
 def test_a_pipeline_that_ends_early_is_none_for_a_backend() -> None:
     with pytest.raises(TypeError, match="from Program to Compiled"):
         pipeline.backend(pipeline.default().until("convert"))
