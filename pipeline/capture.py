@@ -82,7 +82,9 @@ def capture(
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module or an ExportedProgram")
     try:
-        exported, graph_module = functional(exported)
+        with warnings.catch_warnings():  # torch's own, of its own code
+            warnings.simplefilter("ignore")
+            exported, graph_module = functional(exported)
     except Exception as error:
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -156,24 +156,37 @@ def gathered(executor: Executor, jobs: Sequence[Job]) -> list[Plan]:
 
 def _submitted(executor: Executor, job: Job) -> Future[Plan]:
     try:
-        return executor.submit(job)
+        future: Any = executor.submit(job)
     except RuntimeError as error:
         hint = "pass an executor that has not been shut down, and whose workers live"
         raise BuildError(f"{job.order.name}: the executor takes no work: {error}", hint) from error
+    if not isinstance(future, Future):
+        kind = type(future).__name__
+        raise BuildError(
+            f"{job.order.name}: submit() of the executor gave a {kind}, a concurrent.futures.Future is due", _NONE
+        )
+    return future
 
 
 def _result(future: Future[Plan], futures: Mapping[Future[Plan], Job]) -> Plan:
     name = futures[future].order.name
     try:
-        return future.result()
+        plan: Any = future.result()
     except PipelineError:
         raise
+    except CancelledError as error:
+        raise BuildError(f"{name}: the executor cancelled it", "keep the executor open until all is built") from error
     except BrokenExecutor as error:
         names = ", ".join(_suspects(futures)) or name
         raise BuildError(f"{names}: a process that was building it ended abruptly ({error})", _ENDED) from error
     except Exception as error:
-        raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}") from error
+        raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
+    if not isinstance(plan, Plan):
+        raise BuildError(f"{name}: its worker gave a {type(plan).__name__}, what a job returns is due", _NONE)
+    return plan
 
+
+_NONE = "leave the executor out: the engines are then built in this process"
 
 _ENDED = (
     "TensorRT can crash on a network that it does not check, or the machine was out of memory: build one engine at a "

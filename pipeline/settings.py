@@ -235,7 +235,13 @@ def _matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
         return entry in qualified_names(target)
     if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or _is_torchs(entry):
         return entry is target
-    return bool(entry(module_path))
+    try:
+        return bool(entry(module_path))
+    except Exception as error:
+        error.add_note(
+            f"in {_entry_name(entry)}, a predicate of torch_executed_ops, for the module path {module_path!r}"
+        )
+        raise
 
 
 def _is_torchs(function: object) -> bool:

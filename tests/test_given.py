@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,11 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "torch.relu is traced to operators",
     ),
+    "a priority that is none": (
+        lambda: pipeline.dynamo_tensorrt_converter(torch.ops.aten.relu.default, priority=5)(exported),  # type: ignore[arg-type]
+        TypeError,
+        "^priority is a ConverterPriority, not 5$",
+    ),
     "stages that are none": (lambda: pipeline.Pipeline(3), TypeError, "stages are a sequence"),
 }
 
@@ -188,3 +194,16 @@ def test_ranges_reach_into_every_container(make: Callable[..., Any]) -> None:
     for batch in (1, 5):
         x = torch.randn(batch, 4)
         torch.testing.assert_close(compiled.module(executor="reference")(make(x, x)), 3 * x)
+
+
+def test_what_torch_warns_of_itself_is_not_told() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipeline.default().until("decompose")(nn.BatchNorm2d(4).train(), (torch.ones(2, 4, 3, 3),))
+
+
+def test_a_predicate_that_fails_is_named() -> None:
+    compile = pipeline.default(torch_executed_ops=[lambda path: path[0]]).until("decompose")
+    with pytest.raises(IndexError) as caught:
+        compile(nn.ReLU().eval(), (X,))
+    assert "a predicate of torch_executed_ops, for the module path ''" in caught.value.__notes__[0]

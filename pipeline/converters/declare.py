@@ -35,12 +35,22 @@ class CallingConvention(enum.Enum):
     LEGACY = "legacy"
 
 
+def of_kind(kind: type) -> Callable[[Any, Any, object], None]:
+    """A validator of fields, which says in words what is due."""
+
+    def check(_: Any, field: Any, value: object) -> None:
+        if not isinstance(value, kind):
+            raise TypeError(f"{field.name} is a {kind.__name__}, not {value!r}")
+
+    return check
+
+
 @attrs.frozen
 class Rejection:
     """A "no" with its reason, and a hint where something can be done about it. It is false."""
 
-    reason: str = attrs.field(validator=attrs.validators.instance_of(str))
-    hint: str = attrs.field(default="", validator=attrs.validators.instance_of(str))
+    reason: str = attrs.field(validator=of_kind(str))
+    hint: str = attrs.field(default="", validator=of_kind(str))
 
     def __bool__(self) -> bool:
         return False
@@ -65,8 +75,8 @@ class ConverterSupport:
     capability_validator: Validator | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.is_callable())
     )
-    supports_dynamic_shapes: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
-    requires_output_allocator: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    supports_dynamic_shapes: bool = attrs.field(default=False, validator=of_kind(bool))
+    requires_output_allocator: bool = attrs.field(default=False, validator=of_kind(bool))
 
     @property
     def name(self) -> str:
@@ -80,9 +90,7 @@ class Declaration:
 
     key: Target
     support: ConverterSupport
-    priority: ConverterPriority = attrs.field(
-        default=ConverterPriority.STANDARD, validator=attrs.validators.instance_of(ConverterPriority)
-    )
+    priority: ConverterPriority = attrs.field(default=ConverterPriority.STANDARD, validator=of_kind(ConverterPriority))
     convention: CallingConvention = CallingConvention.CTX
 
     def on(self, function: Implementation) -> Declaration:

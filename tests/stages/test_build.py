@@ -206,6 +206,46 @@ def test_progress_tells_the_builders_phases() -> None:
     assert any(detail.startswith("engine_0: ") for detail in told)
 
 
+class Odd(Executor):
+    """Gives what it was made with for every job."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """What it was made with."""
+        return self.answer
+
+
+def settled(result: Any = None, error: Exception | None = None, cancelled: bool = False) -> Future[Any]:
+    future: Future[Any] = Future()
+    if cancelled:
+        future.cancel()
+        future.set_running_or_notify_cancel()
+    elif error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    return future
+
+
+ODD: dict[str, tuple[Any, str]] = {
+    "no future": (None, "engine_0: submit.. of the executor gave a NoneType"),
+    "no plan": (settled(3), "engine_0: its worker gave a int, what a job returns is due"),
+    "cancelled": (settled(cancelled=True), "engine_0: the executor cancelled it\n  hint: keep the executor open"),
+    "failed": (
+        settled(error=OSError("no disk")),
+        "engine_0: OSError in its worker: no disk\n  hint: leave the executor out",
+    ),
+}
+
+
+@pytest.mark.parametrize("answer, says", ODD.values(), ids=ODD)
+def test_an_executor_that_is_none_is_told(answer: Any, says: str, converted: Converted) -> None:
+    with pytest.raises(BuildError, match=says):
+        Build(Odd(answer))(converted)
+
+
 class Crashing(Job):
     """TensorRT ends the worker's process."""
 
