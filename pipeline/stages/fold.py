@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,22 +44,56 @@ def fold(program: Program) -> Program:
     constant: dict[torch.fx.Node, bool] = {}
     for node in graph.nodes:
         constant[node] = _is_constant(node, constant, program)
-    recipes = dict(program.constants)
+    recipes = _Recipes(program)
     first = next(iter(graph.nodes))
     for node in [n for n in graph.nodes if n.op == "call_function" and constant[n] and _is_tensor(n)]:
         if any(not constant[user] for user in node.users):
-            recipe = _recipe(node, program, {r.name for r in recipes.values()})
-            name, meta = node.name, node.meta
             with graph.inserting_before(first):
-                placeholder = graph.placeholder(f"folded_{name}")
-            placeholder.meta = meta
+                placeholder = graph.placeholder(f"folded_{node.name}")
+            placeholder.target, placeholder.meta = placeholder.name, node.meta
             constant[placeholder] = True
-            recipes[placeholder.name] = recipe
+            recipes.add(placeholder.name, node)
             node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: not constant[user])
     _drop_dead(graph, program)
     alive = {n.name for n in graph.nodes}
-    constants = FrozenDict({n: r for n, r in recipes.items() if n in alive})
+    constants = FrozenDict({n: r for n, r in recipes.known.items() if n in alive})
     return evolve(program, constants=constants, outputs=rewired(program.outputs, graph))
+
+
+class _Recipes:
+    """The recipes of a program by placeholder, and those that folding adds. A recipe is called like no other, a step
+    like no parameter and no step of another node: recipes may become part of one."""
+
+    def __init__(self, program: Program) -> None:
+        self.known = dict(program.constants)
+        self._names = {recipe.name for recipe in self.known.values()}
+        self._taken = {*program.parameters, *(step.name for recipe in self.known.values() for step in recipe.steps)}
+        self._steps: dict[torch.fx.Node, str] = {}
+
+    def add(self, placeholder: str, node: torch.fx.Node) -> None:
+        """The recipe of a node, for the placeholder that takes its place."""
+        steps: dict[str, Step] = {}
+        results: dict[torch.fx.Node, Ref] = {}
+        for each in _in_order(node):
+            if each.op == "placeholder":
+                inner = self.known[each.name]
+                steps |= {step.name: step for step in inner.steps}
+                results[each] = inner.result
+            else:
+                made = self._step(each, results)
+                steps[made.name], results[each] = made, Ref(made.name)
+        name = _unlike(layer_name(node), self._names)
+        self._names.add(name)
+        self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
+
+    def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
+        """The call of a node, with what its arguments are in the recipe."""
+        if node not in self._steps:
+            self._steps[node] = _unlike(node.name, self._taken)
+            self._taken.add(self._steps[node])
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
+        options = tuple((name, _plain(value)) for name, value in kwargs.items())
+        return Step(self._steps[node], qualified_name(node.target), _plain(args), options)
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:
@@ -97,45 +132,20 @@ def _elements(value: Any) -> int | None:
     return value.numel() * (2 if value.is_complex() else 1)
 
 
-def _recipe(node: torch.fx.Node, program: Program, names: set[str]) -> Recipe:
-    """The recipe of a node, under a name that is none of ``names``; its steps are called like no parameter."""
-    order: list[torch.fx.Node] = []
-    seen: set[torch.fx.Node] = set()
-    _visit(node, seen, order)
-    steps: list[Step] = []
-    given = [program.constants[n.name] for n in order if n.op == "placeholder"]
-    taken = {*program.parameters, *(step.name for recipe in given for step in recipe.steps)}
-    result: dict[torch.fx.Node, Ref] = {}
-    for n in order:
-        if n.op == "placeholder":
-            inner = program.constants[n.name]
-            steps.extend(s for s in inner.steps if s not in steps)
-            result[n] = inner.result
-        else:
-            args, kwargs = map_arg((n.args, dict(n.kwargs)), result.__getitem__)  # type: ignore[arg-type]
-            name = _unlike(n.name, taken)
-            taken.add(name)
-            steps.append(
-                Step(name, qualified_name(n.target), _plain(args), tuple((k, _plain(v)) for k, v in kwargs.items()))
-            )
-            result[n] = Ref(name)
-    return Recipe(_unlike(layer_name(node), names), result[node], tuple(steps), node.meta["val"].dtype)
-
-
 def _unlike(name: str, taken: set[str]) -> str:
     """The name, or the first of ``name_1``, ``name_2`` … that is not taken."""
     names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
     return next(n for n in names if n not in taken)
 
 
-def _visit(node: torch.fx.Node, seen: set[torch.fx.Node], order: list[torch.fx.Node]) -> None:
-    stack = [(node, iter(node.all_input_nodes))]
-    seen.add(node)
+def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """A node after all that it depends on; by a stack, since graphs are deep."""
+    stack, seen = [(node, iter(node.all_input_nodes))], {node}
     while stack:
         current, rest = stack[-1]
         following = next((n for n in rest if n not in seen), None)
         if following is None:
-            order.append(current)
+            yield current
             stack.pop()
         else:
             seen.add(following)

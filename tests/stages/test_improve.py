@@ -14,6 +14,8 @@ from pipeline import Program, autocast
 from pipeline.improvements import PASSES, Rewriting, improvement
 from pipeline.stages.improve import Improve
 
+aten = torch.ops.aten
+
 NAMES = [each.name for each in PASSES]
 
 
@@ -66,6 +68,47 @@ def test_a_pass_of_ones_own() -> None:
     _, program = model("resnet18")
     after = Improve(passes=(no_relus,))(program)
     assert not [n for n in after.graph.nodes if n.target is torch.ops.aten.relu.default]
+
+
+class Affine(torch.nn.Module):
+    """A sum and a product with parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.term, self.factor = (torch.nn.Parameter(torch.randn(4)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[4] -> [4]"""
+        return (x + self.term) * self.factor
+
+
+def doubles(target: Any) -> Any:
+    @improvement
+    def doubled(rewriting: Rewriting) -> None:
+        """Twice the second operand."""
+        for node in rewriting.nodes(target):
+            twice = rewriting.create(aten.mul.Tensor, (node.args[1], 2.0), {}, node)
+            rewriting.offer(node, target, (node.args[0], twice))
+
+    return doubled
+
+
+@improvement
+def joins(rewriting: Rewriting) -> None:
+    """The operands of the sum and of the product, added to each other."""
+    for node in rewriting.nodes(aten.mul.Tensor):
+        x, term = node.args[0].args  # type: ignore[union-attr]
+        both = rewriting.create(aten.add.Tensor, (term, node.args[1]), {}, node)
+        rewriting.offer(node, aten.add.Tensor, (x, both))
+
+
+def test_constants_of_several_stages_keep_apart_what_is_called_alike() -> None:
+    model = Affine().eval()
+    program = pipeline.default().until("decompose")(model, (torch.ones(4),))
+    for each in (doubles(aten.add.Tensor), doubles(aten.mul.Tensor), joins):
+        program = Improve(passes=(each,))(program)
+    (recipe,) = program.constants.values()
+    assert torch.equal(recipe.evaluate(program.parameters), 2 * model.term + 2 * model.factor)
 
 
 def test_nothing_is_introduced_that_no_converter_takes() -> None:
