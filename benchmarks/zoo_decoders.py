@@ -21,7 +21,8 @@ DECODERS = (
     decoder(
         "dbrx",
         attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
-        ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+        d_model=64,
+        ffn_config={"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     ),
     decoder("deepseek_v2", **EXPERTS | LATENT),
     decoder("deepseek_v3", **EXPERTS | LATENT),

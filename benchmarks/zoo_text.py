@@ -50,7 +50,7 @@ ENCODERS = (
     encoder("mpnet"),
     encoder("mra"),
     encoder("nomic_bert"),
-    encoder("nystromformer", num_landmarks=4, segment_means_seq_len=16),
+    encoder("nystromformer", num_landmarks=16, segment_means_seq_len=16),
     encoder("rembert", input_embedding_size=32, output_embedding_size=32),
     encoder("roberta", max_position_embeddings=80),
     encoder("roberta-prelayernorm", max_position_embeddings=80),
