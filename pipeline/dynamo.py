@@ -8,6 +8,7 @@ goes back to Dynamo as guards: a call beyond them compiles anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose import Pipeline
 from pipeline.defaults import default
 from pipeline.environment import UNBOUNDED_FACTOR
-from pipeline.program import Program, version
+from pipeline.program import Program
 from pipeline.refit import refit_module_weights
 from pipeline.settings import CompilationSettings
 
@@ -134,6 +135,7 @@ class _Runner:
     """What Dynamo calls: a compiled graph, whose weights follow those of the calls.
 
     weights, inputs: where they are among Dynamo's arguments.
+    held, counted, versions: the weights that are compiled, those whose writes torch counts, and how many it counted.
     """
 
     compiled: Compiled
@@ -141,18 +143,26 @@ class _Runner:
     inputs: Sequence[int]
     executor: Executor | None
     module: Any = None
-    held: Sequence[tuple[int, torch.Tensor, int]] = ()
+    held: Sequence[torch.Tensor] = ()
+    counted: Sequence[torch.Tensor] = ()
+    versions: Sequence[int] = ()
 
     def load(self, args: Sequence[Any]) -> None:
         """Make a module of what is compiled, and note the weights that it has."""
-        self.held = [(i, args[i], version(args[i])) for i in self.weights.values()]
+        self.held = [args[i] for i in self.weights.values()]
+        self.counted = [weight for weight in self.held if not weight.is_inference()]
+        self.versions = list(map(_writes, self.counted))
         self.module = self.compiled.module(self.executor)
 
     def __call__(self, *args: Any) -> Any:
-        if any(args[i] is not weight or version(weight) != then for i, weight, then in self.held):
-            self.compiled = refit_module_weights(self.compiled, {name: args[i] for name, i in self.weights.items()})
+        now = [args[i] for i in self.weights.values()]
+        if not all(map(is_, now, self.held)) or list(map(_writes, self.counted)) != self.versions:
+            self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))
             self.load(args)
         return self.module(*(args[i] for i in self.inputs))
+
+
+_writes = attrgetter("_version")
 
 
 class _Number(float):
