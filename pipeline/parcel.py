@@ -161,10 +161,7 @@ def _submitted(executor: Executor, job: Job) -> Future[Plan]:
         hint = "pass an executor that has not been shut down, and whose workers live"
         raise BuildError(f"{job.order.name}: the executor takes no work: {error}", hint) from error
     if not isinstance(future, Future):
-        kind = type(future).__name__
-        raise BuildError(
-            f"{job.order.name}: submit() of the executor gave a {kind}, a concurrent.futures.Future is due", _NONE
-        )
+        raise BuildError(f"{job.order.name}: the executor's submit() gave a {type(future).__name__}, no Future", _NONE)
     return future
 
 

@@ -238,9 +238,7 @@ def _matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
     try:
         return bool(entry(module_path))
     except Exception as error:
-        error.add_note(
-            f"in {_entry_name(entry)}, a predicate of torch_executed_ops, for the module path {module_path!r}"
-        )
+        error.add_note(f"in {_entry_name(entry)}, a predicate of torch_executed_ops, for the path {module_path!r}")
         raise
 
 

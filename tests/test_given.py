@@ -206,4 +206,4 @@ def test_a_predicate_that_fails_is_named() -> None:
     compile = pipeline.default(torch_executed_ops=[lambda path: path[0]]).until("decompose")
     with pytest.raises(IndexError) as caught:
         compile(nn.ReLU().eval(), (X,))
-    assert "a predicate of torch_executed_ops, for the module path ''" in caught.value.__notes__[0]
+    assert "a predicate of torch_executed_ops, for the path ''" in caught.value.__notes__[0]

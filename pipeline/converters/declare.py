@@ -35,10 +35,10 @@ class CallingConvention(enum.Enum):
     LEGACY = "legacy"
 
 
-def of_kind(kind: type) -> Callable[[Any, Any, object], None]:
+def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
     """A validator of fields, which says in words what is due."""
 
-    def check(_: Any, field: Any, value: object) -> None:
+    def check(_: Any, field: Any, value: Any) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"{field.name} is a {kind.__name__}, not {value!r}")
 
