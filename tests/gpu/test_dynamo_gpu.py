@@ -1,0 +1,64 @@
+"""``torch.compile`` with our backend on a GPU: sizes and weights that change, and a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    """Dynamo without what other tests compiled."""
+    torch.compiler.reset()
+    with torch.no_grad():
+        yield
+    torch.compiler.reset()
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """fp32 products are TF32 on a GPU."""
+    assert actual.device == expected.device
+    torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("immutable", [True, False], ids=["rebuilt", "refitted"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["enqueued", "cuda graphs"])
+def test_sizes_and_weights_that_change(immutable: bool, graphs: bool) -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)
+    model = nn.Sequential(*layers).eval().cuda()
+    compile = pipeline.default(require_full_compilation=True, immutable_weights=immutable, cuda_graphs=graphs)
+    compiled = torch.compile(model, backend=pipeline.backend(compile))
+    for size in (2, 5, 5, 5, 7, 40):
+        x = torch.randn(size, 64, device="cuda")
+        close(compiled(x), model(x))
+    model[0].weight.mul_(2)
+    model[3].bias.add_(1)
+    close(compiled(x), model(x))
+
+
+def test_a_cache_that_the_model_writes_to() -> None:
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("sum", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.sum.add_(x.sum(0))
+            return self.linear(x) + self.sum
+
+    model, eager = Cache().eval().cuda(), Cache().eval().cuda()
+    eager.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend=pipeline.backend(pipeline.default(min_block_size=1)))
+    for _ in range(3):
+        x = torch.randn(4, 8, device="cuda")
+        close(compiled(x), eager(x))
+        close(model.sum, eager.sum)
