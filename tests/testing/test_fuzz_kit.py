@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import CaptureError
-from pipeline.runtime.worker import Executor
+from pipeline.runtime.worker import SegmentExecutor
 from pipeline.testing import ModelError, TensorSpec, check_model
 from pipeline.testing.fuzz import Snippet, program, shrunk
 from pipeline.testing.memory import Snapshot, sharing
@@ -81,7 +81,7 @@ def test_a_failure_has_its_kind() -> None:
 
 
 def test_a_failing_program_comes_with_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Executor, "write", lambda self, slots, leaves: None)
+    monkeypatch.setattr(SegmentExecutor, "write", lambda self, slots, leaves: None)
     snippet = next(p for p in map(program, range(40)) if "_(" in str(p.body) and "self.state" in str(p.results))
     with pytest.raises(ModelError) as caught:
         snippet.run()
