@@ -197,8 +197,8 @@ class CompilationSettings:
 
     def evolve(self, **fields: Any) -> Self:
         """A copy with these fields changed, validated again; `TypeError` for a field that does not exist."""
-        for name in fields.keys() - self.names():
-            raise TypeError(f"{name!r} is not a compilation setting; {self._instead(name)}")
+        if unknown := [name for name in fields if name not in self.names()]:
+            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {self._instead(unknown[0])}")
         return attrs.evolve(self, **fields)
 
     @classmethod

@@ -58,7 +58,7 @@ def _supply(refitter: Any, weights: Mapping[str, torch.Tensor], due: Collection[
     known = frozenset(refitter.get_all_weights())
     refused = {name: _refusal(refitter, name, value, known) for name, value in weights.items()}
     reasons = {name: reason for name, reason in refused.items() if reason and name in due}
-    reasons |= {name: "the engine's network has no such weight" for name in due if name not in weights}
+    reasons |= {name: "the engine's network has no such weight" for name in sorted(due) if name not in weights}
     if not reasons:
         missing = (name or "a weight without a name" for name in refitter.get_missing_weights())
         reasons = dict.fromkeys(missing, "TensorRT has combined it with others and needs its value as well")

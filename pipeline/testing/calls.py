@@ -78,9 +78,13 @@ class TensorSpec:
 
     def at(self, sizes: Sizes) -> torch.Tensor:
         """The tensor for these sizes."""
-        what = self.values if isinstance(self.values, str) else tuple(dim_at(v, sizes) for v in self.values[1:])
-        what = what if isinstance(what, str) else (self.values[0], *what)
-        return generate(what, [dim_at(d, sizes) for d in self.shape], self.dtype, self.seed)
+        return generate(self.values_at(sizes), [dim_at(d, sizes) for d in self.shape], self.dtype, self.seed)
+
+    def values_at(self, sizes: Sizes) -> Any:
+        """What it holds, with numbers in place of names."""
+        if isinstance(self.values, str):
+            return self.values
+        return self.values[0], *(dim_at(v, sizes) for v in self.values[1:])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -269,12 +273,7 @@ def _mapped(value: Any, f: Callable[[Any], Any]) -> Any:
 
 def _fixed(leaf: Any, sizes: Sizes) -> Any:
     if isinstance(leaf, TensorSpec):
-        what = (
-            leaf.values
-            if isinstance(leaf.values, str)
-            else (leaf.values[0], *(dim_at(v, sizes) for v in leaf.values[1:]))
-        )
-        return evolve(leaf, shape=tuple(dim_at(d, sizes) for d in leaf.shape), values=what)
+        return evolve(leaf, shape=tuple(dim_at(d, sizes) for d in leaf.shape), values=leaf.values_at(sizes))
     return leaf.at(sizes) if isinstance(leaf, Size) else leaf
 
 

@@ -35,7 +35,7 @@ def _failure(snippet: Snippet) -> tuple[str, str] | None:
     except ModelError as error:
         words = re.sub(r"(\d|\[|\]|o\d|'|\.)+", "", error.message.split("\n")[0])
         return error.kind, words[:24]
-    except Exception:
+    except Exception:  # what a part left out breaks is another failure
         return None
     return None
 

@@ -102,6 +102,11 @@ def tensors(
     return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
 
 
+def spatial_rank(target: Any) -> int:
+    """How many dims an operator works on by its name: 2 of adaptive_avg_pool2d."""
+    return next(int(c) for c in target._schema.name if c.isdigit())
+
+
 def moved(shape: Sequence[Any], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
     """A tensor that is moved and not computed with: it may hold all that its dtype holds."""
     return tensors(shape, dtype, values(dtype))

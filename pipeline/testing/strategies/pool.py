@@ -8,14 +8,9 @@ import torch
 from hypothesis import strategies as st
 
 from pipeline.testing.calls import Call, TensorSpec
-from pipeline.testing.strategies.common import Draw, calls, floats, named, tensors
+from pipeline.testing.strategies.common import Draw, calls, floats, named, spatial_rank, tensors
 
 aten = torch.ops.aten
-
-
-def _rank(target: Any) -> int:
-    """How many dims are pooled: 2 of adaptive_avg_pool2d."""
-    return next(int(c) for c in target._schema.name if c.isdigit())
 
 
 def _lists(draw: Draw, low: int, high: int, rank: int) -> list[int]:
@@ -46,7 +41,7 @@ def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
     aten.max_pool3d_with_indices.default,
 )
 def max_pool(draw: Draw, target: Any) -> Call:
-    rank = _rank(target)
+    rank = spatial_rank(target)
     values = draw(st.sampled_from(("normal", "small", "no nan")))  # which TensorRT's pooling passes over
     x, windows = _input(draw, rank, values), _windows(draw, rank)
     dilation, ceil_mode = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((False, False, True)))
@@ -57,7 +52,7 @@ def max_pool(draw: Draw, target: Any) -> Call:
 
 @calls(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 def avg_pool(draw: Draw, target: Any) -> Call:
-    rank = _rank(target)
+    rank = spatial_rank(target)
     ceil_mode, count_include_pad = draw(st.sampled_from((False, False, True))), draw(st.booleans())
     divisor = [draw(st.sampled_from((None, 3)))] if rank > 1 else []
     arguments = (_input(draw, rank), *_windows(draw, rank), ceil_mode, count_include_pad, *divisor)
@@ -75,7 +70,7 @@ def avg_pool(draw: Draw, target: Any) -> Call:
     aten.adaptive_max_pool3d.default,
 )
 def adaptive_pool(draw: Draw, target: Any) -> Call:
-    rank = _rank(target)
+    rank = spatial_rank(target)
     size = draw(st.just([1] * rank) | st.just(_lists(draw, 1, 6, rank)))
     values = draw(st.sampled_from(("normal", "small")))
     outputs = draw(st.sampled_from((None, (0,)))) if len(target._schema.returns) == 2 else None

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from pipeline.testing.calls import Call
-from pipeline.testing.strategies.common import Draw, calls, floats, named, tensors
+from pipeline.testing.strategies.common import Draw, calls, floats, named, spatial_rank, tensors
 
 aten = torch.ops.aten
 
@@ -27,10 +27,6 @@ PACKETS = (
     aten._upsample_bicubic2d_aa,
 )
 factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
-
-
-def _rank(target: Any) -> int:
-    return next(int(c) for c in target._schema.name if c.isdigit())
 
 
 def _input(draw: Draw, rank: int) -> Any:
@@ -56,7 +52,7 @@ def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
 
 @calls(*(packet.vec for packet in PACKETS))
 def by_size_or_scale(draw: Draw, target: Any) -> Call:
-    rank = _rank(target)
+    rank = spatial_rank(target)
     sizes = _sizes(draw, target, rank) if draw(st.booleans()) else None
     some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
     scales = None if sizes is not None else draw(st.lists(some, min_size=rank, max_size=rank))
@@ -65,7 +61,7 @@ def by_size_or_scale(draw: Draw, target: Any) -> Call:
 
 @calls(*(packet.default for packet in PACKETS))
 def by_size(draw: Draw, target: Any) -> Call:
-    rank = _rank(target)
+    rank = spatial_rank(target)
     sizes = _sizes(draw, target, rank)
     return _dynamic(draw, Call(target, (_input(draw, rank), sizes, *_aligned(draw, target))), rank)
 
