@@ -35,13 +35,32 @@ def _otherwise(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any
     positional, named = children(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):
-        return f"the inputs have another structure than those that the program was compiled for: {error}"
+        given = {**{f"positional input {i}": v for i, v in enumerate(args)}, **{k: kwargs[k] for k in keywords}}
+        specs = [*children(positional), *children(named)]
+        found = (_difference(*row) for row in zip(given, given.values(), specs, strict=True))
+        return next(filter(None, found), f"the inputs have another structure than was compiled: {error}")
     names = [port.name for port in program.inputs[: positional.num_leaves]]
     due = names if len(names) == positional.num_children else [""] * positional.num_children
     missing, extra = [k for k in keywords if k not in kwargs], [k for k in kwargs if k not in keywords]
     differ = f": missing {missing}, not known {extra}" if missing or extra else ""
     called, compiled = _counted([""] * len(args), kwargs), _counted(due, keywords)
     return f"called with {called}; the program was compiled for {compiled}{differ}"
+
+
+def _difference(path: str, value: Any, spec: Any) -> str:
+    """The first place where an input has another structure than was compiled; empty if there is none that we know."""
+    parts, kind = children(spec), spec.type
+    if kind not in (list, tuple, dict):
+        return ""
+    if not isinstance(value, kind):
+        return f"{path} is a {type(value).__name__}, a {kind.__name__} is due"
+    known = list(spec.context) if kind is dict else list(range(len(parts)))
+    keys = list(value) if kind is dict else list(range(len(value)))
+    if {*keys} != {*known}:
+        what = f"the keys {keys}, not {known}" if kind is dict else f"{len(keys)} elements, not {len(known)}"
+        return f"{path} has {what}"
+    rows = (_difference(f"{path}[{key!r}]", value[key], part) for key, part in zip(known, parts, strict=True))
+    return next(filter(None, rows), "")
 
 
 def _counted(positional: Sequence[str], keywords: Iterable[str]) -> str:

@@ -51,11 +51,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled(keyword=True)(X, BY),
         r"1 positional input \(x\) and the keywords by: missing",
     ),
-    "a key less": (lambda: compiled()(X, {"a": X}), "another structure than those that the program was compiled for: "),
-    "a tuple for a list": (
-        lambda: compiled()(X, {"a": X, "b": (2.0,)}),
-        "but got <class 'tuple'>",
-    ),
+    "a key less": (lambda: compiled()(X, {"a": X}), r"positional input 1 has the keys \['a'\], not \['a', 'b'\]"),
+    "one more in a list": (lambda: compiled()(X, {"a": X, "b": [2.0, 2.0]}), r"input 1\['b'\] has 2 elements, not 1"),
+    "a tensor for a dict": (lambda: compiled(keyword=True)(X, by=X), "^by is a Tensor, a dict is due"),
+    "a tuple for a list": (lambda: compiled()(X, {"a": X, "b": (2.0,)}), r"input 1\['b'\] is a tuple, a list is due"),
     "a list for a tensor": (lambda: compiled()([[1.0]], BY), "input x is a list, a tensor is due"),
     "another number": (lambda: compiled()(X, {"a": X, "b": [3.0]}), r"is 3\.0; it is part of the program.* for 2\.0"),
     "a tensor for None": (
