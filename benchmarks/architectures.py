@@ -50,7 +50,7 @@ def lively(model: torch.nn.Module) -> torch.nn.Module:
     small that deep networks give next to nothing, or their last bias."""
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and parameter.dim() > 1:
-            parameter.data.normal_(std=parameter[0].numel() ** -0.5)
+            parameter.data.normal_(std=max(parameter[:1].numel(), 1) ** -0.5)
         elif parameter.is_floating_point():
             parameter.data.uniform_(-0.1, 0.1).add_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
     for name, buffer in model.named_buffers():

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.zoo [text|vision] [NAME ...] [--build]``: every architecture of ``zoo_text`` and
-``zoo_vision`` compiled, and run on the reference executor beside eager PyTorch and float64.
+"""``python -m benchmarks.zoo [text|vision|audio|…] [NAME ...] [--build]``: every architecture of ``zoo_text``,
+``zoo_vision`` and the others compiled, and run on the reference executor beside eager PyTorch and float64.
 
-Writes ``benchmarks/results/zoo_text.json`` and ``zoo_vision.json``, from which ``benchmarks.tables`` makes
-docs/models.md; with names, only their rows are made anew. ``--build`` builds the engines as well.
+Writes ``benchmarks/results/zoo_text.json`` and so on, from which ``benchmarks.tables`` makes docs/models.md; with names,
+only their rows are made anew. ``--build`` builds the engines as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeline.errors import CaptureError, ShapeError
 from pipeline.testing.models import unbuilt
 from pipeline.testing.whole import difference
 
-TABLES = ("text", "vision")
+TABLES = ("text", "vision", "dense", "detection", "audio", "multimodal", "series")
 
 
 def architectures(table: str) -> tuple[Architecture, ...]:
@@ -231,7 +231,7 @@ def said(found: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compiles what was asked for and writes the results; 1 if something of ours failed."""
     parser = argparse.ArgumentParser(prog="benchmarks.zoo", description=__doc__)
-    parser.add_argument("names", nargs="*", help="text, vision, or names of architectures; everything if none")
+    parser.add_argument("names", nargs="*", help=f"{', '.join(TABLES)}, or names of architectures; everything if none")
     parser.add_argument("--build", action="store_true", help="build the engines too")
     options = parser.parse_args(argv)
     tables = [t for t in TABLES if t in options.names] or TABLES
