@@ -1,8 +1,8 @@
 """``python -m benchmarks.zoo [text|vision|audio|…] [NAME ...] [--build]``: every architecture of ``zoo_text``,
 ``zoo_vision`` and the others compiled, and run on the reference executor beside eager PyTorch and float64.
 
-Writes ``benchmarks/results/zoo_text.json`` and so on, from which ``benchmarks.tables`` makes docs/models.md; with names,
-only their rows are made anew. ``--build`` builds the engines as well.
+Writes ``benchmarks/results/zoo_text.json`` and so on, from which ``benchmarks.tables`` makes docs/models.md; with
+names, only their rows are made anew. ``--build`` builds the engines as well.
 """
 
 from __future__ import annotations
