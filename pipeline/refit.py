@@ -51,7 +51,7 @@ def refit_module_weights(
     parameters = FrozenDict({**program.parameters, **copies})
     versions = FrozenDict({name: version(t) for name, t in parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, parameters=parameters, versions=versions))
-    return _refitted(compiled, new) if refits else _rebuilt(compiled, new)
+    return _refitted(compiled, new) if refits else _rebuilt(new)
 
 
 def _refittable(compiled: Compiled) -> bool:
@@ -98,7 +98,7 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+def _rebuilt(partitioned: Partitioned) -> Compiled:
     from pipeline.stages import build, convert, refit_map
 
     log.info("the engines cannot be refitted (immutable_weights=True): building them anew")

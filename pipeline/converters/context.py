@@ -50,6 +50,9 @@ class ConversionContext:
         node: the graph node being converted; ``node.meta["val"]`` is its fake tensor.
         symbols: where each symbol can be read: an input and its dim, or an input that is the symbol itself.
         constant_names: names of the constants given to converters, by ``id`` of the tensor.
+        literals: the weights that come from no parameter, by the names that their content gives them.
+        weights: the names of all weights, by the address at which they lie.
+        memo: what building blocks made once for a network, with the values that their keys name by ``id``.
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
         ranges: the values each symbol may take.
     """

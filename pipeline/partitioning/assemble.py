@@ -67,7 +67,7 @@ class _Assembly:
             for name in names:
                 self._settle(name, at)
         self.copied = copies(self.program, lambda n: validated.verdicts[n.name].supported) - self.home.keys()
-        self.parts = [_Part(kind, self._with_copies(kind, names)) for kind, names in groups]
+        self.parts = [_Part(kind, self._with_copies(names)) for kind, names in groups]
         self._house_the_rest()
 
     def partitioned(self) -> Partitioned:
@@ -89,7 +89,7 @@ class _Assembly:
             raise ValueError(f"{name} is in two segments")
         self.home[node] = at
 
-    def _with_copies(self, kind: Kind, names: list[str]) -> list[Node]:
+    def _with_copies(self, names: list[str]) -> list[Node]:
         """The nodes of a segment in order: its operators, the items of their results, and what is copied."""
         inside = {self.named[name]: None for name in names}
         waiting = list(inside)
@@ -111,7 +111,7 @@ class _Assembly:
         if not self.parts:
             self.parts.append(_Part("engine", []))
         part = next((p for p in reversed(self.parts) if p.kind == "engine"), self.parts[-1])
-        part.nodes = self._with_copies(part.kind, [*(n.name for n in part.nodes if is_operator(n)), *rest])
+        part.nodes = self._with_copies([*(n.name for n in part.nodes if is_operator(n)), *rest])
 
     def _check(self) -> None:
         for node in self.place:

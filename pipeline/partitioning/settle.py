@@ -34,7 +34,7 @@ def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: Compi
         level = levels(flow, units, in_torch)
         moved = _next(flow, units, in_torch, level, settings, given_up) if reasons else {}
         if not moved:
-            return Settled(_groups(units, in_torch, level), reasons)
+            return Settled(_groups(units, level), reasons)
         for unit in dict.fromkeys(other for i in moved for other in units.kin[units.of[i]]):
             in_torch[unit] = True
         for i, why in moved.items():
@@ -83,7 +83,7 @@ def _too_many(
             yield from ((i, reason) for i in inside)
 
 
-def _groups(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+def _groups(units: Units, level: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
     groups: dict[int, list[int]] = defaultdict(list)
     for unit, inside in enumerate(units.members):
         groups[level[unit]] += inside

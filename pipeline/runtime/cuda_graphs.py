@@ -99,8 +99,8 @@ class CapturedCall:
     def _run(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """All slots and the outputs of a run on the graph's copies of the inputs."""
         values = self._slots.copy()
-        symbols = self._executor.run(values, self.plan.symbols)
-        return values, self._executor.results(values, leaves, evolve(self.plan, home=None), symbols)
+        self._executor.run(values, self.plan.symbols)
+        return values, self._executor.results(values, leaves, evolve(self.plan, home=None))
 
     def _captured(self, worker: CudaWorker, leaves: Sequence[Any], pool: Any) -> tuple[list[Any], list[Any]]:
         turn, stream = worker.turn, torch.cuda.Stream(worker.lane.device)

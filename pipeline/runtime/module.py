@@ -47,7 +47,7 @@ class CompiledModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
-        self.executor: Executor = executor or _default_executor(compiled)
+        self.executor: Executor = executor or _default_executor()
         if self.executor == "tensorrt" and not has_gpu():
             raise ExecutionError("TensorRT engines run on a GPU, and torch sees none here")
         on_gpu = self.executor == "tensorrt"
@@ -176,7 +176,7 @@ def _rebuilder(spec: Any) -> Callable[[list[Any]], Any]:
     return lambda results: tree_unflatten(results, spec)
 
 
-def _default_executor(compiled: Compiled) -> Executor:
+def _default_executor() -> Executor:
     if has_gpu():
         return "tensorrt"
     log.info("no GPU here: engines run on the CPU reference executor")

@@ -35,8 +35,8 @@ class SegmentExecutor:
         for given, slot, moved in plan.moves:
             value = leaves[given]
             slots[slot] = self.arrive(value) if moved or value.requires_grad else value
-        symbols = self.run(slots, plan.symbols)
-        results = self.results(slots, leaves, plan, symbols)
+        self.run(slots, plan.symbols)
+        results = self.results(slots, leaves, plan)
         if self.layout.writes:
             self.write(slots, leaves)
         return results
@@ -46,8 +46,8 @@ class SegmentExecutor:
         value = value.detach().to(self.device)
         return value.float() if value.dtype == torch.float64 and self._double else value
 
-    def run(self, slots: Slots, symbols: Mapping[str, int]) -> Mapping[str, int]:
-        """Fill the slots of all segments' outputs; the sizes known in the end."""
+    def run(self, slots: Slots, symbols: Mapping[str, int]) -> None:
+        """Fill the slots of all segments' outputs, and of the sizes that they tell."""
         for step, run in self._steps:
             for slot, expr in step.late:
                 slots[slot] = number_of(expr, symbols)
@@ -58,9 +58,8 @@ class SegmentExecutor:
                 symbols = {**symbols, **checked(self.layout.program, _learnt(step.learns, outputs))}
         for slot, expr in self.layout.late:
             slots[slot] = number_of(expr, symbols)
-        return symbols
 
-    def results(self, slots: Slots, leaves: Sequence[Any], plan: CallPlan, symbols: Mapping[str, int]) -> list[Any]:
+    def results(self, slots: Slots, leaves: Sequence[Any], plan: CallPlan) -> list[Any]:
         """What the caller is given."""
         results: list[Any] = []
         for output in self.layout.returns:

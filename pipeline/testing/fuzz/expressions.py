@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pipeline.testing.fuzz.scope import Scope, Value, broadcasts, same
-
-Family = Callable[[Scope], Any]
 
 ROUNDING = (
     *("torch.tanh({x})", "torch.sigmoid({x})", "torch.sin({x})", "torch.cos({x})", "torch.exp(-{x}.abs())"),
@@ -49,17 +46,14 @@ REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp", "softmax", "cumsum", "
 INT_REDUCTIONS = ("sum", "amax", "amin", "cumsum")
 
 
-def _is(*dtypes: torch.dtype) -> Callable[[Value, torch.Tensor], bool]:
-    return lambda value, tensor: tensor.dtype in dtypes
-
-
 def is_float(value: Value, tensor: torch.Tensor) -> bool:
     """float32 or float16."""
     return tensor.is_floating_point()
 
 
-is_int = _is(torch.int64, torch.int32)
-is_bool = _is(torch.bool)
+def is_bool(value: Value, tensor: torch.Tensor) -> bool:
+    """bool."""
+    return tensor.dtype == torch.bool
 
 
 def anything(value: Value, tensor: torch.Tensor) -> bool:
