@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.converters.declare import of_kind
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
 from pipeline.shapes import Range
@@ -58,6 +59,8 @@ def _frozen(value: Any) -> Any:
 
 
 def _shape(shape: Iterable[Dim]) -> tuple[Dim, ...]:
+    if not isinstance(shape, Iterable) or isinstance(shape, str):
+        raise TypeError(f"TensorSpec: shape is a sequence of sizes, not {shape!r}")
     return tuple(shape)
 
 
@@ -71,7 +74,7 @@ class TensorSpec:
     """
 
     shape: tuple[Dim, ...] = field(converter=_shape)
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = field(default=torch.float32, validator=of_kind(torch.dtype))
     values: Any = field(default="normal", converter=_frozen)
     constant: bool = False
     seed: int = 0

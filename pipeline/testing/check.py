@@ -93,7 +93,11 @@ def check(
     Raises:
         CheckError: a promise is not kept; the message has a snippet that shows it again.
         CallError: PyTorch itself does not take the call.
+        TypeError: it is no call.
     """
+    if not isinstance(call, Call):
+        example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
+        raise TypeError(f"check takes a call, such as {example}, not {call!r}")
     if dynamic and not call.dynamic:
         raise ValueError(f"dynamic=True, but the call names no sizes: {call!r}")
     call = call.static() if dynamic is False else call

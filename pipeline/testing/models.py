@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from attrs import evolve, frozen
@@ -162,7 +162,14 @@ def check_model(
     Raises:
         ModelError: a promise is not kept.
         CaptureError: torch.export does not take the model.
+        TypeError, ValueError: an argument is none of these.
     """
+    if isinstance(make, torch.nn.Module):
+        raise TypeError(f"make is a {type(make).__name__}: pass what makes the model, such as lambda: model")
+    if entry not in get_args(Entry):
+        raise ValueError(f"entry is one of {', '.join(map(repr, get_args(Entry)))}, not {entry!r}")
+    if isinstance(args, TensorSpec | str):
+        raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(TensorSpec((2, 3)),)")
     model = Model(make, tuple(args), dict(kwargs or {}), Call(None, (*_specs(args, kwargs),), sizes=sizes or {}).sizes)
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)

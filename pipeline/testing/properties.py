@@ -169,9 +169,13 @@ def check_converter(converter: Callable[..., Any] | ConverterRegistry, *targets:
             for its operators.
 
     Raises:
-        CheckError, AssertionError, LookupError: as ``check_target`` does.
+        CheckError, AssertionError, LookupError: as ``check_target`` does; LookupError too for what is not declared.
     """
     registry, declared = _registry(converter, options.pop("registry", DYNAMO_CONVERTERS))
+    if not declared or (unknown := [target for target in targets if target not in declared]):
+        what = f"of {qualified_name(unknown[0])}" if declared else "at all"
+        known = ", ".join(map(qualified_name, declared)) or "nothing"
+        raise LookupError(f"there is no converter {what} to test: {known} is declared")
     for target in targets or declared:
         check_target(target, registry=registry, **options)
 
