@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.converters.arguments import argument, bind
 from pipeline.converters.context import ConversionContext
@@ -14,6 +15,7 @@ from pipeline.impl import base
 from pipeline.impl.pool import avg_pool, max_pool
 from pipeline.impl.pool_gather import gathered_argmax, gathered_max
 from pipeline.impl.pool_windows import Windows
+from pipeline.impl.reduce import all_dims, reduce
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -107,14 +109,25 @@ def indices_are_read(node: torch.fx.Node) -> bool:
     return given and any(u.op == "output" or u.args[1] == 1 for u in node.users)
 
 
+def _takes_all(node: torch.fx.Node, windows: Windows) -> bool:
+    """Whether each dim has one window with all that it has, whatever its size in its range."""
+    sizes = argument(node, "self").meta["val"].shape[-len(windows.kernel) :]
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    divided = "divisor_override" in names and argument(node, "divisor_override") is not None
+    return not (divided or any(windows.padding)) and all(
+        statically_known_true(size <= k) for size, k in zip(sizes, windows.kernel, strict=True)
+    )
+
+
 def _average(target: Any, rank: int) -> Callable[..., Any]:
     def limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-        """TensorRT averages floating-point tensors, and rounds the number of windows up for static sizes only."""
+        """TensorRT averages floating-point tensors, and rounds the number of windows up for static sizes only, unless
+        there is one window for everything."""
         x = argument(node, "self").meta["val"]
         if not x.is_floating_point():
             return Rejection(f"its input is {x.dtype}, TensorRT averages floating-point tensors only")
         windows = _windows(node, rank)
-        if not windows.rounds_up:
+        if not windows.rounds_up or _takes_all(node, windows):
             return True
         return _dynamic(node, "averaging with ceil_mode, which RTX 1.4 builds and then refuses to run at some sizes,")
 
@@ -123,11 +136,14 @@ def _average(target: Any, rank: int) -> Callable[..., Any]:
         """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False,
         bool count_include_pad=True, int? divisor_override=None) -> Tensor"""
         assert ctx.node is not None
-        x, _, _, _, _, count_include_pad, *divisor = bind(target, args, kwargs)
+        given, _, _, _, _, count_include_pad, *divisor = bind(target, args, kwargs)
+        x = base.tensor(ctx, name, given)
         windows = _windows(ctx.node, rank)
-        return avg_pool(
-            ctx, name, base.tensor(ctx, name, x), windows, count_include_pad, divisor[0] if divisor else None
-        )
+        if windows.rounds_up and _takes_all(ctx.node, windows):
+            wide = base.cast(ctx, name, x, torch.float32)
+            mean = reduce(ctx, name, "AVG", wide, all_dims(range(-rank, 0), base.rank(x)), keepdim=True)
+            return base.cast(ctx, name, mean, base.dtype_of(x))
+        return avg_pool(ctx, name, x, windows, count_include_pad, divisor[0] if divisor else None)
 
     return convert
 

@@ -108,6 +108,7 @@ FREE_POOLS: tuple[tuple[type[nn.Module], dict[str, Any]], ...] = (
     (nn.AvgPool2d, {"kernel_size": 3, "stride": 2, "padding": 1}),
     (nn.AvgPool2d, {"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False}),
     (nn.AvgPool2d, {"kernel_size": 3, "stride": 2, "ceil_mode": True}),
+    (nn.AvgPool2d, {"kernel_size": 40, "ceil_mode": True}),
     (nn.AvgPool2d, {"kernel_size": 2, "divisor_override": 3}),
     (nn.LPPool2d, {"norm_type": 2, "kernel_size": 2}),
     (nn.AdaptiveAvgPool2d, {"output_size": 1}),
