@@ -22,6 +22,7 @@ from pipeline.shapes import expression, solved
 
 HINT = "make the two agree, or say it once"
 STATIC = (-1, -1)
+"""The ends of a dim that is said to be static, whatever its size."""
 
 
 def is_input(value: Any) -> bool:
