@@ -165,7 +165,7 @@ CLASSIFICATION = (
         16,
         embed_dim=[16, 24, 32],
         num_heads=[1, 2, 2],
-        depth=[1, 1, 2],
+        depth=[1, 2, 3],
         drop_path_rate=[0.0, 0.0, 0.1],
     ),
     image(
