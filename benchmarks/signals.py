@@ -17,6 +17,7 @@ from benchmarks.images import configuration
 RANGES = {
     "batch": (1, 2, 4),
     "samples": (400, 640, 1200),
+    "long_samples": (1200, 1600, 2400),
     "frames": (16, 40, 64),
     "sequence": (2, 12, 32),
     "target": (2, 6, 12),

@@ -53,11 +53,11 @@ UNIVNET = {
 CLAP = {
     "num_mel_bins": 8,
     "spec_size": 32,
-    "hidden_size": 64,
+    "hidden_size": 32,
     "patch_embeds_hidden_size": 16,
-    "depths": [1, 2, 1],
-    "num_hidden_layers": 3,
-    "num_attention_heads": [2, 2, 4],
+    "depths": [1, 2],
+    "num_hidden_layers": 2,
+    "num_attention_heads": [2, 4],
     "window_size": 4,
     "projection_dim": 16,
 }
@@ -163,7 +163,7 @@ ARCHITECTURES = (
         "recognition",
         "MoonshineForConditionalGeneration",
         ("MoonshineConfig", MOONSHINE),
-        {**WAVES, **TARGET},
+        {"input_values": floats("batch", "long_samples"), **TARGET},
     ),
     architecture(
         "speecht5_recognition",

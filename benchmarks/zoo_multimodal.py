@@ -8,6 +8,7 @@ from benchmarks.signals import Given, architecture, floats, ids, ones, with_imag
 TEXT = {**ViT, "vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 DECODER = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "use_cache": False}
 EYES = {**ViT, **PATCHES}
+WIDE = {"hidden_size": 64}
 BOTH = {"vision_config": EYES, "text_config": TEXT, "projection_dim": 16}
 PIXELS = {"pixel_values": floats("batch", 3, 32, 32)}
 WORDS = {"input_ids": ids(99, "batch", "sequence"), "attention_mask": ones("batch", "sequence")}
@@ -85,11 +86,11 @@ ARCHITECTURES = (
                     "image_size": 32,
                     "width_coefficient": 0.25,
                     "depth_coefficient": 0.5,
-                    "hidden_dim": 32,
+                    "hidden_dim": 80,
                     "num_block_repeats": [1] * 7,
                 },
                 "text_config": TEXT,
-                "projection_dim": 32,
+                "projection_dim": 80,
             },
         ),
         PAIRS,
@@ -122,7 +123,7 @@ ARCHITECTURES = (
                     **EYES,
                     "depths": [1, 1, 1],
                     "num_group_tokens": [8, 4, 0],
-                    "num_output_groups": [4, 2, 0],
+                    "num_output_groups": [8, 4, 4],
                 },
                 "projection_dim": 16,
                 "projection_intermediate_dim": 32,
@@ -134,14 +135,14 @@ ARCHITECTURES = (
         "owlvit",
         "detection",
         "OwlViTForObjectDetection",
-        ("OwlViTConfig", BOTH),
+        ("OwlViTConfig", {**BOTH, "projection_dim": 32}),
         {"input_ids": ids(99, 4, 8), "pixel_values": floats(2, 3, 32, 32)},
     ),
     architecture(
         "owlv2",
         "detection",
         "Owlv2ForObjectDetection",
-        ("Owlv2Config", BOTH),
+        ("Owlv2Config", {**BOTH, "projection_dim": 32}),
         {"input_ids": ids(99, 4, 8), "pixel_values": floats(2, 3, 32, 32)},
     ),
     architecture(
@@ -251,7 +252,10 @@ ARCHITECTURES = (
         "bridgetower",
         "embedding",
         "BridgeTowerModel",
-        ("BridgeTowerConfig", {**ViT, "vision_config": {**PATCHES, **THIN}, "text_config": TEXT}),
+        (
+            "BridgeTowerConfig",
+            {**ViT, **WIDE, "vision_config": {**PATCHES, **THIN, **WIDE}, "text_config": {**TEXT, **WIDE}},
+        ),
         {**PAIRS, "pixel_mask": ones("batch", 32, 32)},
     ),
     architecture("layoutlm", "documents", "LayoutLMForTokenClassification", ("LayoutLMConfig", TEXT), PAGE),
@@ -279,7 +283,7 @@ ARCHITECTURES = (
         "bros",
         "documents",
         "BrosModel",
-        ("BrosConfig", {**TEXT, "dim_bbox": 8}),
+        ("BrosConfig", {**TEXT, **WIDE}),
         {**WORDS, "bbox": floats("batch", "sequence", 8)},
     ),
     architecture(
@@ -341,28 +345,6 @@ ARCHITECTURES = (
             },
         ),
         {**PIXELS, "decoder_input_ids": ids(99, "batch", "target")},
-    ),
-    architecture(
-        "pix2struct",
-        "captions",
-        "Pix2StructForConditionalGeneration",
-        (
-            "Pix2StructConfig",
-            {
-                "vision_config": {**ViT, "patch_embed_hidden_size": 16, "d_ff": 48, "d_kv": 8, "seq_len": 64},
-                "text_config": {
-                    "vocab_size": 99,
-                    "hidden_size": 32,
-                    "d_kv": 8,
-                    "d_ff": 48,
-                    "num_layers": 2,
-                    "num_heads": 4,
-                    "use_cache": False,
-                    "decoder_start_token_id": 0,
-                },
-            },
-        ),
-        {"flattened_patches": Given(("batch", 6, 18), "ones"), "decoder_input_ids": ids(99, "batch", "target")},
     ),
     architecture(
         "perceiver_text",
