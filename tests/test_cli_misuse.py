@@ -35,6 +35,18 @@ def on_meta() -> Any:
         return nn.Linear(4, 4), (torch.ones(2, 4),)
 
 
+class Interrupted(nn.Module):
+    """Ctrl-C comes while the model is captured."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Never gives anything."""
+        raise KeyboardInterrupt
+
+
+def interrupted() -> Any:
+    return Interrupted(), (torch.ones(2, 4),)
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each test runs in a folder of its own."""
@@ -71,6 +83,13 @@ def test_misuse_gets_one_line_and_leaves_nothing(
     assert captured.err.startswith("pipeline: ")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+    assert sorted(folder.iterdir()) == before
+
+
+def test_an_interrupt_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.iterdir())
+    assert main(["compile", f"{HERE}:interrupted", "-o", "out"]) == 130
+    assert capsys.readouterr() == ("", "pipeline: interrupted\n")
     assert sorted(folder.iterdir()) == before
 
 
