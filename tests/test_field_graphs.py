@@ -98,6 +98,24 @@ def test_layers_in_a_conditional() -> None:
     agrees(program, torch.relu, torch.randn(3, 5))
 
 
+@torch.library.custom_op("field::bump", mutates_args=("x",))
+def bump(x: torch.Tensor) -> None:
+    """Writes to its argument."""
+    x.add_(1)
+
+
+def test_an_own_operator_that_writes_to_its_argument_runs_in_pytorch() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x) * 2
+        torch.ops.field.bump(y)
+        return y
+
+    x = torch.randn(2, 3)
+    program = pipeline.default(min_block_size=1)(Calls(model).eval(), args=(x,))
+    agrees(program, model, x)
+    assert "writes to its arguments" in str(program.coverage)
+
+
 # What was written for something else is told, not lost
 
 

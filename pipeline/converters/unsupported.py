@@ -99,10 +99,11 @@ REASONS: Final[dict[Any, str]] = {
 
 
 _CONTROL_FLOW = "control flow: which of its graphs runs, and how often, is known only when it runs"
+_WRITES = "it calls an operator of one's own that writes to its arguments, which converters do not take"
 
 
 def reason(target: Any) -> str:
     """Why an operator has no converter; empty if nobody knows."""
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return _CONTROL_FLOW
+        return _WRITES if target.name().startswith("auto_functionalized") else _CONTROL_FLOW
     return REASONS.get(target, "")
