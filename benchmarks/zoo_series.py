@@ -37,7 +37,7 @@ TIMES = {
 VALUES = {"past_values": floats("batch", 16, 2)}
 
 ARCHITECTURES = (
-    architecture("informer", "forecast", "InformerModel", ("InformerConfig", FORMER), PAST),
+    architecture("informer", "forecast", "InformerModel", ("InformerConfig", {**FORMER, "distil": False}), PAST),
     architecture(
         "autoformer", "forecast", "AutoformerModel", ("AutoformerConfig", {**FORMER, "moving_average": 5}), PAST
     ),
