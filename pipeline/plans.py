@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import mmap
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +100,31 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
         )
     mark = handle.log.mark()
     monitor.between = handle.leave_memory
-    with interruptible(monitor):
+    with interruptible(monitor), _repeated(handle.leave_memory):
         built = _written(handle, _config(handle.builder, order, monitor), plan)
     return_free_memory()
     if not built:
         raise BuildError(f"{order.name}: {handle.log.said_since(mark)}")
     plan.file.flush()
     return Plan(plan.sha256.hexdigest(), LIBRARY)
+
+
+@contextmanager
+def _repeated(act: Callable[[], object]) -> Iterator[None]:
+    """Does something every 10 ms meanwhile: TensorRT reads all weights in one step, and what it has read can go."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(0.01):
+            act()
+
+    thread = threading.Thread(target=run, name="pipeline-build", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _written(handle: NetworkHandle, config: Any, plan: PlanFile) -> bool:

@@ -113,11 +113,12 @@ class _Conversion:
         for placeholder in self.segment.constants:
             recipe = self.program.constants[placeholder]
             value = recipe.evaluate(self.program.parameters)
-            value = spill.moved(value) if recipe.steps else value
+            if recipe.steps:
+                value = spill.moved(value)
+                spill.leave_memory()
             self.env[placeholder] = value
             names[id(value)] = recipe.name
             self.recipes[recipe.name] = recipe
-        spill.leave_memory()
         self.ctx.constant_names = names
 
     def node(self, name: str) -> None:
