@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,10 @@ def part(data: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"## {data['table'].capitalize()}\n",
-            f"{data['date']}; {versions}. Of {len(rows)} models, {len(compiled)} compile and agree with eager PyTorch, "
-            f"{whole} of them as one engine with nothing left to PyTorch.\n",
+            _filled(
+                f"{data['date']}; {versions}. Of {len(rows)} models, {len(compiled)} compile and agree with eager "
+                f"PyTorch, {whole} of them as one engine with nothing left to PyTorch."
+            ),
             *table(COLUMNS, [_cells(row) for row in compiled]),
             *_list("In PyTorch, and why", _reasons(compiled)),
             *_list(
@@ -53,6 +56,10 @@ def part(data: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def _filled(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
