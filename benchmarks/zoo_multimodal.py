@@ -186,22 +186,6 @@ ARCHITECTURES = (
         wrap=with_image_tokens(16),
     ),
     architecture(
-        "paligemma",
-        "chat",
-        "PaliGemmaForConditionalGeneration",
-        (
-            "PaliGemmaConfig",
-            {
-                "vision_config": ("SiglipVisionConfig", {**EYES, "projection_dim": 32}),
-                "text_config": ("GemmaConfig", DECODER),
-                "image_token_index": 98,
-                "projection_dim": 32,
-            },
-        ),
-        UNMASKED,
-        wrap=with_image_tokens(16),
-    ),
-    architecture(
         "gemma3",
         "chat",
         "Gemma3ForConditionalGeneration",
