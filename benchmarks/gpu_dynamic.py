@@ -20,6 +20,7 @@ import pipeline
 from benchmarks.environment import save
 from benchmarks.gpu import Plain, error, gpu_name, timed
 from examples.models import Case, full
+from pipeline.sources import first_line
 
 SHAPES = ((1, 32), (2, 64), (4, 128), (8, 128))
 """(batch, sequence)"""
@@ -63,6 +64,19 @@ def alone(call: Callable[..., Any], inputs: list[dict[str, torch.Tensor]]) -> fl
     return statistics.mean(in_turn(call, [given]) for given in inputs)
 
 
+def measured(
+    call: Callable[..., Any], inputs: list[dict[str, torch.Tensor]], expected: list[list[torch.Tensor]]
+) -> dict[str, Any]:
+    """A method's row: each shape alone, and all in turn."""
+    shapes = []
+    for (batch, sequence), given, wanted in zip(SHAPES, inputs, expected, strict=True):
+        wrong = error(call(**given), wanted)
+        row = timed(lambda given=given: call(**given))  # type: ignore[misc]
+        shapes.append({"batch": batch, "sequence": sequence, "relative_error": wrong, **row})
+    one, changing = alone(call, inputs), in_turn(call, inputs)
+    return {"shapes": shapes, "alone_ms": one, "in_turn_ms": changing, "ratio": round(changing / one, 3)}
+
+
 def main() -> int:
     """Measures, saves and prints; 2 where there is no GPU."""
     if not torch.cuda.is_available():
@@ -76,14 +90,10 @@ def main() -> int:
     with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
         expected = [[leaf.float() for leaf in Plain(exact.model)(**given)] for given in inputs]
         for name, call in methods(case).items():
-            shapes = []
-            for (batch, sequence), given, wanted in zip(SHAPES, inputs, expected, strict=True):
-                wrong = error(call(**given), wanted)
-                row = timed(lambda call=call, given=given: call(**given))  # type: ignore[misc]
-                shapes.append({"batch": batch, "sequence": sequence, "relative_error": wrong, **row})
-            one, changing = alone(call, inputs), in_turn(call, inputs)
-            rows.append({"method": name, "shapes": shapes, "alone_ms": one, "in_turn_ms": changing})
-            rows[-1]["ratio"] = round(changing / one, 3)
+            try:
+                rows.append({"method": name, **measured(call, inputs, expected)})
+            except Exception as raised:
+                rows.append({"method": name, "failed": f"{type(raised).__name__}: {first_line(raised)}"})
             print(json.dumps(rows[-1]), flush=True)
     print(f"written to {save(f'gpu-dynamic-{gpu_name()}', {'model': 'bert', 'dtype': 'float16', 'dynamic': rows})}")
     return 0

@@ -26,6 +26,7 @@ def page(results: Path = RESULTS) -> str:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     parts = [stages(data) for data in found if "growth" in data] + [gpu(data) for data in found if "rows" in data]
     parts += [gains(data) for data in found if "gains" in data] + [dynamic(data) for data in found if "dynamic" in data]
+    parts += [attention(data) for data in found if "attention" in data]
     parts += [kernels(data) for data in found if "kernels" in data]
     parts += [partitions(data) for data in found if "cutting" in data]
     parts += [tests(data) for data in found if "counts" in data]
@@ -173,8 +174,12 @@ _GPU = {
 
 def _gpu_row(row: dict[str, Any]) -> list[str]:
     if "failed" in row:
-        return [row["method"], f"failed: {row['failed'].replace('|', '/')}", *[""] * (len(_GPU) - 2)]
+        return _failed(row, len(_GPU))
     return [_cell(form, row) for form in _GPU.values()]
+
+
+def _failed(row: dict[str, Any], columns: int) -> list[str]:
+    return [row["method"], f"failed: {row['failed'].replace('|', '/')}", *[""] * (columns - 2)]
 
 
 def _cell(form: str, row: dict[str, Any]) -> str:
@@ -201,6 +206,30 @@ def gains(data: dict[str, Any]) -> str:
     return "\n".join([head, _filled(_where(data)), _filled(GAINS), *table, ""])
 
 
+ATTENTION = """Four attentions of 12 heads of 64, one after the other, in float16: TensorRT's layer, with a mask of
+bools or of numbers, and the products and the softmax in float32 that a model spells out. Milliseconds of the engine
+driven by hand with a CUDA graph (its kernels); errors relative to float64.
+"""
+
+
+def attention(data: dict[str, Any]) -> str:
+    """The forms of attention."""
+    forms = list(dict.fromkeys(row["form"] for row in data["attention"]))
+    groups: dict[tuple[int, int, str], dict[str, dict[str, Any]]] = {}
+    for row in data["attention"]:
+        groups.setdefault((row["batch"], row["sequence"], row["mask"]), {})[row["form"]] = row
+    rows = [
+        [f"{batch} x {length}", mask, *(_form(found[form]) if form in found else "" for form in forms)]
+        for (batch, length, mask), found in groups.items()
+    ]
+    head = f"## Forms of attention on {data['machine']['gpu']}\n"
+    return "\n".join([head, _filled(_where(data)), _filled(ATTENTION), *_table(["shape", "mask", *forms], rows), ""])
+
+
+def _form(row: dict[str, Any]) -> str:
+    return f"{row['gpu_ms']:.3f} ({row['kernels']}), {row['relative_error']:.1e}"
+
+
 KERNELS = """Kernels of an engine for float16, batch 1, as `python -m benchmarks.kernels` reads them in its plan, which
 needs no GPU: all, those that are products or convolutions, those that are a whole attention, and the rest. Plans for
 compute capability {capability}.
@@ -223,11 +252,13 @@ each shape, and how much longer a call takes when the shape changes at every cal
 
 def dynamic(data: dict[str, Any]) -> str:
     """One engine for many shapes."""
-    shapes = [f"{s['batch']} x {s['sequence']}" for s in data["dynamic"][0]["shapes"]]
+    ran = [row for row in data["dynamic"] if "failed" not in row]
+    shapes = [f"{s['batch']} x {s['sequence']}" for s in ran[0]["shapes"]]
     rows = [
         [r["method"], *(f"{s['gpu_ms']:.3f} ({s['host_us']:.0f})" for s in r["shapes"]), f"{r['ratio']:.2f}"]
-        for r in data["dynamic"]
+        for r in ran
     ]
+    rows += [_failed(row, len(shapes) + 2) for row in data["dynamic"] if "failed" in row]
     head = f"## Changing shapes on {data['machine']['gpu']}\n"
     return "\n".join(
         [

@@ -14,7 +14,19 @@ import pytest
 import torch
 
 import pipeline
-from benchmarks import environment, gpu, improvements, memory, methods, stages, tables, workloads, zoo_tables
+from benchmarks import (
+    attention,
+    environment,
+    gpu,
+    gpu_dynamic,
+    improvements,
+    memory,
+    methods,
+    stages,
+    tables,
+    workloads,
+    zoo_tables,
+)
 from examples.models import Case
 
 
@@ -97,6 +109,38 @@ def test_gains_and_changing_shapes_become_tables() -> None:
     text = tables.dynamic({**environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows})
     assert "| method | 2 x 64 | changing |" in text
     assert "| pipeline | 0.500 (12) | 1.05 |" in text
+    rows.append({"method": "eager", "failed": "a | b"})
+    text = tables.dynamic({**environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows})
+    assert "| eager | failed: a / b |  |" in text
+
+
+def test_forms_of_attention_become_tables() -> None:
+    row = {"mask": "none", "batch": 1, "sequence": 128, "kernels": 5, "relative_error": 1e-3, "gpu_ms": 0.25}
+    rows = [{**row, "form": "layer"}, {**row, "form": "spelled out", "mask": "causal"}]
+    text = tables.attention({**environment.environment(), "attention": rows})
+    assert "| 1 x 128 | none | 0.250 (5), 1.0e-03 |  |" in text
+    assert "| 1 x 128 | causal |  | 0.250 (5), 1.0e-03 |" in text
+
+
+@pytest.mark.parametrize("kind", attention.MASKS)
+def test_forms_of_attention_are_one_function(kind: str) -> None:
+    x, mask = torch.randn(2, 8, attention.HEADS * attention.WIDTH), attention.mask_of(kind, 2, 8)
+    torch.manual_seed(0)
+    models = [attention.Attentions(form, kind == "causal") for form, _ in attention.FORMS.values()]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(model(x, mask), models[0](x, mask))
+
+
+def test_a_method_is_measured_at_each_shape_and_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu_dynamic, "timed", lambda call: {"gpu_ms": float(call().sum())})
+    inputs = [{"x": torch.full((2,), float(i))} for i in range(4)]
+    row = gpu_dynamic.measured(lambda x: x * 2, inputs, [[each["x"] * 2 + 1] for each in inputs])
+    assert [shape["gpu_ms"] for shape in row["shapes"]] == [0, 4, 8, 12]
+    assert [round(shape["relative_error"], 3) for shape in row["shapes"]] == [1.0, 0.333, 0.2, 0.143]
+    assert row["ratio"] == round(row["in_turn_ms"] / row["alone_ms"], 3)
 
 
 def test_kernels_become_tables() -> None:
