@@ -94,6 +94,25 @@ class Apart(nn.Module):
         return self.a(x), self.b(x * 2 if self.b.bias is not None else x)
 
 
+class Experts(nn.Module):
+    """Modules that each have layers that read one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(Branches((8, 8)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[..., 8] -> [..., 8], twice for each"""
+        return [expert(x) for expert in self.experts]
+
+
+def test_each_module_has_a_product_of_its_own() -> None:
+    program = decomposed(Experts(), X)
+    after = improved(program, "products")
+    assert targets(program).count("linear.default") == 6 and targets(after).count("linear.default") == 3
+    agree(program, after, X, **CLOSE)
+
+
 @pytest.mark.parametrize("model", [Twice(), Apart(True), Apart(False)], ids=["tied", "two tensors", "one bias"])
 def test_others_stay(model: nn.Module) -> None:
     program = decomposed(model, X)
