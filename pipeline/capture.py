@@ -171,6 +171,7 @@ def _program(
         settings=settings,
         versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
+        written=frozenset(str(s.target) for s in signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR),
     )
 
 

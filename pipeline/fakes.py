@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
@@ -39,7 +40,7 @@ def oblivious() -> Iterator[None]:
 def fake_result(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:
     """What a call gives for the fake values of the nodes among its arguments."""
     args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
-    with torch.no_grad(), quietly(mode):
+    with torch.no_grad(), quietly(mode), enable_python_dispatcher():  # as in torch.export, whose kernels know symbols
         return target(*args, **kwargs)
 
 

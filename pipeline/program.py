@@ -120,7 +120,8 @@ class Program:
     ``constants`` maps the placeholders that are the same at every call to the recipe that makes them from
     ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates
     to the buffer's name. ``shapes`` has the sizes that vary, with their ranges and relations.
-    ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict.
+    ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict;
+    ``written`` are the parameters that are none of the model's, but tensors that its code spells out.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -135,6 +136,7 @@ class Program:
     settings: CompilationSettings
     versions: FrozenDict[str, int] = field(eq=False, repr=False, factory=FrozenDict)
     aliases: frozenset[str] = field(eq=False, repr=False, default=frozenset())
+    written: frozenset[str] = field(eq=False, repr=False, default=frozenset())
 
     @property
     def graph(self) -> torch.fx.Graph:

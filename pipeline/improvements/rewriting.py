@@ -96,11 +96,11 @@ class Rewriting:
         return is_pure(node.target) and all(self.is_constant(n) for n in node.all_input_nodes)
 
     def literal(self, node: Any) -> torch.Tensor | None:
-        """The value of a small constant that no parameter has a part in."""
+        """The value of a small constant that none of the model's own tensors has a part in."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
-        if recipe is None or recipe.parameters or node.meta["val"].numel() > SMALL:
+        if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
-        return recipe.evaluate({})
+        return recipe.evaluate(self.program.parameters)
 
     def number(self, value: Any) -> float | None:
         """A Python number, or the only element of a constant without parameters."""

@@ -61,7 +61,11 @@ COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift
 
 @improvement
 def casts(rewriting: Rewriting) -> None:
-    """A cast to the dtype that is there, a cast there and back, and copies vanish; of two casts the second is kept."""
+    """A cast to the dtype that is there, a cast there and back, copies and slices of everything vanish; of two casts
+    the second is kept."""
+    for node in rewriting.nodes(aten.slice.Tensor):
+        if argument(node, "step") == 1:
+            rewriting.replace(node, source_of(node))
     for node in rewriting.nodes(aten._to_copy.default, *COPIES):
         source = node.args[0]
         if not isinstance(source, Node) or rewriting.replace(node, source):

@@ -44,6 +44,7 @@ NOTHING: dict[str, Mask] = {
     "all ones": lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool),
     "zeros": lambda x: torch.zeros(x.shape[2], x.shape[2], dtype=x.dtype),
     "selected": lambda x: torch.where(whole(x), 0.0, -1e4).to(x.dtype),
+    "tensors": lambda x: torch.where(whole(x), torch.tensor(0.0), torch.tensor(-1e4)).to(x.dtype),
     "both": lambda x: whole(x) & torch.ones((), dtype=torch.bool),
 }
 CAUSAL: dict[str, Mask] = {
@@ -71,7 +72,7 @@ SIZES = {"static": None, "dynamic": ({0: Dim("batch", max=8), 2: Dim("length", m
 def test_masks_that_are_known(mask: Mask, causal: bool, sizes: str) -> None:
     x = torch.randn(2, 3, 6, 8)
     program = decomposed(Masked(mask), x, dynamic_shapes=SIZES[sizes])
-    after = improved(program, "masks")
+    after = improved(program, "casts", "masks")
     [node] = [n for n in after.graph.nodes if "scaled_dot" in str(n.target)]
     assert node.args[3] is None
     assert (len(node.args) > 5 and node.args[5]) is causal
