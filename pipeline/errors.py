@@ -166,8 +166,9 @@ def _torch_folder() -> str:
 
 
 def worded(error: BaseException) -> str:
-    """What an exception says, with its kind where the words alone may be no sentence (`KeyError: 'x'`)."""
-    words = str(error)
+    """What an exception says, with its kind where the words alone may be no sentence (`KeyError: 'x'`), and without the
+    addresses where C++ raised it."""
+    words = str(error).partition("\nException raised from ")[0]
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
 
 

@@ -2,8 +2,8 @@
 
 torch 2.13 says the size of ``x[: n // 2]`` in terms of ``n``. Before it, torch made up a symbol that nothing tells, and
 took an exponent that varies (``x ** (n / 2)``) to stay what it was in the example. torch 2.11 to 2.13 divide by the
-size of a resized dim less 1, which may be 0. Here all of them trace with the same kernels. Sizes that do not vary, and
-indices of which not even the sign is known, are left to torch's own.
+size of a resized dim less 1, which may be 0; torch 2.11 adds up weights in whole numbers. Here all of them trace with
+the same kernels. Sizes that do not vary, and indices of which not even the sign is known, are left to torch's own.
 """
 
 from __future__ import annotations
@@ -90,11 +90,23 @@ def _scaled(own: Kernel) -> Kernel:
     return compute_scale
 
 
+def _weighed(own: Kernel) -> Kernel:
+    def bincount(mode: Any, func: Any, self: Any, weights: Any = None, minlength: Any = 0) -> Any:
+        """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"""
+        counts = own(mode, func, self, weights, minlength)
+        if weights is None:
+            return counts
+        return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
+
+    return bincount
+
+
 KERNELS: Final[tuple[tuple[dict[Any, Kernel], Any, Callable[[Kernel], Kernel]], ...]] = (
     (op_implementations_dict, aten.slice.Tensor, _sliced),
     (decomposition_table, aten.pow.Tensor_Scalar, _raised),
     (decomposition_table, aten.pow.Scalar, _raised),
     (vars(decompositions), "_compute_scale", _scaled),
+    (op_implementations_dict, aten.bincount.default, _weighed),
 )
 """Where torch looks a kernel up, by what, and ours, made from its own."""
 

@@ -148,6 +148,11 @@ def test_what_fits_an_export_chooses_its_optimal_sizes() -> None:
         shapes((torch.ones(9, 4),))
 
 
+def test_an_error_from_cpp_has_no_addresses() -> None:
+    error = RuntimeError("Cannot call numel()\nException raised from throw at TensorImpl.cpp:289\nframe #0: c10::Error")
+    assert worded(error) == "Cannot call numel()"
+
+
 def test_an_error_without_words_has_its_kind() -> None:
     class Lookup(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from pipeline.compiled import Compiled
 from pipeline.program import Built
 from pipeline.stages import refit_map
 from tests.zoo import edges, images, indices, numbers, recurrent
+from tests.zoo.before import BEFORE, older_than
 from tests.zoo.in_torch import IN_TORCH
 from tests.zoo.rows import Row
 
@@ -52,11 +53,14 @@ def test_names_are_rows() -> None:
     names = [row.name for row in ROWS]
     assert len(set(names)) == len(names)
     assert set(IN_TORCH) <= set(names)
+    assert set(BEFORE) <= set(names)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_module(row: Row, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
+    if row.name in BEFORE and older_than(2, 13):
+        pytest.skip(BEFORE[row.name])
     torch.manual_seed(0)
     model = row.model()
     result = compiled(row, model)
