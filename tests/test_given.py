@@ -14,6 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
+from pipeline.errors import worded
 
 X = torch.ones(2, 4)
 RANGE = pipeline.Input(min_shape=(1, 4), max_shape=(8, 4))
