@@ -39,6 +39,9 @@ aten = torch.ops.aten
 UNBOUNDED_FACTOR = 4
 """A dim without an upper bound gets this many times its size in the example as its ``max`` (and at least 16)."""
 
+UNKNOWN = 1024
+"""A size that data decide and nothing bounds goes at least so far: the example's data say nothing of others'."""
+
 _TORCH = Path(torch.__file__).parent
 _OPERATORS = tuple(f"{_TORCH}/{part}" for part in ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta"))
 """Where torch is in the midst of an operator."""
@@ -303,7 +306,7 @@ def _data_dependent(node: torch.fx.Node, given: Any, shapes: ShapeEnvironment) -
     limit = min(limits, default=None)
     high = limit if high is None else high if limit is None else min(high, limit)
     if high is None:
-        high = max(UNBOUNDED_FACTOR * _largest(node, shapes), 16, low)
+        high = max(UNBOUNDED_FACTOR * _largest(node, shapes), UNKNOWN, low)
         log.warning("the size of %s depends on data and has no upper bound; engines take up to %d", node.name, high)
     return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
 

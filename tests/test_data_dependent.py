@@ -108,13 +108,13 @@ def test_repeats_have_a_bound_by_default_and_an_error_beyond_it(caplog: pytest.L
         return torch.relu(torch.repeat_interleave(x, repeats, 0) * 2 - 1) * 3 + 1
 
     result = compiled(function, [ROWS, ROWS], torch.randn(4, 4), torch.tensor([1, 0, 2, 3]))
-    assert "repeat_interleave depends on data and has no upper bound; engines take up to 36" in caplog.text
+    assert "repeat_interleave depends on data and has no upper bound; engines take up to 1024" in caplog.text
     assert result.partitioned.segments[-1].kind == "engine"
     module, x = result.module(executor="reference"), torch.randn(2, 4)
-    for repeats in (torch.tensor([3, 4]), torch.tensor([0, 0]), torch.tensor([36, 0])):
+    for repeats in (torch.tensor([3, 4]), torch.tensor([0, 0]), torch.tensor([1024, 0])):
         torch.testing.assert_close(module(x, repeats), function(x, repeats))
-    with pytest.raises(pipeline.ExecutionError, match="size 37"):
-        module(x, torch.tensor([36, 1]))
+    with pytest.raises(pipeline.ExecutionError, match="size 1025"):
+        module(x, torch.tensor([1024, 1]))
 
 
 def test_a_size_that_data_decides_comes_back_as_an_int() -> None:
