@@ -192,10 +192,22 @@ class Attention(nn.Module):
         return self.o(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-def test_an_attention_has_two_products_and_can_be_refitted() -> None:
+def test_an_attention_has_two_products() -> None:
     model, x = Attention().eval(), torch.randn(2, 5, 64)
-    compile = pipeline.default(immutable_weights=False)
-    compiled = compile.until("convert")(model, args=(x,))
-    alone = compile.replace("improve", Improve(passes=())).until("convert")(model, args=(x,))
-    counts = [each.networks[0].kinds()["MATRIX_MULTIPLY"] for each in (alone, compiled)]
+    compile = pipeline.default().until("convert")
+    alone = compile.replace("improve", Improve(passes=()))
+    counts = [each(model, args=(x,)).networks[0].kinds()["MATRIX_MULTIPLY"] for each in (alone, compile)]
     assert counts == [6, 4]  # two are the attention's own, in float32
+
+
+def test_weights_that_were_put_together_are_refitted() -> None:
+    (a, b), x = (Attention().eval() for _ in range(2)), torch.randn(2, 5, 64)
+    compiled = pipeline.default()(a, args=(x,))
+    other = pipeline.refit_module_weights(compiled, b)
+    again = pipeline.refit_module_weights(other, a)
+    with torch.no_grad():
+        for made, model in ((compiled, a), (other, b), (again, a)):
+            torch.testing.assert_close(made.module("reference")(x), model(x), **CLOSE)
+        assert torch.equal(again.module("reference")(x), compiled.module("reference")(x))
+    merged = [recipe for recipe in compiled.refit_map.values() if len(recipe.parameters) == 3]
+    assert len(merged) == 2  # the weights of queries, keys and values, and their biases
