@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from pipeline.converters.arguments import argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, only_reader, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, only_reader, rank_of
 from pipeline.naming import module_path
 from pipeline.shapes import shape_of
 
@@ -39,11 +39,7 @@ def _may_be_merged(rewriting: Rewriting, node: Node) -> bool:
     x, *constants = node.args
     own = [c for c in constants if isinstance(c, Node)]
     alone = all(c.op == "placeholder" and rewriting.is_constant(c) and only_reader(c) is node for c in own)
-    return alone and rank_of(x) >= 2 and not _is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]
-
-
-def _is_output(node: Node) -> bool:
-    return any(user.op == "output" for user in node.users)
+    return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]
 
 
 def _merged(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
@@ -54,15 +50,14 @@ def _merged(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
 
     weights, biases = zip(*[(node.args[1], argument(node, "bias")) for node in nodes], strict=True)
     whole = rewriting.create(aten.linear.default, (x, below(list(weights)), below(list(biases))), {}, first)
-    if not rewriting.accepted(whole):
-        rewriting.erase(whole)
-        return
-    start = 0
-    for node in nodes:
-        end = start + int(node.args[1].meta["val"].shape[0])  # type: ignore[union-attr]
-        part = rewriting.create(aten.slice.Tensor, (whole, rank_of(whole) - 1, start, end), {}, node)
-        rewriting.replace(node, part)
-        start = end
+    ends = list(accumulate(int(weight.meta["val"].shape[0]) for weight in weights))
+    cuts = [(whole, rank_of(whole) - 1, *between) for between in pairwise([0, *ends])]
+    parts = [rewriting.create(aten.slice.Tensor, cut, {}, node) for cut, node in zip(cuts, nodes, strict=True)]
+    if all(map(rewriting.accepted, [whole, *parts])):
+        for node, part in zip(nodes, parts, strict=True):
+            rewriting.replace(node, part)
+    for part in parts:
+        rewriting.erase(part)
 
 
 @improvement
@@ -89,7 +84,7 @@ def _parts(node: Node) -> Iterator[Part]:
     """The slices of a node's last dim that are read by nothing but a view as heads."""
     for piece, start in _pieces(node):
         view = only_reader(piece)
-        if view is not None and view.target in VIEWS and _splits(view, piece) and not _is_output(view):
+        if view is not None and view.target in VIEWS and _splits(view, piece) and not is_output(view):
             yield Part(view, start, *view.meta["val"].shape[-2:])
 
 
@@ -137,7 +132,7 @@ def _seen_as_heads(rewriting: Rewriting, node: Node, parts: Sequence[Part]) -> N
     leading = argument(first, "size" if first.target is aten.view.default else "shape")[:-2]
     sizes = [*leading, node.meta["val"].shape[-1] // width, width]
     whole = rewriting.create(aten.view.default, (node, sizes), {}, first)
-    for part in parts:
+    for part in parts if rewriting.accepted(whole) else ():
         start = part.start // width
         rewriting.offer(part.view, aten.slice.Tensor, (whole, rank_of(whole) - 2, start, start + part.heads))
     rewriting.erase(whole)

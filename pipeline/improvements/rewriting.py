@@ -68,8 +68,8 @@ class Rewriting:
 
         An output stays a tensor of its own: it becomes no input, no constant and no other output.
         """
-        returned = any(user.op == "output" for user in old.users)
-        if not alike(old, new) or (returned and (new.op == "placeholder" or any(u.op == "output" for u in new.users))):
+        returned = is_output(old)
+        if not alike(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
             return False
         old.replace_all_uses_with(new)
         name = old.name
@@ -175,6 +175,11 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
         env[node] = copy.node_copy(node, env.__getitem__)
         env[node].name = node.name
     return copy
+
+
+def is_output(node: Node) -> bool:
+    """Whether a program returns a node."""
+    return any(user.op == "output" for user in node.users)
 
 
 def is_item(node: Node) -> bool:

@@ -119,6 +119,15 @@ def test_others_stay(model: nn.Module) -> None:
     assert str(improved(program, "products")) == str(program)
 
 
+@pytest.mark.parametrize("kept", ["aten.slice.Tensor", "aten.view.default"])
+def test_nothing_is_introduced_that_no_converter_takes(kept: str) -> None:
+    """Else an engine would be cut for it."""
+    program = decomposed(Branches((8, 8)), X, torch_executed_ops={"aten.slice.Tensor"})
+    assert str(improved(program, "products")) == str(program)
+    program = decomposed(Heads(CUTS["split"]), X, torch_executed_ops={kept})
+    assert str(improved(program, "heads")) == str(program)
+
+
 def test_what_is_kept_in_pytorch_stays_there() -> None:
     program = decomposed(Branches((8, 8, 8)), X, torch_executed_ops={lambda path: path == "branches.1"})
     after = improved(program, "products")
