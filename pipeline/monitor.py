@@ -26,22 +26,16 @@ class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
         super().__init__()
         self.tell = tell
         self.stopped = threading.Event() if stopped is None else stopped
-        self.between: Callable[[], object] = lambda: None
 
     def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-        self.tidy()
+        return_free_memory()
         self.tell(phase_name)
 
     def step_complete(self, phase_name: str, step: int) -> bool:
         return not self.stopped.is_set()
 
     def phase_finish(self, phase_name: str) -> None:
-        self.tidy()
-
-    def tidy(self) -> None:
-        """Nothing stays in memory from one phase to the next that need not."""
         return_free_memory()
-        self.between()
 
 
 @contextmanager

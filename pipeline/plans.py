@@ -99,7 +99,6 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
             "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
         )
     mark = handle.log.mark()
-    monitor.between = handle.leave_memory
     with interruptible(monitor), _repeated(handle.leave_memory):
         built = _written(handle, _config(handle.builder, order, monitor), plan)
     return_free_memory()
