@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
+from pipeline.converters.arguments import argument
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
 from pipeline.shapes import (
@@ -314,8 +315,8 @@ def _data_dependent(node: torch.fx.Node, given: Any, shapes: ShapeEnvironment) -
 def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
     """The greatest size of what is split into pieces of which one is as long as a node says; None if nothing is."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
-    dims = [dict(enumerate(user.args)).get(2, user.kwargs.get("dim", 0)) for user in split]
-    whole = [shape_of(user.args[0].meta["val"])[dim] for user, dim in zip(split, dims, strict=True)]  # type: ignore
+    given = [(argument(user, "self"), argument(user, "dim")) for user in split]
+    whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
     known = [size for size in whole if {s.name for s in getattr(size, "free_symbols", ())} <= set(shapes)]
     return min((bounds(size, shapes).max for size in known), default=None)
 
