@@ -11,6 +11,7 @@ import argparse
 import importlib
 import json
 import logging
+import math
 import sys
 import time
 import traceback
@@ -196,7 +197,14 @@ def _errors(ours: Any, theirs: Any, best: Any) -> Iterator[tuple[float, float]]:
     for a, b, exact in zip(tree_leaves(ours), tree_leaves(theirs), doubles, strict=True):
         if isinstance(a, torch.Tensor) and a.is_floating_point() and a.numel():
             scale = max(float(exact.double().nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-30)
-            yield tuple(float((v.double() - exact).nan_to_num(0.0).abs().max()) / scale for v in (a, b))  # type: ignore
+            yield _apart(a, exact) / scale, _apart(b, exact) / scale
+
+
+def _apart(value: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference; infinite where one is NaN or infinite and the other is not so."""
+    value, exact = value.double(), exact.double()
+    same = (value == exact) | (value.isnan() & exact.isnan())
+    return float((value - exact).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf).max())
 
 
 def _line(error: BaseException) -> str:

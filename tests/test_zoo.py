@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -90,3 +91,9 @@ def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def page_of(*rows: dict[str, Any]) -> dict[str, Any]:
     """Results with these rows."""
     return {"table": "toys", "date": "today", "versions": {"torch": "2"}, "zoo": list(rows)}
+
+
+def test_a_result_that_is_no_number_is_as_wrong_as_can_be() -> None:
+    exact = torch.tensor([1.0, math.nan, math.inf, 2.0])
+    [(ours, theirs)] = zoo._errors(torch.tensor([1.0, math.nan, math.nan, 2.0]), exact.clone(), exact.double())
+    assert (ours, theirs) == (math.inf, 0.0)
