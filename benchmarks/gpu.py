@@ -122,10 +122,12 @@ def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         for method in methods:
             print(json.dumps({"starts": method}), flush=True)
+            start = time.perf_counter()
             try:
                 row = measure(case, method, inputs, expected)
             except Exception as failure:
                 row = {"failed": f"{type(failure).__name__}: {first_line(failure)}"}
+                row |= {"failed_after_seconds": round(time.perf_counter() - start, 2)}
             print(json.dumps({"method": method, **row}), flush=True)
 
 

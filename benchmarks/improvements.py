@@ -1,16 +1,20 @@
 """``python -m benchmarks.improvements``: what each pass of the stage ``improve`` gains on this GPU.
 
 For each model: the engine without any pass, with all, and with all but one, for each pass that changes the network;
-all driven by hand with a CUDA graph, measured in turns in one process.
+all driven by hand with a CUDA graph, measured in turns in one process. Models are compiled in processes side
+by side, and measured one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -72,7 +76,8 @@ def _once(call: Call) -> float:
 
 
 def measured(name: str, batch: int) -> list[dict[str, Any]]:
-    """Rows of a model: each variant with its layers, milliseconds, and the ratio of what it lacks to ``all``."""
+    """Rows of a model: each variant with its layers, milliseconds, and the ratio of what it lacks to ``all``. Only one
+    process of those that have ``turn`` measures at a time."""
     kind, _, special = name.partition(" ")
     case = full(kind, torch.float16)
     if special == "spelled out":
@@ -81,7 +86,9 @@ def measured(name: str, batch: int) -> list[dict[str, Any]]:
     inputs = {key: value.cuda() for key, value in case.inputs(batch=batch).items()}
     compiled = variants(model, inputs, immutable_weights=special != "refittable")
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
-        times = in_turns({key: driven(each, inputs, graph=True) for key, each in compiled.items()})
+        calls = {key: driven(each, inputs, graph=True) for key, each in compiled.items()}
+        with turn:
+            times = in_turns(calls)
     return [
         {
             "model": name,
@@ -96,22 +103,31 @@ def measured(name: str, batch: int) -> list[dict[str, Any]]:
     ]
 
 
+turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def _take_turns(lock: Any) -> None:
+    global turn
+    turn = lock
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints; 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description="what each pass gains on this GPU")
     parser.add_argument("--models", nargs="+", default=CASES)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=5)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("benchmarks.improvements: there is no GPU here", file=sys.stderr)
         return 2
     rows: list[dict[str, Any]] = []
-    for model in options.models:
-        rows += measured(model, options.batch)
-        path = save(f"improvements-{gpu_name()}", {"gains": rows})
-        for row in rows:
-            if row["model"] == model:
-                print(json.dumps(row), flush=True)
+    apart = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, apart, _take_turns, (apart.Lock(),)) as pool:
+        for found in pool.map(measured, options.models, [options.batch] * len(options.models)):
+            rows += found
+            path = save(f"improvements-{gpu_name()}", {"gains": rows})
+            print(*map(json.dumps, found), sep="\n", flush=True)
     print(f"written to {path}")
     return 0
 
