@@ -43,12 +43,10 @@ CONVOLUTIONS = frozenset(
     }
 )
 
-PRODUCTS = frozenset(
-    {
-        *(aten.linear.default, aten.addmm.default, aten.mm.default, aten.bmm.default, aten.matmul.default),
-        *(aten.baddbmm.default,),
-    }
-)
+MATMULS = frozenset({aten.mm.default, aten.bmm.default, aten.matmul.default, aten.baddbmm.default})
+"""The products of an attention: a linear layer after a softmax is none."""
+
+PRODUCTS = MATMULS | {aten.linear.default, aten.addmm.default}
 
 NORMS = frozenset(
     {

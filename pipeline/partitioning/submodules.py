@@ -29,18 +29,35 @@ class Submodules:
         return next((p for p in prefixes if p and fnmatchcase(p, self.pattern)), None)
 
 
-def runs(keys: Sequence[str | None]) -> Iterator[tuple[int, ...]]:
-    """Operators of one submodule with no other between them."""
-    for key, inside in groupby(range(len(keys)), keys.__getitem__):
-        if key is not None:
-            yield tuple(inside)
+Patterns = Sequence[tuple[int, ...]]
 
 
-def whole(flow: Flow, keys: Sequence[str | None], refused: Mapping[int, str]) -> dict[int, str]:
-    """What has to run in PyTorch because something of its submodule does."""
-    culprits = {keys[i]: i for i in sorted(refused, reverse=True) if keys[i] is not None}
-    return {
-        i: f"{key} stays whole, and {flow.nodes[culprits[key]].name} runs in PyTorch"
-        for i, key in enumerate(keys)
-        if key in culprits and i not in refused
-    }
+def guests(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
+    """The operators over a border from where their pattern begins, each with the convolution or product it begins with.
+    They go along: so that stays where its weights are, and no border runs through a pattern."""
+    return {i: pattern[0] for pattern in fused for i in pattern if keys[i] != keys[pattern[0]]}
+
+
+def runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...]]:
+    """Operators of one submodule with no other between them, and patterns of none. Nothing else reads what is inside a
+    pattern, so all of it may run where its last operator does."""
+    ends, inside = {pattern[-1]: pattern for pattern in fused}, {i for pattern in fused for i in pattern[:-1]}
+    steps = [ends.get(i, (i,)) for i in range(len(keys)) if i not in inside]
+    for key, run in groupby(steps, lambda step: keys[step[0]]):
+        if key is None:
+            yield from (step for step in run if len(step) > 1)
+        else:
+            yield tuple(i for step in run for i in step)
+
+
+def whole(
+    flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
+) -> dict[int, str]:
+    """What has to run in PyTorch because something of its submodule does; ``along``: the guests of submodules."""
+    culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
+
+    def why(i: int, key: str) -> str:
+        reason = f"{key} stays whole, and {culprits[key]} runs in PyTorch"
+        return f"it goes with {flow.nodes[along[i]].name}: {reason}" if i in along else reason
+
+    return {i: why(i, key) for i, key in enumerate(keys) if key in culprits and i not in refused}

@@ -1,8 +1,8 @@
 """Units: operators that no cut may part, and the order between them.
 
 A unit is a pattern that TensorRT fuses, a submodule that is to stay whole, or one operator. Every member of a pattern
-but the last is read inside the pattern alone, and a submodule is a run of operators in the graph's order: so the units
-of a program never depend on each other in a circle.
+but the last is read inside the pattern alone, so all of it may run where the last does; and a submodule is a run of
+operators and patterns in that order. So the units of a program never depend on each other in a circle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from attrs import frozen
 
 from pipeline.partitioning.flow import Flow
-from pipeline.partitioning.kinds import CONVOLUTIONS, NORMS, PRODUCTS, SOFTMAX, is_pointwise, moves
+from pipeline.partitioning.kinds import CONVOLUTIONS, MATMULS, NORMS, PRODUCTS, SOFTMAX, is_pointwise, moves
 
 LONGEST = 16
 """How far a pattern is followed."""
@@ -103,14 +103,14 @@ def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int,
 def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     """From a product through a softmax to another product; nothing if that is not what follows."""
     found, normalised = [start], False
-    if flow.nodes[start].target not in PRODUCTS:
+    if flow.nodes[start].target not in MATMULS:
         return ()
     for step in _steps(flow, start, free):
         found += step
         last = flow.nodes[step[-1]]
         if last.target in SOFTMAX and not normalised:
             normalised = True
-        elif last.target in PRODUCTS and normalised:
+        elif last.target in MATMULS and normalised:
             return tuple(found)
         elif not (is_pointwise(last) or moves(last)):
             return ()

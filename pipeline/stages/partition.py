@@ -20,7 +20,7 @@ from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
 from pipeline.partitioning.flow import Flow, Node, copies, flow
 from pipeline.partitioning.settle import settle
-from pipeline.partitioning.submodules import Submodules, runs, whole
+from pipeline.partitioning.submodules import Submodules, guests, runs, whole
 from pipeline.partitioning.units import Units, patterns, units
 from pipeline.program import Partitioned, Validated, is_operator
 
@@ -64,6 +64,9 @@ class Partition:
 class BySubmodule:
     """Whole submodules together: each runs in one engine, or in PyTorch if anything of it has to.
 
+    What TensorRT fuses is not cut here either. Where a border between submodules runs through it (the activation after
+    a convolution is another's, the softmax of attention is a module), all of it goes with the one in which it begins.
+
     depth: which submodules, by the number of names in their paths (``encoder.layer.0`` is 3); less deep ones without
         such a submodule count as well. Operators of the model itself are cut as in the default.
     pattern: which submodules, by their paths, as in `fnmatch` (``encoder.layer.*``); in the place of ``depth``.
@@ -89,9 +92,12 @@ class BySubmodule:
         submodules = Submodules(self.depth, self.pattern)
 
         def choose(program: Flow, refused: dict[int, str]) -> Units:
-            keys = [submodules.of(node) for node in program.nodes]
-            refused |= whole(program, keys, refused)
-            return units(program, runs(keys), keys.__getitem__)
+            fused = list(patterns(program, lambda i: i not in refused))
+            own = [submodules.of(node) for node in program.nodes]
+            along = guests(own, fused)
+            keys = [own[along.get(i, i)] for i in range(len(own))]
+            refused |= whole(program, keys, along, refused)
+            return units(program, runs(keys, fused), keys.__getitem__)
 
         return _partitioned(validated, choose)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Builder:
 
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
     mode: FakeTensorMode = field(factory=FakeTensorMode)
-    module: str = ""
+    modules: Any = field(factory=lambda: cycle([""]))
     patterns: list[tuple[Node, ...]] = field(factory=list)
     numbers: Any = field(factory=count)
 
@@ -51,8 +51,8 @@ class Builder:
         node = self.graph.create_node("call_function", target, args, {}, f"n{next(self.numbers)}")
         with self.mode:
             node.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]))
-        if self.module:
-            node.meta["nn_module_stack"] = {f"L__self__{self.module}": (self.module, "Module")}
+        if module := next(self.modules):
+            node.meta["nn_module_stack"] = {f"L__self__{module}": (module, "Module")}
         return node
 
     def fused(self, *nodes: Node) -> Node:
@@ -125,6 +125,9 @@ STEPS: tuple[Step, ...] = (
 )
 
 
+MODULES = st.sampled_from(("", *(f"block.{i}" for i in range(4))))
+
+
 @define(eq=False)
 class Case:
     """A program with verdicts, and the patterns in it that no cut may part."""
@@ -139,12 +142,12 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Programs of 1 to 16 steps, in submodules or not, with some operators refused, and settings."""
+    """Programs of 1 to 16 steps, in and across submodules or in none, with some operators refused, and settings."""
     builder = Builder()
     values = [builder.placeholder(name) for name in INPUTS]
     weights = [builder.placeholder(name) for name in WEIGHTS]
     for _ in range(draw(st.integers(1, 16))):
-        builder.module = f"block.{draw(st.integers(0, 3))}" if draw(st.booleans()) else ""
+        builder.modules = cycle(draw(st.lists(MODULES, min_size=1, max_size=3)))
         step, w = draw(st.sampled_from(STEPS)), draw(st.sampled_from(weights))
         p, q = (values[-1 - draw(st.integers(0, most))] for most in (1, len(values) - 1))
         values.append(step(builder, p, q, w))

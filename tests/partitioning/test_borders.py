@@ -115,7 +115,7 @@ class Filled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, 8] -> [N, 8]"""
         rows = torch.arange(x.shape[0])[:, None].float()
-        y = torch.erfinv(torch.tanh(self.first(x) + rows)) + rows
+        y = torch.erfinv(torch.tanh(self.first(x) / (rows + 1))) + rows
         return self.last(y * rows)
 
 

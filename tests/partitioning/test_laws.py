@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 
 from pipeline.naming import module_path
-from pipeline.partitioning.flow import copies
+from pipeline.partitioning.flow import copies, flow
+from pipeline.partitioning.units import patterns
 from pipeline.program import Partitioned, Port, Segment
 from pipeline.stages.partition import Partitioner, by_submodule, partition
 from tests.partitioning.random_programs import INPUTS, Case, cases, run, whole
@@ -102,6 +103,13 @@ def _through_another(partitioned: Partitioned, first: Segment, second: Segment) 
     return second.name in reached
 
 
+def patterns_are_whole(case: Case, partitioned: Partitioned) -> None:
+    """Wherever the borders of submodules are."""
+    for pattern in case.patterns:
+        inside = [s.name for s in partitioned.segments if set(pattern) & set(s.nodes)]
+        assert len(inside) == 1, f"{pattern} is in {inside}"
+
+
 LAWS: tuple[Callable[[Case, Partitioned], None], ...] = (
     every_operator_is_in_one_segment,
     what_is_not_in_an_engine_has_a_reason,
@@ -110,6 +118,7 @@ LAWS: tuple[Callable[[Case, Partitioned], None], ...] = (
     values_are_those_of_the_program,
     cuts_say_what_crosses,
     no_two_engines_could_be_one,
+    patterns_are_whole,
 )
 
 
@@ -125,21 +134,21 @@ def test_laws(case: Case) -> None:
 
 @settings(max_examples=50)
 @given(cases())
-def test_patterns_are_whole(case: Case) -> None:
-    partitioned = partition(case.validated)
-    for pattern in case.patterns:
-        inside = [s.name for s in partitioned.segments if set(pattern) & set(s.nodes)]
-        assert len(inside) == 1, f"{pattern} is in {inside}"
-
-
-@settings(max_examples=50)
-@given(cases())
 def test_submodules_are_whole(case: Case) -> None:
+    """What follows a product of another module, and only that, may go with the product."""
     partitioned = by_submodule(2)(case.validated)
-    own = set(case.operators()) - copied(case)
-    paths = {n.name: module_path(n) for n in partitioned.program.graph.nodes}
-    kinds = defaultdict(set)
+    homes, kinds = _homes(case), defaultdict(set)
     for segment in partitioned.segments:
-        for name in own.intersection(segment.nodes):
-            kinds[paths[name]].add(segment.kind)
+        for name in homes.keys() & segment.nodes:
+            kinds[homes[name]].add(segment.kind)
     assert all(len(found) == 1 for path, found in kinds.items() if path), kinds
+
+
+def _homes(case: Case) -> dict[str, str]:
+    """The module of each operator that is not copied: its own, or that in which its pattern begins."""
+    program, verdicts = case.validated.program, case.validated.verdicts
+    seen = flow(program, copies(program, lambda n: verdicts[n.name].supported))
+    homes = {n.name: module_path(n) for n in seen.nodes}
+    for first, *others in patterns(seen, lambda i: verdicts[seen.nodes[i].name].supported):
+        homes |= dict.fromkeys((seen.nodes[i].name for i in others), homes[seen.nodes[first].name])
+    return homes
