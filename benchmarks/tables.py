@@ -1,35 +1,31 @@
-"""``python -m benchmarks.tables`` writes docs/benchmarks.md and docs/models.md from benchmarks/results."""
+"""``python -m benchmarks.tables`` writes docs/benchmarks.md, its plots and docs/models.md from benchmarks/results."""
 
 from __future__ import annotations
 
-import json
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import zoo_tables
+from benchmarks import gpu_tables, plots, zoo_tables
 from benchmarks.environment import RESULTS
+from benchmarks.markdown import filled, table, where
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Written by `python -m benchmarks.tables` from the files in `benchmarks/results`; each says when and on what it was
-measured. `python -m benchmarks.stages` measures what compiling costs and needs no GPU; `python -m benchmarks.gpu`
-compares ways to run models on one GPU, all in one run: compare the columns of a table, never those of two.
+Written and drawn by `python -m benchmarks.tables` from the files in `benchmarks/results`; each says when and on what
+it was measured. `python -m benchmarks.stages` measures what compiling costs and needs no GPU; `python -m
+benchmarks.gpu` compares ways to run models on one GPU, all in one run: compare the columns of a table, never those of
+two.
 """
 
 
 def page(results: Path = RESULTS) -> str:
-    """The whole page; a result of a kind it does not know is left out."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
-    parts = [stages(data) for data in found if "growth" in data] + [gpu(data) for data in found if "rows" in data]
-    parts += [gains(data) for data in found if "gains" in data] + [dynamic(data) for data in found if "dynamic" in data]
-    parts += [attention(data) for data in found if "attention" in data]
-    parts += [kernels(data) for data in found if "kernels" in data]
-    parts += [partitions(data) for data in found if "cutting" in data]
-    parts += [tests(data) for data in found if "counts" in data]
+    """The whole page: a section for each result, those of one kind together; one of an unknown kind is left out."""
+    found = plots.read(results)
+    now = [data for data in found if not plots.earlier(data)]
+    parts = [write(data) for key, write in SECTIONS.items() for data in now if key in data]
+    parts += [gpu_tables.before(data) for data in found if plots.earlier(data) and "rows" in data]
     return "\n".join([HEAD, *parts])
 
 
@@ -39,13 +35,14 @@ def stages(data: dict[str, Any]) -> str:
     return "\n".join(
         [
             "## What compiling costs\n",
-            _filled(_where(data)),
-            _filled(TIME.format(by_stage=_by_stage(data["time"]), **data["time"])),
-            _filled(GROWTH.format(**data["growth"])),
-            *_table([f"{c['nodes']} nodes" for c in chains], [[f"{c['milliseconds_per_node']:.3f}" for c in chains]]),
+            filled(where(data)),
+            filled(TIME.format(by_stage=_by_stage(data["time"]), **data["time"])),
+            filled(GROWTH.format(**data["growth"])),
+            *table([f"{c['nodes']} nodes" for c in chains], [[f"{c['milliseconds_per_node']:.3f}" for c in chains]]),
             "",
-            _filled(MEMORY),
-            *_table(_MEMORY, map(_memory_row, data["memory"])),
+            *map(plots.image, plots.of(data)),
+            filled(MEMORY),
+            *table(_MEMORY, map(_memory_row, data["memory"])),
             "",
         ]
     )
@@ -79,10 +76,6 @@ _MEMORY = [
 ]
 
 
-def _filled(paragraph: str) -> str:
-    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
 def _by_stage(time: dict[str, Any]) -> str:
     return ", ".join(f"`{name}` {1e3 * value:.0f} ms" for name, value in time["median_seconds_by_stage"].items())
 
@@ -108,12 +101,13 @@ def partitions(data: dict[str, Any]) -> str:
     return "\n".join(
         [
             "## Cutting programs\n",
-            _filled(_where(data)),
-            _filled(CUTTING),
-            *_table(["partitioner", "refused", *nodes, "growth", "segments"], map(_cutting_row, data["cutting"])),
+            filled(where(data)),
+            filled(CUTTING),
+            *table(["partitioner", "refused", *nodes, "growth", "segments"], map(_cutting_row, data["cutting"])),
             "",
-            _filled(REFUSING),
-            *_table(_REFUSING, map(_refusing_row, data["refusing"])),
+            *map(plots.image, plots.of(data)),
+            filled(REFUSING),
+            *table(_REFUSING, map(_refusing_row, data["refusing"])),
             "",
         ]
     )
@@ -147,48 +141,6 @@ def _refusing_row(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def gpu(data: dict[str, Any]) -> str:
-    """Ways to run a model, a table for each model, dtype and batch."""
-    groups = dict.fromkeys((row["model"], row["dtype"], row["batch"]) for row in data["rows"])
-    lines = [f"## On {data['machine']['gpu']}\n", _filled(_where(data))]
-    for model, dtype, batch in groups:
-        rows = [row for row in data["rows"] if (row["model"], row["dtype"], row["batch"]) == (model, dtype, batch)]
-        lines += [f"### {model}, {dtype}, batch {batch}\n", *_table(list(_GPU), map(_gpu_row, rows)), ""]
-    return "\n".join(lines)
-
-
-_GPU = {
-    "method": "{method}",
-    "GPU ms": "{gpu_ms:.3f}",
-    "over the raw engine": "{over_raw:.2f}",
-    "over it with a graph": "{over_raw_graph:.2f}",
-    "host µs a call": "{host_us:.0f}",
-    "calls/s": "{calls_per_second:.0f}",
-    "compile s": "{compile_seconds:.1f}",
-    "host MB": "{host_peak_mb}",
-    "GPU MB": "{device_mb}",
-    "error": "{relative_error:.1e}",
-}
-"""The columns of a GPU table, and how a row fills them; the error is relative to eager in float32."""
-
-
-def _gpu_row(row: dict[str, Any]) -> list[str]:
-    if "failed" in row:
-        return _failed(row, len(_GPU))
-    return [_cell(form, row) for form in _GPU.values()]
-
-
-def _failed(row: dict[str, Any], columns: int) -> list[str]:
-    return [row["method"], f"failed: {row['failed'].replace('|', '/')}", *[""] * (columns - 2)]
-
-
-def _cell(form: str, row: dict[str, Any]) -> str:
-    try:
-        return form.format(**row)
-    except KeyError:
-        return ""
-
-
 GAINS = """Milliseconds on the GPU of the engine driven by hand with a CUDA graph, without any pass of `improve`, with
 all, and with all but one; a pass that changes nothing in a model has no row there. The ratio is to all passes: above
 1, the pass that is left out gains.
@@ -202,8 +154,8 @@ def gains(data: dict[str, Any]) -> str:
         for row in data["gains"]
     ]
     head = f"## What the passes gain on {data['machine']['gpu']}\n"
-    table = _table(["model", "passes", "layers", "GPU ms", "over all passes"], rows)
-    return "\n".join([head, _filled(_where(data)), _filled(GAINS), *table, ""])
+    lines = table(["model", "passes", "layers", "GPU ms", "over all passes"], rows)
+    return "\n".join([head, filled(where(data)), filled(GAINS), *lines, ""])
 
 
 ATTENTION = """Four attentions of 12 heads of 64, one after the other, in float16: TensorRT's layer, with a mask of
@@ -223,7 +175,7 @@ def attention(data: dict[str, Any]) -> str:
         for (batch, length, mask), found in groups.items()
     ]
     head = f"## Forms of attention on {data['machine']['gpu']}\n"
-    return "\n".join([head, _filled(_where(data)), _filled(ATTENTION), *_table(["shape", "mask", *forms], rows), ""])
+    return "\n".join([head, filled(where(data)), filled(ATTENTION), *table(["shape", "mask", *forms], rows), ""])
 
 
 def _form(row: dict[str, Any]) -> str:
@@ -241,34 +193,8 @@ def kernels(data: dict[str, Any]) -> str:
     counts = ("kernels", "products", "attentions", "others")
     rows = [[row["model"], row["passes"], *(str(row[count]) for count in counts)] for row in data["kernels"]]
     head = "## What the passes save of an engine's kernels\n"
-    table = _table(["model", "passes", "kernels", "products", "attentions", "others"], rows)
-    return "\n".join([head, _filled(_where(data)), _filled(KERNELS.format(**data)), *table, ""])
-
-
-DYNAMIC = """{model} in {dtype} with dynamic batch and sequence: milliseconds on the GPU (microseconds of the host) for
-each shape, and how much longer a call takes when the shape changes at every call.
-"""
-
-
-def dynamic(data: dict[str, Any]) -> str:
-    """One engine for many shapes."""
-    ran = [row for row in data["dynamic"] if "failed" not in row]
-    shapes = [f"{s['batch']} x {s['sequence']}" for s in ran[0]["shapes"]]
-    rows = [
-        [r["method"], *(f"{s['gpu_ms']:.3f} ({s['host_us']:.0f})" for s in r["shapes"]), f"{r['ratio']:.2f}"]
-        for r in ran
-    ]
-    rows += [_failed(row, len(shapes) + 2) for row in data["dynamic"] if "failed" in row]
-    head = f"## Changing shapes on {data['machine']['gpu']}\n"
-    return "\n".join(
-        [
-            head,
-            _filled(_where(data)),
-            _filled(DYNAMIC.format(**data)),
-            *_table(["method", *shapes, "changing"], rows),
-            "",
-        ]
-    )
+    lines = table(["model", "passes", "kernels", "products", "attentions", "others"], rows)
+    return "\n".join([head, filled(where(data)), filled(KERNELS.format(**data)), *lines, ""])
 
 
 def tests(data: dict[str, Any]) -> str:
@@ -282,34 +208,34 @@ def tests(data: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"## GPU tests, float32 products in {data['products']}, on {machine['gpu']}\n",
-            _filled(_where(data) + (f" A part of the tests, later than the whole: {part}." if part else "")),
-            *_table(["tests", "passed", "failed", "skipped"], rows),
+            filled(where(data) + (f" A part of the tests, later than the whole: {part}." if part else "")),
+            *table(["tests", "passed", "failed", "skipped"], rows),
             "",
             *(["Not passed:", "", *missed, ""] if missed else []),
         ]
     )
 
 
-def _where(data: dict[str, Any]) -> str:
-    machine, versions = data["machine"], data["versions"]
-    note = f" {data['note']}" if data.get("note") else ""
-    place = ", ".join(filter(None, [machine["gpu"], f"{machine['cpu']}, {machine['cores']} cores"]))
-    found = ", ".join(f"{name} {value}" for name, value in versions.items())
-    return f"Measured on {data['date']}: {place}; {found}.{note}"
-
-
-def _table(header: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    for cells in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(cells)} |"
+SECTIONS = {
+    "rows": gpu_tables.gpu,
+    "dynamic": gpu_tables.dynamic,
+    "growth": stages,
+    "cutting": partitions,
+    "gains": gains,
+    "attention": attention,
+    "kernels": kernels,
+    "counts": tests,
+}
+"""What writes the section of a result that has this key, in the order of the page."""
 
 
 def main() -> int:
-    """Writes the page."""
+    """Writes the pages and what is not current of their plots; 1 if it could not."""
     PAGE.parent.mkdir(exist_ok=True)
     for path, text in ((PAGE, page()), (zoo_tables.PAGE, zoo_tables.page())):
         path.write_text(text, encoding="utf-8")
         print(f"written to {path}")
-    return 0
+    return plots.refresh()
 
 
 if __name__ == "__main__":

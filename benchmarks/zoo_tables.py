@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS
+from benchmarks.markdown import filled, table
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
@@ -41,7 +41,7 @@ def part(data: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"## {data['table'].capitalize()}\n",
-            _filled(
+            filled(
                 f"{data['date']}; {versions}. Of {len(rows)} models, {len(compiled)} compile and agree with eager "
                 f"PyTorch, {whole} of them as one engine with nothing left to PyTorch."
             ),
@@ -56,16 +56,6 @@ def part(data: dict[str, Any]) -> str:
             "",
         ]
     )
-
-
-def _filled(paragraph: str) -> str:
-    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """The lines of a table."""
-    for cells in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(cells)} |"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from benchmarks import (
     environment,
     gpu,
     gpu_dynamic,
+    gpu_tables,
     improvements,
     memory,
     methods,
@@ -94,11 +95,12 @@ def test_ratios_are_to_the_raw_engine_of_the_same_run() -> None:
 
 def test_gpu_results_become_tables() -> None:
     rows = [{**r, "host_us": 4.0, "compile_seconds": 5.0, "relative_error": 1e-3} for r in gpu.with_ratios(ROWS)]
-    text = tables.gpu({**environment.environment(), "rows": rows})
+    text = gpu_tables.gpu({"name": "gpu", **environment.environment(), "rows": rows})
     assert "### bert, float16, batch 1" in text
     assert "| eager | 3.000 | 1.50 | 3.00 | 4 |  | 5.0 |  |  | 1.0e-03 |" in text
     assert "| Torch-TensorRT | failed: a / b |" in text
-    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    details = text.partition("### bert")[2]
+    assert len({line.count("|") for line in details.splitlines() if line.startswith("|")}) == 1
 
 
 def test_gains_and_changing_shapes_become_tables() -> None:
@@ -106,11 +108,12 @@ def test_gains_and_changing_shapes_become_tables() -> None:
     assert "| vit | all but masks | 5 | 2.000 | 1.250 |" in tables.gains({**environment.environment(), "gains": [row]})
     shape = {"batch": 2, "sequence": 64, "gpu_ms": 0.5, "host_us": 12.0}
     rows = [{"method": "pipeline", "shapes": [shape], "ratio": 1.05}]
-    text = tables.dynamic({**environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows})
+    data = {"name": "gpu-dynamic", **environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows}
+    text = gpu_tables.dynamic(data)
     assert "| method | 2 x 64 | changing |" in text
     assert "| pipeline | 0.500 (12) | 1.05 |" in text
     rows.append({"method": "eager", "failed": "a | b"})
-    text = tables.dynamic({**environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows})
+    text = gpu_tables.dynamic(data)
     assert "| eager | failed: a / b |  |" in text
 
 

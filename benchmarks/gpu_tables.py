@@ -1,0 +1,155 @@
+"""The parts of docs/benchmarks.md that ``benchmarks.gpu`` and ``benchmarks.gpu_dynamic`` measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from benchmarks import plots
+from benchmarks.markdown import failure, filled, table, where
+from benchmarks.targets import CHANGING, TARGETS, Group, Row, Target, groups, in_order, named
+
+
+def gpu(data: dict[str, Any]) -> str:
+    """All methods in one table, its plots, the targets, and a table for each model, dtype and batch."""
+    found = groups(data["rows"])
+    return "\n".join(
+        [
+            f"## On {data['machine']['gpu']}\n",
+            filled(where(data)),
+            filled(SUMMARY),
+            *_summary(found),
+            "",
+            *map(plots.image, plots.of(data)),
+            "### Targets\n",
+            *table(["target", "measured", "met for", "", "missed by"], [_target(target, found) for target in TARGETS]),
+            "",
+            filled(DETAILS),
+            *(line for group, rows in found.items() for line in _details(group, rows.values())),
+        ]
+    )
+
+
+SUMMARY = """Milliseconds on the GPU for a call. In bold: ours, and the fastest of the other ways to run the model. The
+raw engine is the engine of ours driven by hand, with no module around it.
+"""
+
+DETAILS = """In the tables below, host µs is the time until a call returns, compile s that of everything between
+torch.export and the first result, host MB the most memory that this took, GPU MB what is held after it, and the error
+is relative to eager in float32.
+"""
+
+
+def _summary(found: dict[Group, dict[str, Row]]) -> Iterator[str]:
+    methods = in_order(method for rows in found.values() for method in rows)
+    return table(["model", *methods], [[named(group), *_times(rows, methods)] for group, rows in found.items()])
+
+
+def _times(rows: dict[str, Row], methods: list[str]) -> list[str]:
+    """The times of a group; bold what is ours and the best of the others."""
+    times = {method: row["gpu_ms"] for method, row in rows.items() if "gpu_ms" in row}
+    ours = [method for method in times if method.startswith("pipeline")]
+    others = {method: ms for method, ms in times.items() if method not in ours and not method.startswith("raw")}
+    bold = {*ours, *(method for method, ms in others.items() if ms == min(others.values()))}
+    return [_time(rows.get(method), f"**{times[method]:.3f}**" if method in bold else "") for method in methods]
+
+
+def _time(row: Row | None, bold: str) -> str:
+    if row is None:
+        return ""
+    return bold or ("failed" if "failed" in row else _cell("{gpu_ms:.3f}", row))
+
+
+def _target(target: Target, found: dict[Group, dict[str, Row]]) -> list[str]:
+    """A target, the least and the most that was measured, for how many groups it is met, and which miss it."""
+    values = target.measured(found)
+    missed = {group: value for group, value in values.items() if not target.met(value)}
+    verdict = "not measured" if not values else "**not met**" if missed else "met"
+    why = "; ".join(f"{named(group)}: {_measured(value)}" for group, value in missed.items())
+    return [target.words, _range(values.values()), f"{len(values) - len(missed)} of {len(values)}", verdict, why]
+
+
+def _range(values: Collection[float]) -> str:
+    ends = (min(values), max(values)) if values else ()
+    return " to ".join(dict.fromkeys(map(_measured, ends)))
+
+
+def _measured(value: float) -> str:
+    return "failed" if math.isinf(value) else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _details(group: Group, rows: Iterable[Row]) -> list[str]:
+    return [f"### {named(group)}\n", *table(list(COLUMNS), map(_detail, rows)), ""]
+
+
+COLUMNS = {
+    "method": "{method}",
+    "GPU ms": "{gpu_ms:.3f}",
+    "over the raw engine": "{over_raw:.2f}",
+    "over it with a graph": "{over_raw_graph:.2f}",
+    "host µs a call": "{host_us:.0f}",
+    "calls/s": "{calls_per_second:.0f}",
+    "compile s": "{compile_seconds:.1f}",
+    "host MB": "{host_peak_mb}",
+    "GPU MB": "{device_mb}",
+    "error": "{relative_error:.1e}",
+}
+"""The columns of a model's table, and how a row fills them."""
+
+
+def _detail(row: Row) -> list[str]:
+    if "failed" in row:
+        return _failed(row, len(COLUMNS))
+    return [_cell(form, row) for form in COLUMNS.values()]
+
+
+def _failed(row: Row, columns: int) -> list[str]:
+    return [row["method"], failure(row), *[""] * (columns - 2)]
+
+
+def _cell(form: str, row: Row) -> str:
+    try:
+        return form.format(**{key: value for key, value in row.items() if value is not None})
+    except KeyError:
+        return ""
+
+
+def before(data: dict[str, Any]) -> str:
+    """What was measured before a change, in one table."""
+    found = groups(data["rows"])
+    head = f"## Earlier, on {data['machine']['gpu']}\n"
+    return "\n".join([head, filled(where(data)), filled(SUMMARY), *_summary(found), ""])
+
+
+DYNAMIC = """{model} in {dtype} with dynamic batch and sequence: milliseconds on the GPU (microseconds of the host) for
+each shape, and how much longer a call takes when the shape changes at every call. The target for ours with graphs is
+{target}: {verdict}.
+"""
+
+
+def dynamic(data: dict[str, Any]) -> str:
+    """One engine for many shapes."""
+    ran = [row for row in data["dynamic"] if "failed" not in row]
+    shapes = [f"{s['batch']} x {s['sequence']}" for s in (ran[0]["shapes"] if ran else [])]
+    rows = [
+        [r["method"], *(f"{s['gpu_ms']:.3f} ({s['host_us']:.0f})" for s in r["shapes"]), f"{r['ratio']:.2f}"]
+        for r in ran
+    ]
+    rows += [_failed(row, len(shapes) + 2) for row in data["dynamic"] if "failed" in row]
+    text = DYNAMIC.format(**data, target=CHANGING, verdict=_changing(data["dynamic"]))
+    return "\n".join(
+        [
+            f"## Changing shapes on {data['machine']['gpu']}\n",
+            filled(where(data)),
+            filled(text),
+            *table(["method", *shapes, "changing"], rows),
+            "",
+            *map(plots.image, plots.of(data)),
+        ]
+    )
+
+
+def _changing(rows: list[Row]) -> str:
+    ratios = [row.get("ratio", math.inf) for row in rows if row["method"] == "pipeline + graph"]
+    return "not measured" if not ratios else "met" if max(ratios) <= CHANGING else "not met"

@@ -1,0 +1,214 @@
+"""Plots and tables of what was measured on a GPU say what the files say, whatever part of it is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import xml.dom.minidom
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from benchmarks import gpu_tables, plots, tables
+from benchmarks.gpu import with_ratios
+from benchmarks.targets import TARGETS, Target, groups
+
+LARGEST = 40_000
+"""Bytes of an SVG."""
+
+MACHINE: dict[str, Any] = {
+    "date": "2026-11-21",
+    "versions": {"pipeline": "0.1.0"},
+    "machine": {"gpu": "A GPU", "cpu": "A CPU", "cores": 2},
+}
+TIMES = {
+    "pipeline + graph": (1.02, 14.0, 2.5),
+    "eager": (9.0, 4000.0, 0.0),
+    "torch.compile": (3.0, 1500.0, 10.0),
+    "Torch-TensorRT": (1.5, 900.0, 5.0),
+    "raw engine": (1.25, 300.0, 2.25),
+    "raw engine + graph": (1.0, 8.0, 2.0),
+    "pipeline": (1.25, 320.0, 3.5),
+}
+FAILED = {"failed": "RuntimeError: a | b", "failed_after_seconds": 7.4}
+
+
+def row(method: str, model: str = "resnet50", batch: int = 1, **fields: Any) -> dict[str, Any]:
+    times = dict(zip(("gpu_ms", "host_us", "compile_seconds"), TIMES[method], strict=True))
+    found = {"model": model, "dtype": "float16", "batch": batch, "method": method, "relative_error": 1e-3}
+    return found | (fields if "failed" in fields else times | fields)
+
+
+def result(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "gpu-mine", **MACHINE, "rows": with_ratios(list(rows))}
+
+
+RUN = result(
+    *map(row, TIMES), row("raw engine", "vit"), row("pipeline + graph", "vit", **FAILED), row("eager", "vit", 8)
+)
+SHAPE = {"batch": 2, "sequence": 64, "gpu_ms": 0.5, "host_us": 12.0}
+CHANGING = {
+    **MACHINE,
+    "name": "gpu-dynamic-mine",
+    "model": "bert",
+    "dtype": "float16",
+    "dynamic": [
+        {"method": "pipeline + graph", "shapes": [SHAPE], "ratio": 1.05},
+        {"method": "eager", **FAILED},
+    ],
+}
+
+
+def test_the_plots_are_current() -> None:
+    assert not plots.stale(), "run: python -m benchmarks.plots"
+    assert not plots.orphans(), "run: python -m benchmarks.plots"
+    assert all(path.stat().st_size < LARGEST for path in plots.FOLDER.glob("*.svg"))
+
+
+def test_the_page_shows_every_plot_once() -> None:
+    shown = re.findall(r"\]\(plots/(.*)\.svg\)", tables.PAGE.read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(plot.name for plot in plots.everything())
+
+
+def test_methods_are_dots_in_the_order_of_the_methods() -> None:
+    time, other, host, compiling = plots.of(RUN)
+    assert isinstance(time, plots.Dots) and isinstance(compiling, plots.Dots)
+    assert time.labels == ("eager", "torch.compile", "Torch-TensorRT", *[m for m in TIMES if "raw" in m], *OURS)
+    assert [panel.title for panel in time.panels] == ["resnet50", "vit"]
+    assert time.panels[0].values == (9.0, 3.0, 1.5, 1.25, 1.0, 1.25, 1.02)
+    assert time.panels[0].limit == 1.0
+    assert time.panels[1].values == ("", "", "", 1.25, "", "", "failed")
+    assert time.panels[1].limit is None
+    assert (other.name, host.name) == ("gpu-mine-gpu_ms-float16-8", "gpu-mine-host_us-float16-1")
+    assert compiling.labels == time.labels[1:]
+    assert compiling.panels[0].limit == 3.0
+    assert "2026-11-21: A GPU" in time.where
+
+
+OURS = ("pipeline", "pipeline + graph")
+
+
+@pytest.mark.parametrize("count", range(len(RUN["rows"]) + 1))
+def test_any_part_of_a_run_has_its_page_and_plots(count: int, tmp_path: Path) -> None:
+    part = {**RUN, "rows": RUN["rows"][count:]}
+    (tmp_path / "gpu-mine.json").write_text(json.dumps(part))
+    (tmp_path / "gpu-mine-before.json").write_text(json.dumps(part))
+    text = tables.page(tmp_path)
+    assert text.count("## On A GPU") == text.count("## Earlier, on A GPU") == 1
+    assert len(re.findall(r"^!\[", text, re.M)) == len(plots.everything(tmp_path)) <= 4
+
+
+def test_the_summary_has_ours_and_the_best_of_the_others_in_bold() -> None:
+    text = gpu_tables.gpu(RUN)
+    assert (
+        "| resnet50, float16, batch 1 | 9.000 | 3.000 | **1.500** | 1.250 | 1.000 | **1.250** | **1.020** |\n"
+        "| vit, float16, batch 1 |  |  |  | 1.250 |  |  | failed |\n"
+        "| vit, float16, batch 8 | **9.000** |  |  |  |  |  |  |\n"
+    ) in text
+    assert "| pipeline + graph | failed after 7 s: RuntimeError: a / b |" in text
+
+
+@pytest.mark.parametrize(
+    ("index", "cells"),
+    [
+        (0, "| 1.020 to failed | 1 of 2 | **not met** | vit, float16, batch 1: failed |"),
+        (1, "| 1.000 | 1 of 1 | met |  |"),
+        (2, "| 14.0 to failed | 1 of 2 | **not met** | vit, float16, batch 1: failed |"),
+        (4, "| 0.833 | 1 of 1 | met |  |"),
+        (6, "| 0.700 | 0 of 1 | **not met** | resnet50, float16, batch 1: 0.700 |"),
+    ],
+)
+def test_targets_are_met_or_not(index: int, cells: str) -> None:
+    assert f"| {TARGETS[index].words} {cells}\n" in gpu_tables.gpu(RUN)
+
+
+def test_a_target_that_nothing_tells_of_is_not_measured() -> None:
+    text = gpu_tables.gpu(result(row("eager")))
+    assert text.count("|  | 0 of 0 | not measured |  |") == len(TARGETS)
+
+
+def test_a_target_is_for_its_models_and_a_peer_that_failed_is_no_measure() -> None:
+    found = groups([row("pipeline"), row("raw engine", failed="x"), row("pipeline", "bert"), row("eager", "bert")])
+    assert Target("", 2, ours="pipeline", over="raw engine").measured(found) == {}
+    [(group, value)] = Target("", 2, ours="pipeline", over="eager", models=("bert",)).measured(found).items()
+    assert group[0] == "bert" and math.isclose(value, 1.25 / 9)
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.1, "1.1: met."), (1.11, "1.1: not met.")])
+def test_changing_shapes_have_a_plot_and_a_target(ratio: float, verdict: str) -> None:
+    first, second = CHANGING["dynamic"]
+    data = {**CHANGING, "dynamic": [{**first, "ratio": ratio}, second]}
+    text = gpu_tables.dynamic(data)
+    assert verdict in " ".join(text.split())
+    assert "| eager | failed after 7 s: RuntimeError: a / b |  |" in text
+    [plot] = plots.of(data)
+    assert isinstance(plot, plots.Dots)
+    assert [panel.values for panel in plot.panels] == [(0.5, "failed"), (ratio, "failed")]
+    assert f"![{plot.title}](plots/gpu-dynamic-mine.svg)" in text
+
+
+def test_growth_is_milliseconds_of_an_operator() -> None:
+    chains = [{"nodes": 10, "milliseconds_per_node": 0.5}, {"nodes": 20, "milliseconds_per_node": 0.6}]
+    cut = [{"partitioner": "default", "refused": 0.1, "seconds": {"1000": 0.05, "10000": 0.8}}]
+    data = {"name": "n", **MACHINE, "growth": {"chains": chains, "target_growth": 1.5}, "cutting": cut}
+    stages, cutting = plots.of(data)
+    assert isinstance(stages, plots.Lines) and isinstance(cutting, plots.Lines)
+    assert (stages.series, stages.limit) == ((("all stages but build", ((10, 0.5), (20, 0.6))),), 0.75)
+    assert (cutting.series, cutting.limit) == ((("default, 10% refused", ((1000, 0.05), (10000, 0.08))),), 0.5)
+
+
+def test_a_plot_of_other_data_is_stale(tmp_path: Path) -> None:
+    folder, results = tmp_path / "plots", tmp_path / "results"
+    results.mkdir(), folder.mkdir()
+    (results / "gpu-mine.json").write_text(json.dumps(RUN))
+    drawn = plots.everything(results)
+    for plot in drawn:
+        (folder / f"{plot.name}.svg").write_text(f"<svg>{plots.digest(plot)}</svg>")
+    assert not plots.stale(folder, results) and not plots.orphans(folder, results)
+    (results / "gpu-mine.json").write_text(json.dumps({**RUN, "rows": RUN["rows"][1:-1]}))
+    assert [plot.name for plot in plots.stale(folder, results)] == [drawn[0].name, drawn[2].name, drawn[3].name]
+    assert [path.stem for path in plots.orphans(folder, results)] == [drawn[1].name]
+
+
+def test_that_matplotlib_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(wanted: Any) -> None:
+        raise ModuleNotFoundError(name="matplotlib")
+
+    monkeypatch.setattr(plots, "FOLDER", tmp_path)
+    monkeypatch.setattr(plots, "write", write)
+    assert plots.refresh(anew=True) == 1
+    assert "pip install -c constraints.txt -e '.[benchmark]'" in capsys.readouterr().err
+
+
+DRAWS = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="drawing takes matplotlib, of the extra benchmark"
+)
+EXTREMES = plots.Dots(
+    "extremes",
+    "a < b & c",
+    ("eager", "pipeline"),
+    tuple(plots.Panel(f"p{i}", "ms", values) for i, values in enumerate([("failed", ""), (1.0, 1.0), (1e-3, 1e6)])),
+    "nothing",
+    "here",
+)
+
+
+@DRAWS
+@pytest.mark.parametrize("plot", [*plots.of(RUN), *plots.of(CHANGING), EXTREMES], ids=lambda plot: plot.name)
+def test_drawing_is_small_the_same_every_time_and_text_is_text(plot: plots.Plot, tmp_path: Path) -> None:
+    folders = (tmp_path / "a", tmp_path / "b")
+    for folder in folders:
+        plots.write([plot], folder)
+    first, second = ((folder / f"{plot.name}.svg").read_text() for folder in folders)
+    assert first == second
+    assert len(first) < LARGEST
+    assert plots.digest(plot) in first and plots.digest(evolve(plot, title="another")) not in first
+    texts = [node.firstChild.data for node in xml.dom.minidom.parseString(first).getElementsByTagName("text")]
+    assert {plot.title, plot.where} <= set(texts)
+    assert isinstance(plot, plots.Lines) or set(plot.labels) <= set(texts)
