@@ -88,9 +88,11 @@ class _Replay:
         """TensorRT makes both boundaries at once, where the first of them stands."""
         if row.kind == "ATTENTION_OUTPUT":
             return layer_of(self.net, self.net.num_layers - 1)
-        norm = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")]
-        causal = row.attribute("causal", False) or row.attribute("causal_kind") == "UPPER_LEFT"
-        attention = self.net.add_attention(*inputs[:3], norm, causal)
+        norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")
+        if kind is None:
+            attention = self.net.add_attention(*inputs[:3], norm, row.attribute("causal"))
+        else:
+            attention = self.net.add_attention_v2(*inputs[:3], norm, trt.CausalMaskKind.__members__[kind])
         if attention is None:
             return None
         attention.decomposable = row.attribute("decomposable")
