@@ -203,11 +203,18 @@ def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
     if total is None:
         return condition
     dtype = dtype_of(scores.query)
-    mask = total if dtype_of(total) == dtype else made(aten._to_copy.default, total, dtype=dtype)
+    mask = _in_dtype(rewriting, total, dtype, before)
     if condition is None:
         return mask
     lowest = made(aten.full.default, [], -math.inf, dtype=dtype)
     return made(aten.where.self, condition, mask, lowest)
+
+
+def _in_dtype(rewriting: Rewriting, node: Node, dtype: torch.dtype, before: Node) -> Node:
+    """A node, or a cast of it."""
+    if dtype_of(node) == dtype:
+        return node
+    return rewriting.create(aten._to_copy.default, (node,), {"dtype": dtype}, before)
 
 
 @improvement
@@ -218,7 +225,8 @@ def groups(rewriting: Rewriting) -> None:
         key, value = (_unrepeated(_source(node.args[i])) for i in (1, 2))
         if key is None or value is None or argument(node, "enable_gqa"):
             continue
-        arguments = (node.args[0], key, value, *node.args[3:])
+        pair = (_in_dtype(rewriting, x, dtype_of(node), node) for x in (key, value))
+        arguments = (node.args[0], *pair, *node.args[3:])
         new = rewriting.create(SDPA, arguments, {**node.kwargs, "enable_gqa": True}, node)
         if not (fuses(new, rewriting.program.settings) and rewriting.accepted(new) and rewriting.replace(node, new)):
             rewriting.erase(new)

@@ -160,6 +160,18 @@ def test_groups_are_read_unrepeated_where_the_layer_takes_them(name: str, monkey
     agree(program, after, *given, rtol=2e-3, atol=2e-3)
 
 
+def test_groups_that_were_cast_after_they_were_repeated_are_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    repeat = REPEATS[next(iter(REPEATS))]
+    query, key, value = inputs(heads=2)
+    given = query, key.float(), value
+    program = decomposed(Formed(lambda q, k, v: plain(q @ repeat(k).half().mT * 0.25, repeat(v))), *given)
+    monkeypatch.setattr(attention_module_of(), "CAPABILITIES", evolve(CAPABILITIES, attention_gqa_half=True))
+    after = improved(program, "attention", "groups")
+    [node] = [n for n in after.graph.nodes if str(n.target).endswith(SDPA)]
+    assert node.kwargs["enable_gqa"] and node.args[1].args[0].name == "k"
+    agree(program, after, *given, rtol=2e-3, atol=2e-3)
+
+
 def attention_module_of() -> Any:
     """The module; its package has the pass under the same name."""
     import sys
