@@ -210,7 +210,7 @@ def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
     return made(aten.where.self, condition, mask, lowest)
 
 
-def _in_dtype(rewriting: Rewriting, node: Node, dtype: torch.dtype, before: Node) -> Node:
+def _in_dtype(rewriting: Rewriting, node: Node, dtype: torch.dtype | None, before: Node) -> Node:
     """A node, or a cast of it."""
     if dtype_of(node) == dtype:
         return node
