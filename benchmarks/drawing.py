@@ -1,4 +1,4 @@
-"""Draws the records of ``benchmarks.plots`` as SVG, with matplotlib: the same bytes every time with one version of it.
+"""Draws the records of ``benchmarks.figures`` as SVG, with matplotlib: with one version of it always the same bytes.
 
 Text stays text. The colours are those of a light page; a style in the file changes them where the reader's is dark.
 """
@@ -16,9 +16,9 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
-from benchmarks.plots import Dots, Lines, Panel, Plot
+from benchmarks.figures import Dots, Lines, Panel, Plot
 
 PAPER, INK, FAINT, RULE, OURS, OTHER = "#ffffff", "#1f2328", "#6a737d", "#d1d9e0", "#0969da", "#bc4c00"
 DARK = {PAPER: "#0d1117", INK: "#e6edf3", FAINT: "#9198a1", RULE: "#3d444d", OURS: "#58a6ff", OTHER: "#f0883e"}
@@ -82,9 +82,9 @@ def _style() -> str:
     return f"<style>\ntext {{ {text}; stroke: {PAPER} }}\n@media (prefers-color-scheme: dark) {{\n{rules}\n}}\n</style>"
 
 
-def _figure(plot: Plot, width: float, height: float, line: bool) -> Figure:
-    """Empty, with the title above, and below what the line is and where it was measured."""
-    below = [f"Line: {plot.says}."] if line else []
+def _figure(plot: Plot, width: float, height: float, says: str) -> Figure:
+    """Empty, with the title above, and below how to read it and where it was measured."""
+    below = [says]
     below += textwrap.wrap(plot.where, int(width * 19), break_long_words=False, break_on_hyphens=False)
     foot = 0.13 * len(below) + 0.1
     total = height + foot + 0.3
@@ -98,8 +98,8 @@ def _figure(plot: Plot, width: float, height: float, line: bool) -> Figure:
 def _dots(plot: Dots) -> Figure:
     columns = min(COLUMNS, len(plot.panels))
     rows = math.ceil(len(plot.panels) / columns)
-    line = any(panel.limit is not None for panel in plot.panels)
-    figure = _figure(plot, WIDTH, rows * (ROW * len(plot.labels) + 0.75), line)
+    line = f" Line: {plot.says}." if any(panel.limit is not None for panel in plot.panels) else ""
+    figure = _figure(plot, WIDTH, rows * (ROW * len(plot.labels) + 0.75), f"Logarithmic scales.{line}")
     for number, panel in enumerate(plot.panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         _panel(axes, panel, plot.labels)
@@ -116,9 +116,9 @@ def _panel(axes: Axes, panel: Panel, labels: tuple[str, ...]) -> None:
     axes.set(ylim=(len(labels) - 0.5, -0.5))
     axes.set_title(panel.title, loc="left")
     axes.set_xlabel(panel.axis, labelpad=1)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
+    ticks = _ticks(*axes.get_xlim())
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.tick_params(axis="both", length=0, labelsize=7.5)
     ends = axes.get_xlim()
     rows = [(*ends, math.nan) for _ in labels]
@@ -132,6 +132,16 @@ def _panel(axes: Axes, panel: Panel, labels: tuple[str, ...]) -> None:
             axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=5, clip_on=False)
     for row, value in enumerate(panel.values):
         _written(axes, row, value, low, _ours(labels[row]))
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers of a logarithmic scale: as few to a decade as show what the scale is."""
+    for digits in (1,), (1, 2, 5), range(1, 10):
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+        ticks = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        if len(inside := [tick for tick in ticks if low <= tick <= high]) > 2:
+            break
+    return inside
 
 
 def _range(panel: Panel) -> tuple[float, float]:
@@ -161,7 +171,7 @@ def _number(value: float) -> str:
 
 
 def _lines(plot: Lines) -> Figure:
-    figure = _figure(plot, 0.7 * WIDTH, 2.4, line=True)
+    figure = _figure(plot, 0.7 * WIDTH, 2.4, f"Line: {plot.says}.")
     axes = figure.add_subplot()
     styles = itertools.cycle(itertools.product((OURS, OTHER), ("-", "--")))
     for (label, points), (colour, style) in zip(plot.series, styles, strict=False):

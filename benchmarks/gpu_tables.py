@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from benchmarks import plots
+from benchmarks import figures
 from benchmarks.markdown import failure, filled, table, where
 from benchmarks.targets import CHANGING, TARGETS, Group, Row, Target, groups, in_order, named
 
@@ -21,7 +21,7 @@ def gpu(data: dict[str, Any]) -> str:
             filled(SUMMARY),
             *_summary(found),
             "",
-            *map(plots.image, plots.of(data)),
+            *map(figures.image, figures.of(data)),
             "### Targets\n",
             *table(["target", "measured", "met for", "", "missed by"], [_target(target, found) for target in TARGETS]),
             "",
@@ -145,7 +145,7 @@ def dynamic(data: dict[str, Any]) -> str:
             filled(text),
             *table(["method", *shapes, "changing"], rows),
             "",
-            *map(plots.image, plots.of(data)),
+            *map(figures.image, figures.of(data)),
         ]
     )
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_tables, plots, zoo_tables
+from benchmarks import figures, gpu_tables, plots, zoo_tables
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
@@ -22,10 +22,10 @@ two.
 
 def page(results: Path = RESULTS) -> str:
     """The whole page: a section for each result, those of one kind together; one of an unknown kind is left out."""
-    found = plots.read(results)
-    now = [data for data in found if not plots.earlier(data)]
+    found = figures.read(results)
+    now = [data for data in found if not figures.earlier(data)]
     parts = [write(data) for key, write in SECTIONS.items() for data in now if key in data]
-    parts += [gpu_tables.before(data) for data in found if plots.earlier(data) and "rows" in data]
+    parts += [gpu_tables.before(data) for data in found if figures.earlier(data) and "rows" in data]
     return "\n".join([HEAD, *parts])
 
 
@@ -40,7 +40,7 @@ def stages(data: dict[str, Any]) -> str:
             filled(GROWTH.format(**data["growth"])),
             *table([f"{c['nodes']} nodes" for c in chains], [[f"{c['milliseconds_per_node']:.3f}" for c in chains]]),
             "",
-            *map(plots.image, plots.of(data)),
+            *map(figures.image, figures.of(data)),
             filled(MEMORY),
             *table(_MEMORY, map(_memory_row, data["memory"])),
             "",
@@ -105,7 +105,7 @@ def partitions(data: dict[str, Any]) -> str:
             filled(CUTTING),
             *table(["partitioner", "refused", *nodes, "growth", "segments"], map(_cutting_row, data["cutting"])),
             "",
-            *map(plots.image, plots.of(data)),
+            *map(figures.image, figures.of(data)),
             filled(REFUSING),
             *table(_REFUSING, map(_refusing_row, data["refusing"])),
             "",

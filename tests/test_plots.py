@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import re
+import sys
 import xml.dom.minidom
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from benchmarks import gpu_tables, plots, tables
+import benchmarks
+from benchmarks import figures, gpu_tables, plots, tables
 from benchmarks.gpu import with_ratios
 from benchmarks.targets import TARGETS, Target, groups
 
@@ -71,12 +73,12 @@ def test_the_plots_are_current() -> None:
 
 def test_the_page_shows_every_plot_once() -> None:
     shown = re.findall(r"\]\(plots/(.*)\.svg\)", tables.PAGE.read_text(encoding="utf-8"))
-    assert sorted(shown) == sorted(plot.name for plot in plots.everything())
+    assert sorted(shown) == sorted(plot.name for plot in figures.everything())
 
 
 def test_methods_are_dots_in_the_order_of_the_methods() -> None:
-    time, other, host, compiling = plots.of(RUN)
-    assert isinstance(time, plots.Dots) and isinstance(compiling, plots.Dots)
+    time, other, host, compiling = figures.of(RUN)
+    assert isinstance(time, figures.Dots) and isinstance(compiling, figures.Dots)
     assert time.labels == ("eager", "torch.compile", "Torch-TensorRT", *[m for m in TIMES if "raw" in m], *OURS)
     assert [panel.title for panel in time.panels] == ["resnet50", "vit"]
     assert time.panels[0].values == (9.0, 3.0, 1.5, 1.25, 1.0, 1.25, 1.02)
@@ -99,7 +101,7 @@ def test_any_part_of_a_run_has_its_page_and_plots(count: int, tmp_path: Path) ->
     (tmp_path / "gpu-mine-before.json").write_text(json.dumps(part))
     text = tables.page(tmp_path)
     assert text.count("## On A GPU") == text.count("## Earlier, on A GPU") == 1
-    assert len(re.findall(r"^!\[", text, re.M)) == len(plots.everything(tmp_path)) <= 4
+    assert len(re.findall(r"^!\[", text, re.M)) == len(figures.everything(tmp_path)) <= 4
 
 
 def test_the_summary_has_ours_and_the_best_of_the_others_in_bold() -> None:
@@ -145,8 +147,8 @@ def test_changing_shapes_have_a_plot_and_a_target(ratio: float, verdict: str) ->
     text = gpu_tables.dynamic(data)
     assert verdict in " ".join(text.split())
     assert "| eager | failed after 7 s: RuntimeError: a / b |  |" in text
-    [plot] = plots.of(data)
-    assert isinstance(plot, plots.Dots)
+    [plot] = figures.of(data)
+    assert isinstance(plot, figures.Dots)
     assert [panel.values for panel in plot.panels] == [(0.5, "failed"), (ratio, "failed")]
     assert f"![{plot.title}](plots/gpu-dynamic-mine.svg)" in text
 
@@ -155,8 +157,8 @@ def test_growth_is_milliseconds_of_an_operator() -> None:
     chains = [{"nodes": 10, "milliseconds_per_node": 0.5}, {"nodes": 20, "milliseconds_per_node": 0.6}]
     cut = [{"partitioner": "default", "refused": 0.1, "seconds": {"1000": 0.05, "10000": 0.8}}]
     data = {"name": "n", **MACHINE, "growth": {"chains": chains, "target_growth": 1.5}, "cutting": cut}
-    stages, cutting = plots.of(data)
-    assert isinstance(stages, plots.Lines) and isinstance(cutting, plots.Lines)
+    stages, cutting = figures.of(data)
+    assert isinstance(stages, figures.Lines) and isinstance(cutting, figures.Lines)
     assert (stages.series, stages.limit) == ((("all stages but build", ((10, 0.5), (20, 0.6))),), 0.75)
     assert (cutting.series, cutting.limit) == ((("default, 10% refused", ((1000, 0.05), (10000, 0.08))),), 0.5)
 
@@ -165,9 +167,9 @@ def test_a_plot_of_other_data_is_stale(tmp_path: Path) -> None:
     folder, results = tmp_path / "plots", tmp_path / "results"
     results.mkdir(), folder.mkdir()
     (results / "gpu-mine.json").write_text(json.dumps(RUN))
-    drawn = plots.everything(results)
+    drawn = figures.everything(results)
     for plot in drawn:
-        (folder / f"{plot.name}.svg").write_text(f"<svg>{plots.digest(plot)}</svg>")
+        (folder / f"{plot.name}.svg").write_text(f"<svg>{figures.digest(plot)}</svg>")
     assert not plots.stale(folder, results) and not plots.orphans(folder, results)
     (results / "gpu-mine.json").write_text(json.dumps({**RUN, "rows": RUN["rows"][1:-1]}))
     assert [plot.name for plot in plots.stale(folder, results)] == [drawn[0].name, drawn[2].name, drawn[3].name]
@@ -177,38 +179,48 @@ def test_a_plot_of_other_data_is_stale(tmp_path: Path) -> None:
 def test_that_matplotlib_is_missing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def write(wanted: Any) -> None:
-        raise ModuleNotFoundError(name="matplotlib")
-
-    monkeypatch.setattr(plots, "FOLDER", tmp_path)
-    monkeypatch.setattr(plots, "write", write)
-    assert plots.refresh(anew=True) == 1
+    (tmp_path / "gpu-mine.json").write_text(json.dumps(RUN))
+    (tmp_path / "old.svg").write_text("<svg/>")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.drawing", raising=False)
+    monkeypatch.delattr(benchmarks, "drawing", raising=False)
+    assert plots.refresh(folder=tmp_path, results=tmp_path) == 1
     assert "pip install -c constraints.txt -e '.[benchmark]'" in capsys.readouterr().err
+    assert not [*tmp_path.glob("*.svg")]
 
 
 DRAWS = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="drawing takes matplotlib, of the extra benchmark"
 )
-EXTREMES = plots.Dots(
+EXTREMES = figures.Dots(
     "extremes",
     "a < b & c",
     ("eager", "pipeline"),
-    tuple(plots.Panel(f"p{i}", "ms", values) for i, values in enumerate([("failed", ""), (1.0, 1.0), (1e-3, 1e6)])),
+    tuple(figures.Panel(f"p{i}", "ms", values) for i, values in enumerate([("failed", ""), (1.0, 1.0), (1e-3, 1e6)])),
     "nothing",
     "here",
 )
 
 
 @DRAWS
-@pytest.mark.parametrize("plot", [*plots.of(RUN), *plots.of(CHANGING), EXTREMES], ids=lambda plot: plot.name)
-def test_drawing_is_small_the_same_every_time_and_text_is_text(plot: plots.Plot, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plot", [*figures.of(RUN), *figures.of(CHANGING), EXTREMES], ids=lambda plot: plot.name)
+def test_drawing_is_small_the_same_every_time_and_text_is_text(plot: figures.Plot, tmp_path: Path) -> None:
     folders = (tmp_path / "a", tmp_path / "b")
     for folder in folders:
         plots.write([plot], folder)
     first, second = ((folder / f"{plot.name}.svg").read_text() for folder in folders)
     assert first == second
     assert len(first) < LARGEST
-    assert plots.digest(plot) in first and plots.digest(evolve(plot, title="another")) not in first
+    assert figures.digest(plot) in first and figures.digest(evolve(plot, title="another")) not in first
     texts = [node.firstChild.data for node in xml.dom.minidom.parseString(first).getElementsByTagName("text")]
     assert {plot.title, plot.where} <= set(texts)
-    assert isinstance(plot, plots.Lines) or set(plot.labels) <= set(texts)
+    assert isinstance(plot, figures.Lines) or set(plot.labels) <= set(texts)
+
+
+@DRAWS
+def test_only_what_is_stale_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "gpu-dynamic-mine"
+    (tmp_path / f"{name}.json").write_text(json.dumps(CHANGING))
+    for anew, drawn in ((False, 1), (False, 0), (True, 1)):
+        assert plots.refresh(anew, tmp_path, tmp_path) == 0
+        assert capsys.readouterr().out.count(f"written to {tmp_path / name}.svg") == drawn
