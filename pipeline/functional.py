@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.copies import copies_kept
 from pipeline.fakes import oblivious
+from pipeline.known_numbers import is_told
 from pipeline.recurrences import whole_recurrences
 
 _lock = threading.RLock()
@@ -29,7 +30,7 @@ _FRESH = frozenset({"linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer
 def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule]:
     """The same program without mutation, and its graph; what is passed in is not changed."""
     nodes = list(exported.graph.nodes)
-    mutating, lost = [n for n in nodes if _mutates(n)], [n for n in nodes if _has_own_size(n)]
+    mutating, lost = [n for n in nodes if _mutates(n)], [n for n in nodes if _has_own_size(n) or _is_unread(n)]
     traced_again = lost or any(_is_wrapped(n) for n in nodes)
     if not mutating and not traced_again:
         return exported, exported.graph_module
@@ -57,6 +58,11 @@ def _has_own_size(node: torch.fx.Node) -> bool:
     if node.target is not torch.ops.aten.slice.Tensor:
         return False
     return bool(_unbacked(node) - {s for n in node.all_input_nodes for s in _unbacked(n)})
+
+
+def _is_unread(node: torch.fx.Node) -> bool:
+    """Whether sizes tell a number that Python reads from a tensor, and the export made up a symbol for it."""
+    return is_told(node) and bool(_unbacked(node))
 
 
 def _unbacked(node: torch.fx.Node) -> set[Any]:

@@ -17,7 +17,10 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch._decomp import decomposition_table, decompositions
 from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from pipeline.known_numbers import noting
 
 aten = torch.ops.aten
 
@@ -101,12 +104,26 @@ def _weighed(own: Kernel) -> Kernel:
     return bincount
 
 
-KERNELS: Final[tuple[tuple[dict[Any, Kernel], Any, Callable[[Kernel], Kernel]], ...]] = (
+class _Attributes:
+    """The attributes of a class as a table."""
+
+    def __init__(self, owner: type) -> None:
+        self.owner = owner
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self.owner)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self.owner, name, value)
+
+
+KERNELS: Final[tuple[tuple[Any, Any, Callable[[Kernel], Kernel]], ...]] = (
     (op_implementations_dict, aten.slice.Tensor, _sliced),
     (decomposition_table, aten.pow.Tensor_Scalar, _raised),
     (decomposition_table, aten.pow.Scalar, _raised),
     (vars(decompositions), "_compute_scale", _scaled),
     (op_implementations_dict, aten.bincount.default, _weighed),
+    (_Attributes(FakeTensorMode), "dispatch", noting),
 )
 """Where torch looks a kernel up, by what, and ours, made from its own."""
 

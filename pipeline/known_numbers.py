@@ -1,0 +1,142 @@
+"""Numbers that Python reads from tensors, where sizes tell them: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
+
+torch makes up a symbol for each number that is read while it traces, and then no engine knows what comes of it. Here a
+tensor of ints that is made from sizes and numbers carries its largest element, an expression, along through what moves
+elements and arithmetic on them; of a tensor with one element that is the number that is read. It is kept where torch
+itself keeps what was read (`FakeTensor.item_memo`), which forgets it when the tensor is written to. Numbers that
+floats make are left to torch: Python computes in another precision.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from pipeline.program import READS_DATA
+
+aten = torch.ops.aten
+
+Number: TypeAlias = int | torch.SymInt | torch.SymBool
+Rule: TypeAlias = Callable[..., Any]
+
+
+def _last(start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
+    """The last element of a range that goes up."""
+    if not isinstance(step, int) or step <= 0 or isinstance(start, float) or isinstance(end, float):
+        return None
+    return start + (end - start - 1) // step * step
+
+
+def _quotient(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
+    return a // b if rounding_mode == "floor" and isinstance(b, int) and b > 0 else None
+
+
+def _clamped(a: Any, min: Any = None, max: Any = None) -> Any:
+    a = a if min is None else torch.sym_max(a, min)
+    return a if max is None else torch.sym_min(a, max)
+
+
+def _first(a: Any, *_: Any, **__: Any) -> Any:
+    return a
+
+
+MADE: Mapping[Any, Rule] = {
+    aten.scalar_tensor.default: _first,
+    aten.full.default: lambda _, value, **__: value,
+    aten.arange.default: lambda end, **_: _last(0, end),
+    aten.arange.start: _last,
+    aten.arange.start_step: _last,
+}
+"""What makes tensors out of numbers: the largest element."""
+
+MOVED = frozenset(
+    {
+        *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default, aten.repeat.default),
+        *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.permute.default),
+        *(aten.transpose.int, aten.t.default, aten.clone.default, aten.alias.default, aten.detach.default),
+        *(aten._to_copy.default, aten.lift_fresh.default, aten.lift_fresh_copy.default),
+        *(aten.max.default, aten.amax.default),
+    }
+)
+"""What keeps the largest element; of a tensor without elements there is none to read."""
+
+ADDED: Mapping[Any, Rule] = {
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda a, b, alpha=1: a + b * alpha),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: a - b * alpha),
+}
+"""What is added to all elements is added to the largest."""
+
+COMPUTED: Mapping[Any, Rule] = {
+    **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: b - a * alpha),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), operator.mul),
+    **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default), _quotient),
+    aten.neg.default: operator.neg,
+    aten.maximum.default: torch.sym_max,
+    aten.minimum.default: torch.sym_min,
+    aten.clamp.default: _clamped,
+    **{
+        getattr(getattr(aten, name), overload): getattr(operator, name)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+        for overload in ("Tensor", "Scalar")
+    },
+}
+"""What computes with tensors of one element."""
+
+RULES: Mapping[Any, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED}
+
+
+def noting(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """`FakeTensorMode.dispatch`, which notes what is known of the tensors that it makes."""
+
+    def dispatch_and_note(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = dispatch(mode, func, types, args, kwargs or {})
+        if func in RULES and isinstance(made, FakeTensor) and made.dtype in (torch.int64, torch.int32, torch.bool):
+            value = _known(func, made, args, kwargs or {})
+            if value is not None:
+                made.item_memo = value
+        return made
+
+    return dispatch_and_note
+
+
+def _known(func: Any, made: FakeTensor, args: Any, kwargs: Any) -> Number | None:
+    """The largest element of what a call makes, if it is known."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    alone = tensors[func in ADDED :] if func in ADDED or func in COMPUTED else []
+    if any(t.dim() for t in alone):
+        return None
+    values = [_number(a) if isinstance(a, torch.Tensor) else a for a in args]
+    if any(v is None for v, a in zip(values, args, strict=True) if isinstance(a, torch.Tensor)):
+        return None
+    value = RULES[func](*values, **kwargs)
+    kinds = (bool, torch.SymBool) if made.dtype == torch.bool else (int, torch.SymInt)
+    if type(value) not in kinds:
+        return None
+    return None if free_unbacked_symbols(value) else value
+
+
+def _number(tensor: torch.Tensor) -> Any:
+    constant = getattr(tensor, "constant", None)
+    return getattr(tensor, "item_memo", None) if constant is None or constant.numel() != 1 else constant.item()
+
+
+def is_told(node: torch.fx.Node) -> bool:
+    """Whether sizes alone tell the number that a node reads from a tensor."""
+    return node.target in READS_DATA and all(map(_is_made, _cone(node)))
+
+
+def _is_made(node: torch.fx.Node) -> bool:
+    return node.target in RULES or not isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _cone(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The tensors that a node depends on."""
+    for source in node.all_input_nodes:
+        yield source
+        if isinstance(source.meta.get("val"), torch.Tensor):
+            yield from _cone(source)
