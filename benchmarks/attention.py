@@ -21,7 +21,7 @@ from torch import nn
 import pipeline
 from benchmarks.environment import save
 from benchmarks.gpu import error, gpu_name
-from benchmarks.improvements import in_turns
+from benchmarks.turns import in_turns, side_by_side, turn
 from benchmarks.kernels import CAPABILITY, of
 from benchmarks.methods import Call, driven
 from pipeline.stages.improve import Improve
@@ -68,20 +68,20 @@ def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: 
 
 def layer_added(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> torch.Tensor:
     """TensorRT's layer, with a mask of numbers."""
-    return layer(q, k, v, _added(mask, causal, q), False)
+    return layer(q, k, v, _added(mask, causal, q, k), False)
 
 
 def spelled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> torch.Tensor:
     """Products and a softmax in float32."""
+    bias = _added(mask, causal, q, k)
     scores = ((q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)).float()
-    bias = _added(mask, causal, scores)
-    return (scores if bias is None else scores + bias).softmax(-1).to(q.dtype) @ v
+    return (scores if bias is None else scores + bias.float()).softmax(-1).to(q.dtype) @ v
 
 
-def _added(mask: Any, causal: bool, like: torch.Tensor) -> Any:
-    length = like.shape[-2]
-    allowed = torch.ones(length, length, dtype=torch.bool, device=like.device).tril() if causal else mask
-    zero, least = (like.new_full((), number) for number in (0.0, -10000.0))
+def _added(mask: Any, causal: bool, q: torch.Tensor, k: torch.Tensor) -> Any:
+    size = q.shape[-2], k.shape[-2]
+    allowed = torch.ones(size, dtype=torch.bool, device=q.device).tril() if causal else mask
+    zero, least = (q.new_full((), number) for number in (0.0, -math.inf))
     return None if allowed is None else torch.where(allowed, zero, least)
 
 
@@ -125,7 +125,9 @@ def measured(kind: str, batch: int, length: int) -> list[dict[str, Any]]:
             if gpu:
                 calls[form] = driven(result, inputs, graph=True)
                 rows[form]["relative_error"] = error(calls[form](), [model.double()(x.double(), mask)])
-        for form, taken in in_turns(calls).items():
+        with turn():
+            times = in_turns(calls)
+        for form, taken in times.items():
             rows[form]["gpu_ms"] = round(taken, 4)
     return list(rows.values())
 
@@ -137,12 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sizes", nargs="+", default=["x".join(map(str, size)) for size in SIZES], help="such as 8x128"
     )
+    parser.add_argument("--processes", type=int, default=5)
     options = parser.parse_args(argv)
     rows: list[dict[str, Any]] = []
-    for size in options.sizes:
-        batch, length = map(int, size.split("x"))
-        for kind in options.masks:
-            found = measured(kind, batch, length)
+    cases = [(kind, *map(int, size.split("x"))) for size in options.sizes for kind in options.masks]
+    with side_by_side(options.processes) as pool:
+        for found in pool.map(measured, *zip(*cases, strict=True)):
             print(*map(json.dumps, found), sep="\n", flush=True)
             rows += found
     if torch.cuda.is_available():

@@ -8,13 +8,9 @@ by side, and measured one after the other.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import multiprocessing
-import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -22,13 +18,11 @@ import torch
 import pipeline
 from benchmarks.environment import save
 from benchmarks.gpu import MODELS, Plain, gpu_name
-from benchmarks.methods import Call, driven
+from benchmarks.turns import in_turns, side_by_side, turn
+from benchmarks.methods import driven
 from examples.models import full
 from pipeline.improvements import PASSES
 from pipeline.stages.improve import Improve
-
-ROUNDS, CALLS = 5, 60
-
 
 CASES = (*MODELS, "swin", "resnet50 refittable", "vit spelled out", "bert spelled out", "gpt2 spelled out")
 """Models, some with weights that can be refitted, or with attention as transformers' ``"eager"`` spells it out."""
@@ -53,31 +47,8 @@ def _with(passes: Iterable[str], **settings: Any) -> Any:
     return pipeline.default(require_full_compilation=True, **settings).replace("improve", Improve(passes=passes))
 
 
-def in_turns(calls: dict[str, Call]) -> dict[str, float]:
-    """Milliseconds on the GPU by name: the median of rounds of medians."""
-    rounds: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(20):
-            call()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            rounds[name].append(statistics.median(_once(call) for _ in range(CALLS)))
-    return {name: statistics.median(times) for name, times in rounds.items()}
-
-
-def _once(call: Call) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end)
-
-
 def measured(name: str, batch: int) -> list[dict[str, Any]]:
-    """Rows of a model: each variant with its layers, milliseconds, and the ratio of what it lacks to ``all``. Only one
-    process of those that have ``turn`` measures at a time."""
+    """Rows of a model: each variant with its layers, milliseconds, and the ratio of what it lacks to ``all``."""
     kind, _, special = name.partition(" ")
     case = full(kind, torch.float16)
     if special == "spelled out":
@@ -87,7 +58,7 @@ def measured(name: str, batch: int) -> list[dict[str, Any]]:
     compiled = variants(model, inputs, immutable_weights=special != "refittable")
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         calls = {key: driven(each, inputs, graph=True) for key, each in compiled.items()}
-        with turn:
+        with turn():
             times = in_turns(calls)
     return [
         {
@@ -103,14 +74,6 @@ def measured(name: str, batch: int) -> list[dict[str, Any]]:
     ]
 
 
-turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-
-
-def _take_turns(lock: Any) -> None:
-    global turn
-    turn = lock
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints; 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description="what each pass gains on this GPU")
@@ -122,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("benchmarks.improvements: there is no GPU here", file=sys.stderr)
         return 2
     rows: list[dict[str, Any]] = []
-    apart = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.processes, apart, _take_turns, (apart.Lock(),)) as pool:
+    with side_by_side(options.processes) as pool:
         for found in pool.map(measured, options.models, [options.batch] * len(options.models)):
             rows += found
             path = save(f"improvements-{gpu_name()}", {"gains": rows})
