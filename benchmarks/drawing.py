@@ -63,7 +63,8 @@ def svg(plot: Plot, digest: str) -> str:
 
 SHORTER = {
     r"font-family: 'DejaVu Sans'; |text-anchor: start; | transform=\"rotate\(-0 [^\"]*\"": "",
-    r"\s*<g id=\"\w+\"/>": "",
+    r"\s*<g id=\"\w+\"/>| id=\"[a-z2.]+_\d+\"": "",
+    r"(?<= [xy]=\")(-?\d+\.\d\d)\d+": r"\1",
     r" +(?=\n)": "",
 }
 """What matplotlib says of each text, number and group, and need not be said."""
