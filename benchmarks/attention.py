@@ -21,9 +21,9 @@ from torch import nn
 import pipeline
 from benchmarks.environment import save
 from benchmarks.gpu import error, gpu_name
-from benchmarks.turns import in_turns, side_by_side, turn
 from benchmarks.kernels import CAPABILITY, of
 from benchmarks.methods import Call, driven
+from benchmarks.turns import in_turns, side_by_side, turn
 from pipeline.stages.improve import Improve
 
 SIZES = ("1x128", "1x512", "1x2048", "8x128", "8x512")

@@ -18,8 +18,8 @@ import torch
 import pipeline
 from benchmarks.environment import save
 from benchmarks.gpu import MODELS, Plain, gpu_name
-from benchmarks.turns import in_turns, side_by_side, turn
 from benchmarks.methods import driven
+from benchmarks.turns import in_turns, side_by_side, turn
 from examples.models import full
 from pipeline.improvements import PASSES
 from pipeline.stages.improve import Improve
