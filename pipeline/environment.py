@@ -28,6 +28,7 @@ from pipeline.shapes import (
     always,
     bounds,
     expression,
+    in_words,
     shape_of,
     solved,
     solved_in_words,
@@ -79,6 +80,7 @@ def environment(
     Raises:
         CaptureError: of the range that was asked for one size is left.
     """
+    _check_varying(inputs, asked)
     ranges = dict(exported.range_constraints)
     found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _backed(ranges, inputs)}
     shapes = ShapeEnvironment(FrozenDict(found))
@@ -89,6 +91,19 @@ def environment(
             made = _data_dependent(node, ranges.get(symbol), shapes)
             shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
     return shapes
+
+
+def _check_varying(inputs: Mapping[str, Any], asked: Mapping[str, Ends]) -> None:
+    """Raise where a dim that was to vary was given one size when the graph was traced again."""
+    for name, value in inputs.items():
+        shape: Iterable[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+        for dim, size in enumerate(shape):
+            symbol = str(size.node._expr) if isinstance(size, torch.SymInt) else ""
+            low, high = asked.get(symbol, (0, 0))
+            if low != high and isinstance(expression(size), int):
+                place, guards = f"{name}.shape[{dim}]", [g.expr for g in size.node.shape_env.guards]
+                why = next(in_words(e, {symbol: place}) for e in guards if symbol in map(str, e.free_symbols))
+                raise CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
 
 
 def _backed(ranges: Mapping[Any, Any], inputs: Mapping[str, Any]) -> list[Any]:

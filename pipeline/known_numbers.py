@@ -10,7 +10,7 @@ floats make are left to torch: Python computes in another precision.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -27,7 +27,7 @@ Rule: TypeAlias = Callable[..., Any]
 
 def _last(start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
     """The last element of a range that goes up."""
-    if not isinstance(step, int) or step <= 0 or isinstance(start, float) or isinstance(end, float):
+    if not isinstance(step, int) or step <= 0:
         return None
     return start + (end - start - 1) // step * step
 
@@ -39,6 +39,13 @@ def _quotient(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
 def _clamped(a: Any, min: Any = None, max: Any = None) -> Any:
     a = a if min is None else torch.sym_max(a, min)
     return a if max is None else torch.sym_min(a, max)
+
+
+def _differs(a: Any, b: Any) -> Any:
+    """``b != 0`` is how torch asks if a bool is true."""
+    if isinstance(a, torch.SymBool):
+        return a if isinstance(b, int) and b == 0 else None
+    return a != b
 
 
 def _first(a: Any, *_: Any, **__: Any) -> Any:
@@ -54,13 +61,17 @@ MADE: Mapping[Any, Rule] = {
 }
 """What makes tensors out of numbers: the largest element."""
 
+LIFTED = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
+"""What makes a tensor of the program out of a constant."""
+
 MOVED = frozenset(
     {
         *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default, aten.repeat.default),
         *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.permute.default),
         *(aten.transpose.int, aten.t.default, aten.clone.default, aten.alias.default, aten.detach.default),
-        *(aten._to_copy.default, aten.lift_fresh.default, aten.lift_fresh_copy.default),
-        *(aten.max.default, aten.amax.default),
+        *(aten._to_copy.default, aten.to.device, aten.to.dtype, aten.detach_.default),
+        *(aten.contiguous.default, aten.max.default, aten.amax.default),
+        *LIFTED,
     }
 )
 """What keeps the largest element; of a tensor without elements there is none to read."""
@@ -84,8 +95,12 @@ COMPUTED: Mapping[Any, Rule] = {
         for name in ("eq", "ne", "lt", "le", "gt", "ge")
         for overload in ("Tensor", "Scalar")
     },
+    aten.ne.Scalar: _differs,
 }
 """What computes with tensors of one element."""
+
+ON_BOOLS = MOVED | {aten.ne.Scalar}
+"""What bools go through; all else would compute with them."""
 
 RULES: Mapping[Any, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED}
 
@@ -106,37 +121,64 @@ def noting(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 
 def _known(func: Any, made: FakeTensor, args: Any, kwargs: Any) -> Number | None:
     """The largest element of what a call makes, if it is known."""
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    alone = tensors[func in ADDED :] if func in ADDED or func in COMPUTED else []
-    if any(t.dim() for t in alone):
+    if not _is_exact(func, args, kwargs):
         return None
     values = [_number(a) if isinstance(a, torch.Tensor) else a for a in args]
     if any(v is None for v, a in zip(values, args, strict=True) if isinstance(a, torch.Tensor)):
         return None
+    if any(isinstance(v, torch.SymBool) for v in values) and func not in ON_BOOLS:
+        return None
     value = RULES[func](*values, **kwargs)
     kinds = (bool, torch.SymBool) if made.dtype == torch.bool else (int, torch.SymInt)
-    if type(value) not in kinds:
-        return None
-    return None if free_unbacked_symbols(value) else value
+    return value if type(value) in kinds and not free_unbacked_symbols(value) else None
+
+
+def _is_exact(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the largest element of the result is the rule's for the largest of each tensor."""
+    if func in ADDED:
+        alone, first = args[1:], isinstance(args[0], torch.Tensor)
+    else:
+        alone, first = args if func in COMPUTED else (), True
+    ranked = any(isinstance(a, torch.Tensor) and a.dim() > 0 for a in alone)
+    return first and not ranked and not any(isinstance(a, torch.Tensor) for a in kwargs.values())
 
 
 def _number(tensor: torch.Tensor) -> Any:
+    """The largest element of a tensor, if it is known."""
     constant = getattr(tensor, "constant", None)
     return getattr(tensor, "item_memo", None) if constant is None or constant.numel() != 1 else constant.item()
 
 
+def indexing(override: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.export makes of a call in the model: indices are known numbers in the place of tensors, of which torch
+    takes the value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are tensors)."""
+
+    def override_indices(self: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
+            args = (args[0], _indices(args[1]), *args[2:])
+        return override(self, func, args, kwargs)
+
+    return override_indices
+
+
+def _indices(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(map(_indices, index))
+    if isinstance(index, slice):
+        return slice(_indices(index.start), _indices(index.stop), _indices(index.step))
+    known = _number(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
+    return index.item() if isinstance(known, torch.SymInt) else index
+
+
 def is_told(node: torch.fx.Node) -> bool:
-    """Whether sizes alone tell the number that a node reads from a tensor."""
-    return node.target in READS_DATA and all(map(_is_made, _cone(node)))
-
-
-def _is_made(node: torch.fx.Node) -> bool:
-    return node.target in RULES or not isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _cone(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The tensors that a node depends on."""
-    for source in node.all_input_nodes:
-        yield source
-        if isinstance(source.meta.get("val"), torch.Tensor):
-            yield from _cone(source)
+    """Whether sizes and constants alone tell the number that a node reads from a tensor."""
+    waiting, seen = list(node.all_input_nodes), set[torch.fx.Node]()
+    while waiting:
+        source = waiting.pop()
+        if source in seen or not isinstance(source.meta.get("val"), torch.Tensor):
+            continue
+        if source.target not in RULES:
+            return False
+        seen.add(source)
+        waiting += source.all_input_nodes if source.target not in LIFTED else ()
+    return node.target in READS_DATA

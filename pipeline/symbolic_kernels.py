@@ -16,11 +16,12 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch._decomp import decomposition_table, decompositions
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from pipeline.known_numbers import noting
+from pipeline.known_numbers import indexing, noting
 
 aten = torch.ops.aten
 
@@ -124,6 +125,7 @@ KERNELS: Final[tuple[tuple[Any, Any, Callable[[Kernel], Kernel]], ...]] = (
     (vars(decompositions), "_compute_scale", _scaled),
     (op_implementations_dict, aten.bincount.default, _weighed),
     (_Attributes(FakeTensorMode), "dispatch", noting),
+    (_Attributes(_NonStrictTorchFunctionHandler), "_override", indexing),
 )
 """Where torch looks a kernel up, by what, and ours, made from its own."""
 
