@@ -1,7 +1,7 @@
 """``python -m benchmarks.attention``: the ways in which an attention can be given to TensorRT, compared on this GPU.
 
-TensorRT has a layer for it, which takes masks of bools or of numbers, and fuses the products and the softmax that a
-model spells out. Four attentions, one after the other, in float16: milliseconds of the engine driven by hand with a
+TensorRT fuses products and a softmax, as the converter writes them, and has a layer for all of it, which takes masks of
+bools or of numbers. Four attentions, one after the other, in float16: milliseconds of the engine driven by hand with a
 CUDA graph, its kernels, and its error relative to float64. Without a GPU there are the kernels alone.
 """
 
@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from benchmarks.gpu import error, gpu_name
 from benchmarks.kernels import CAPABILITY, of
 from benchmarks.methods import Call, driven
 from benchmarks.turns import in_turns, side_by_side, turn
+from pipeline.impl import attention_limits
 from pipeline.stages.improve import Improve
 
 SIZES = ("1x128", "1x512", "1x2048", "8x128", "8x512")
@@ -61,47 +63,37 @@ class Attentions(nn.Module):
         return x
 
 
-def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> torch.Tensor:
-    """TensorRT's layer, with a mask of bools."""
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> torch.Tensor:
+    """PyTorch's own, with a mask of bools."""
     return nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
 
 
-def layer_added(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> torch.Tensor:
-    """TensorRT's layer, with a mask of numbers."""
-    return layer(q, k, v, _added(mask, causal, q, k), False)
-
-
-def spelled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> torch.Tensor:
-    """Products and a softmax in float32."""
-    bias = _added(mask, causal, q, k)
-    scores = ((q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)).float()
-    return (scores if bias is None else scores + bias.float()).softmax(-1).to(q.dtype) @ v
-
-
-def _added(mask: Any, causal: bool, q: torch.Tensor, k: torch.Tensor) -> Any:
+def with_numbers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool) -> torch.Tensor:
+    """PyTorch's own, with a mask of numbers."""
     size = q.shape[-2], k.shape[-2]
     allowed = torch.ones(size, dtype=torch.bool, device=q.device).tril() if causal else mask
     zero, least = (q.new_full((), number) for number in (0.0, -math.inf))
-    return None if allowed is None else torch.where(allowed, zero, least)
+    return attended(q, k, v, None if allowed is None else torch.where(allowed, zero, least), False)
 
 
-FORMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
-    "layer": (layer, ()),
-    "layer, numbers": (layer_added, ("masks",)),
-    "spelled out": (spelled, ("attention", "masks")),
+FORMS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
+    "fused": (attended, False),
+    "layer": (attended, True),
+    "layer, numbers": (with_numbers, True),
 }
-"""Each form, and the passes that would make another of it."""
+"""Each form, and whether it becomes TensorRT's layer."""
 
 
 def compiled(form: str, kind: str, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[nn.Module, pipeline.Compiled]:
     """The module of a form in float16, and what it is compiled to."""
-    function, left_out = FORMS[form]
+    function, by_layer = FORMS[form]
     torch.manual_seed(0)
     model = Attentions(function, kind == "causal").eval().half().to(x.device)
     compile = pipeline.default(require_full_compilation=True, **_target()).replace(
-        "improve", Improve().without(*left_out)
+        "improve", Improve().without("masks")
     )
-    return model, compile(model, args=(x,) if mask is None else (x, mask))
+    with patch.object(attention_limits, "BY_LAYER", by_layer):
+        return model, compile(model, args=(x,) if mask is None else (x, mask))
 
 
 def _target() -> dict[str, Any]:
@@ -119,7 +111,7 @@ def measured(kind: str, batch: int, length: int) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Call] = {}
     with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()) if gpu else contextlib.nullcontext():
-        for form in FORMS if kind != "none" else ("layer", "spelled out"):
+        for form in FORMS if kind != "none" else ("fused", "layer"):
             model, result = compiled(form, kind, x, mask)
             rows[form] = {"form": form, "mask": kind, "batch": batch, "sequence": length, "kernels": len(of(result))}
             if gpu:

@@ -153,8 +153,8 @@ class CompilationSettings:
         TensorRT. Default None.
     compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without
         repetition. Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
-    decompose_attention: always spell attention out as matmul, softmax, matmul, instead of TensorRT's attention layer
-        where that can be used. Default False.
+    decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
+        kernels, instead of one. Default False.
     use_fp32_acc: accumulate matrix products of halves in float32 whatever TensorRT holds best: their inputs are cast,
         which it recognises, and a bias is added before the result is rounded. Default False.
 

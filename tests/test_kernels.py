@@ -51,11 +51,11 @@ def attentions(found: list[str]) -> list[str]:
     return [name for name in found if "_mha" in name]
 
 
-def test_an_attention_is_five_kernels() -> None:
-    """A product, queries, keys and values brought into order, the attention, the order after it, and a product."""
+def test_an_attention_is_four_kernels() -> None:
+    """A product, queries, keys and values brought into order, the attention, and a product."""
     x = X[:1]
-    assert len(names(Attention(), x)) == 5
-    assert len(names(Attention(), x, passes=())) == 7
+    assert len(names(Attention(), x)) == 4
+    assert len(names(Attention(), x, passes=())) == 6
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -77,3 +77,48 @@ def test_what_is_known_to_let_all_attend_is_not_asked() -> None:
 def test_a_plan_without_words_is_an_error() -> None:
     with pytest.raises(ValueError, match="no program in words"):
         kernels(b"\x00plan")
+
+
+class Attend(nn.Module):
+    """An attention; the query comes first, a mask last."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        """[N, H, S, D] -> [N, H, S, D]"""
+        return nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
+
+
+def attended(mask: str, length: int, size: int, dynamic: bool) -> pipeline.Compiled:
+    inputs = [torch.randn(2, 4, length, size).half() for _ in range(3)]
+    if mask == "bools":
+        inputs.append(torch.rand(2, 1, length, length) > 0.5)
+    if mask == "padding":
+        inputs.append((torch.arange(length) < 5).expand(2, 1, 1, length).contiguous())
+    if mask == "numbers":
+        inputs.append(torch.randn(2, 1, length, length).half())
+    n, s = Dim("n", min=1, max=8), Dim("s", min=2, max=2048)
+    shapes = [{0: n, 2: s}] * 3 + [{0: n, 3: s} if mask == "padding" else {0: n, 2: s, 3: s}] * (len(inputs) - 3)
+    names = ("q", "k", "v", "mask")
+    compile = pipeline.default(require_full_compilation=True, compute_capabilities=("8.0",))
+    dims = dict(zip(names, shapes, strict=False)) if dynamic else None
+    compiled: pipeline.Compiled = compile(Attend(mask == "causal").eval(), args=tuple(inputs), dynamic_shapes=dims)
+    return compiled
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("length", "size"), [(64, 64), (1024, 64), (1024, 40), (256, 128)], ids=str)
+def test_causal_attention_is_one_kernel_that_needs_no_mask(length: int, size: int, dynamic: bool) -> None:
+    compiled = attended("causal", length, size, dynamic)
+    assert [k.role for k in of(compiled)].count("attention") == 1
+    plan = bytes(compiled.engines[0].plan)
+    assert b"false, // has add mask" in plan and b"true, // has add mask" not in plan
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("mask", "most"), [("bools", 6), ("padding", 7), ("numbers", 6)])
+def test_masked_attention_is_one_kernel_and_few_for_its_mask(mask: str, most: int, dynamic: bool) -> None:
+    roles = [k.role for k in of(attended(mask, 1024, 64, dynamic))]
+    assert roles.count("attention") == 1 and len(roles) <= most

@@ -58,7 +58,7 @@ def _gqa(node: torch.fx.Node) -> bool:
 
 
 def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
-    """Whether TensorRT's attention layer will do a node's attention."""
+    """Whether TensorRT does a node's attention in one kernel."""
     return not settings.decompose_attention and unmet(fitted(_case(node))) is None
 
 

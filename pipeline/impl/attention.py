@@ -1,4 +1,5 @@
-"""Scaled dot product attention: TensorRT's own layer, and the plain form for where it has no kernel."""
+"""Scaled dot product attention: as one kernel, by TensorRT's layer or by what TensorRT fuses, and plain where there is
+no such kernel."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import numpy as np
 import torch
 
 from pipeline.converters.context import ConversionContext, NetworkError
+from pipeline.impl import attention_limits as limits
 from pipeline.impl import base
-from pipeline.impl.attention_limits import HEAD_DIMS, PADDED_HEAD
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.elementwise import is_exact, where
 from pipeline.impl.matmul import matmul
@@ -27,21 +28,30 @@ def fused(
     causal: bool,
     scale: float,
 ) -> ITensor:
-    """The attention layer, under the conditions of ``attention_limits`` for the fitted case; a query that may attend to
-    nothing gives 0."""
+    """One kernel, under the conditions of ``attention_limits`` for the fitted case; a query that may attend to nothing
+    gives 0."""
     rank, head, own = base.rank(query), base.dims(query)[-1], base.dims(value)[-1]
     query, key, value = (_fitted(ctx, name, x) for x in (query, key, value))
-    result = _layer(ctx, name, _scaled(ctx, name, query, scale), key, value, mask, causal=causal)
-    if head < HEAD_DIMS[0]:
+    bias = None if mask is None else _raised(ctx, name, base.tensor(ctx, name, mask, rank=max(rank, 2)))
+    attend = _layer if limits.BY_LAYER else _spelled
+    result = attend(ctx, name, _scaled(ctx, name, query, scale), key, value, bias, causal=causal)
+    if bias is not None and not _lets_all_attend(ctx, mask):
+        result = _alive(ctx, name, result, bias)
+    if head < limits.HEAD_DIMS[0]:
         result = sampled(ctx, name, result, [3], [0], [own])
-    return base.squeeze(ctx, name, result, range(4 - rank))
+    return base.squeeze(ctx, name, result, [[], [1], [0, 1]][4 - rank])
 
 
 def _fitted(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
     """Four dims, and heads for which there are kernels: small ones are padded with zeros."""
-    x = base.raise_rank(ctx, name, x, 4)
-    small = base.dims(x)[-1] < HEAD_DIMS[0]
-    return sampled(ctx, name, x, [3], [0], [PADDED_HEAD], mode="FILL") if small else x
+    x = _raised(ctx, name, x)
+    small = base.dims(x)[-1] < limits.HEAD_DIMS[0]
+    return sampled(ctx, name, x, [3], [0], [limits.PADDED_HEAD], mode="FILL") if small else x
+
+
+def _raised(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    """Four dims: what has no heads has one."""
+    return base.unsqueeze(ctx, name, x, [[], [1], [0, 1]][4 - base.rank(x)])
 
 
 def _layer(
@@ -50,10 +60,11 @@ def _layer(
     query: ITensor,
     key: ITensor,
     value: ITensor,
-    mask: Value | None,
+    mask: ITensor | None,
     *,
     causal: bool,
 ) -> ITensor:
+    """TensorRT's attention layer."""
     if not CAPABILITIES.attention_gqa_half:
         key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
     norm = trt.AttentionNormalizationOp.SOFTMAX
@@ -62,11 +73,43 @@ def _layer(
     if layer is None:
         raise NetworkError(f"TensorRT refused the attention layer ({ctx.log.said_since(mark)})")
     layer.name = ctx.unique(f"{name}:attention")
-    result = layer.get_output(0)
-    if mask is None:
-        return result
-    layer.mask = base.tensor(ctx, name, mask, rank=4)
-    return result if _lets_all_attend(ctx, mask) else _alive(ctx, name, result, layer.mask)
+    if mask is not None:
+        layer.mask = mask
+    return layer.get_output(0)
+
+
+def _spelled(
+    ctx: ConversionContext,
+    name: str,
+    query: ITensor,
+    key: ITensor,
+    value: ITensor,
+    mask: ITensor | None,
+    *,
+    causal: bool,
+) -> ITensor:
+    """Products of halves and a softmax in float32, as TensorRT fuses them. It sees causality where positions are
+    counted in the network; a mask of bools costs it least as numbers, 0 and minus infinity, of the query's dtype."""
+    dtype = base.dtype_of(query)
+    key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
+    scores = base.cast(ctx, name, matmul(ctx, name, query, key, transpose_b=True), torch.float32)
+    if causal:
+        scores = _where(ctx, name, _lower_triangle(ctx, name, scores), scores)
+    if mask is not None:
+        scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, mask, dtype))
+    weights = base.cast(ctx, name, softmax(ctx, name, scores, -1), dtype)
+    return matmul(ctx, name, weights, value)
+
+
+def _in_numbers(ctx: ConversionContext, name: str, mask: ITensor, dtype: torch.dtype) -> ITensor:
+    """What a mask adds to scores, in float32."""
+    key = ("in numbers", id(mask))
+    if key not in ctx.memo:
+        bools = base.dtype_of(mask) == torch.bool
+        added = where(ctx, name, mask, 0.0, float("-inf"), dtype) if bools else mask
+        ctx.memo[key] = (base.cast(ctx, name, added, torch.float32), mask)
+    result: ITensor = ctx.memo[key][0]
+    return result
 
 
 def plain(
@@ -148,14 +191,13 @@ def _counted(ctx: ConversionContext, name: str, size: Size, rank: int, dim: int)
 
 
 def _count(ctx: ConversionContext, name: str, size: Size, rank: int, dim: int) -> ITensor:
-    others = [i for i in range(rank) if i != dim]
-    if isinstance(size, int):
-        return base.constant(ctx, name, np.expand_dims(np.arange(size, dtype=np.int64), others))
-    layer = ctx.add(name, "fill", (0,), trt.FillOperation.LINSPACE, trt.int64)
-    layer.set_input(0, base.size_tensor(ctx, name, size))
+    """Counted by a layer though the size be known: TensorRT does not see through a constant."""
+    layer = ctx.add(name, "fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
+    if not isinstance(size, int):
+        layer.set_input(0, base.size_tensor(ctx, name, size))
     layer.set_input(1, base.constant(ctx, name, 0, torch.int64))
     layer.set_input(2, base.constant(ctx, name, np.array([1], dtype=np.int64)))
-    return base.unsqueeze(ctx, name, layer.get_output(0), others)
+    return base.unsqueeze(ctx, name, layer.get_output(0), [i for i in range(rank) if i != dim])
 
 
 def _lets_all_attend(ctx: ConversionContext, mask: Value | None) -> bool:

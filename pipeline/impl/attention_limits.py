@@ -1,5 +1,5 @@
-"""When TensorRT's attention layer can be used: one table of conditions, read by the converter, and by the tests, which
-try each row both ways."""
+"""When TensorRT does an attention in one kernel: one table of conditions, read by the converter, and by the tests,
+which try each row both ways; and whether its attention layer is how to ask for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from pipeline.trt import CAPABILITIES
 HALVES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = range(9, 257)
 """For which there are fused kernels (TensorRT-RTX 1.4)."""
+
+
+BY_LAYER = CAPABILITIES.flavour == "tensorrt"
+"""Whether attention becomes TensorRT's attention layer. TensorRT-RTX fuses products and a softmax into the same kernel,
+and better: its layer (1.4, H200) is not causal from 512 positions on, nor at any dynamic number of them, with head dims
+of 64; sums up scores in float16; does not build there with a mask of dynamic sizes (1.6 neither); and leaves a kernel
+behind that copies its result. See docs/tensorrt.md."""
 
 
 @frozen
@@ -71,17 +78,19 @@ PADDED_HEAD = 16
 
 
 def fitted(case: Case) -> Case:
-    """The case as it reaches the layer: raised to four dims, and small heads padded."""
+    """The case as it reaches the kernel: with one head where it has no dim for heads, and small ones padded."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
+        return case
+    if case.mask is not None and len(case.mask) > len(case.query):
         return case
     query, key, value = (_fitted(shape) for shape in (case.query, case.key, case.value))
     return evolve(case, query=query, key=key, value=value)
 
 
 def _fitted(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    head = shape[-1]
+    *leading, length, head = shape
     small = isinstance(head, int) and 0 < head < HEAD_DIMS[0]
-    return (1,) * (4 - len(shape)) + (*shape[:-1], PADDED_HEAD if small else head)
+    return (*leading, *(1,) * (2 - len(leading)), length, PADDED_HEAD if small else head)
 
 
 def unmet(case: Case) -> Condition | None:

@@ -1,7 +1,7 @@
-"""Attention recognised where a model spells it out, so that TensorRT's attention layer does it.
+"""Attention recognised where a model spells it out, so that it is converted as the model's own attention would be.
 
 The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere on the way, the scale before or after
-the product, and masks that are added, filled in or selected. It is replaced where the attention layer takes it, and
+the product, and masks that are added, filled in or selected. It is replaced where TensorRT has one kernel for it, and
 where nothing else reads the scores; elsewhere it stays as it is. A row where nothing counts, all of it filled with
 minus infinity, is 0 afterwards, as PyTorch's own attention gives it, where softmax gives NaN.
 """
@@ -219,7 +219,7 @@ def _in_dtype(rewriting: Rewriting, node: Node, dtype: torch.dtype | None, befor
 
 @improvement
 def groups(rewriting: Rewriting) -> None:
-    """Keys and values that are repeated for groups of queries are read as they are, where the attention layer takes
+    """Keys and values that are repeated for groups of queries are read as they are, where TensorRT takes
     groups: else they would be repeated again."""
     for node in rewriting.nodes(SDPA) if CAPABILITIES.attention_gqa_half else ():
         key, value = (_unrepeated(_source(node.args[i])) for i in (1, 2))

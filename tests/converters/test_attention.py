@@ -10,6 +10,7 @@ import torch
 from attrs import evolve
 
 import pipeline
+from pipeline.impl import attention_limits
 from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
 
@@ -92,19 +93,61 @@ class TestConditions:
         assert untried == ["a TensorRT that has the layer", "a mask or causal, not both"]
 
 
+class Attend(torch.nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        """scaled dot product attention"""
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, scale=0.3)
+
+
+def attended(*inputs: Any, causal: bool = False, by_layer: bool = False) -> None:
+    compiled = pipeline.default(require_full_compilation=True)(Attend(causal).eval(), args=inputs)
+    assert ("ATTENTION_INPUT" in compiled.networks[0].kinds()) == by_layer
+    assert all(t.dtype == "float16" for row in rows(compiled, "MATRIX_MULTIPLY") for t in row.outputs)
+    result = compiled.module(executor="reference")(*inputs)
+    torch.testing.assert_close(result, Attend(causal)(*inputs), rtol=2e-3, atol=2e-3)
+
+
+def rows(compiled: pipeline.Compiled, kind: str) -> list[Any]:
+    return [row for row in compiled.networks[0].layers if row.kind == kind]
+
+
+BY_LAYER = pytest.mark.parametrize(
+    "by_layer",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.skipif(CAPABILITIES.attention == "none", reason="this TensorRT has none")),
+    ],
+    ids=["fused", "layer"],
+)
+
+
+@BY_LAYER
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 4), (2, 3, 5, 32)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_small_heads_and_fewer_dims_are_fitted_to_the_layer(shape: tuple[int, ...], causal: bool) -> None:
-    class Attend(torch.nn.Module):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            """scaled dot product attention"""
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3)
+def test_small_heads_and_fewer_dims_are_fitted(
+    shape: tuple[int, ...], causal: bool, by_layer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_limits, "BY_LAYER", by_layer)
+    attended(*(torch.randn(shape).half() for _ in range(3)), causal=causal, by_layer=by_layer)
 
-    inputs = tuple(torch.randn(shape).half() for _ in range(3))
-    compiled = pipeline.default(require_full_compilation=True)(Attend().eval(), args=inputs)
-    assert "ATTENTION_INPUT" in compiled.networks[0].kinds()
-    result = compiled.module(executor="reference")(*inputs)
-    torch.testing.assert_close(result, Attend()(*inputs), rtol=2e-3, atol=2e-3)
+
+@BY_LAYER
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "mask"),
+    [((5, 16), (5, 5)), ((3, 5, 16), (5, 5)), ((3, 5, 16), (3, 1, 5)), ((2, 3, 5, 16), (2, 1, 1, 5))],
+    ids=str,
+)
+def test_masks_are_fitted(
+    shape: tuple[int, ...], mask: tuple[int, ...], dtype: torch.dtype, by_layer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_limits, "BY_LAYER", by_layer)
+    bias = torch.randn(mask).to(dtype) if dtype.is_floating_point else torch.rand(mask) > 0.5  # whole rows may be False
+    attended(*(torch.randn(shape).half() for _ in range(3)), bias, by_layer=by_layer)
 
 
 FORMS: dict[Any, tuple[Any, ...]] = {

@@ -1,0 +1,86 @@
+"""Attention at many lengths on a GPU: TensorRT chooses another kernel for short ones, long ones and dynamic ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import pipeline
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (2, 3, 16, 33, 100, 128, 197, 333, 512, 1000, 1024)
+LONG = (1536, 2048, 4096)
+KINDS = ("none", "causal", "bools", "padding", "numbers")
+ERRORS = {torch.float16: 4e-3, torch.bfloat16: 8e-3}
+"""The largest, relative to the largest of the result."""
+
+
+class Attend(nn.Module):
+    """An attention; a mask comes last."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        """[N, H, S, D], [N, H, T, D] -> [N, H, S, D]"""
+        return nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
+
+
+def inputs(kind: str, dtype: torch.dtype, queries: int, keys: int, size: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(queries + keys)
+    heads = [torch.randn(2, 4, n, size, generator=generator).to(dtype) for n in (queries, keys, keys)]
+    masks = {
+        "bools": torch.rand(2, 1, queries, keys, generator=generator) > 0.3,
+        "padding": (torch.arange(keys) < max(1, keys * 3 // 4)).expand(2, 1, 1, keys).contiguous(),
+        "numbers": torch.randn(2, 1, queries, keys, generator=generator).to(dtype),
+    }
+    if kind in masks:
+        heads.append(masks[kind])
+    return [tensor.cuda() for tensor in heads]
+
+
+def error(run: Any, kind: str, given: list[torch.Tensor]) -> float:
+    """Relative to float64."""
+    exact = [x.double() if x.is_floating_point() else x for x in given]
+    expected = Attend(kind == "causal")(*exact)
+    return float((run(*given).double() - expected).abs().max() / expected.abs().max())
+
+
+def compiled(kind: str, given: list[torch.Tensor], dynamic: Any = None) -> Any:
+    shapes = None if dynamic is None else dict(zip(("q", "k", "v", "mask"), dynamic, strict=False))
+    compile = pipeline.default(require_full_compilation=True)
+    return compile(Attend(kind == "causal").eval(), args=tuple(given), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("dtype", ERRORS, ids=str)
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_engine_for_every_length(kind: str, size: int, dtype: torch.dtype) -> None:
+    s = Dim("s", min=2, max=max(LONG))
+    mask = [{3: s} if kind == "padding" else {2: s, 3: s}] if kind not in ("none", "causal") else []
+    run = compiled(kind, inputs(kind, dtype, 64, 64, size), [{2: s}] * 3 + mask)
+    lengths = LENGTHS + (LONG if kind in ("none", "causal") else ())
+    found = {n: error(run, kind, inputs(kind, dtype, n, n, size)) for n in lengths}
+    most = ERRORS[dtype] * (1 if not mask else 2)  # TensorRT adds up in float16, step by step, what a mask hides
+    assert {n: e for n, e in found.items() if not e < most} == {}
+
+
+@pytest.mark.parametrize("size", [16, 40, 64, 80, 128, 256])
+@pytest.mark.parametrize("length", [128, 512, 1024])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_for_one_length(kind: str, length: int, size: int) -> None:
+    given = inputs(kind, torch.float16, length, length, size)
+    assert error(compiled(kind, given), kind, given) < ERRORS[torch.float16] * (1 if kind in ("none", "causal") else 2)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(3, 5), (128, 77), (1, 333), (1, 1024), (200, 1000)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_keys_than_queries(kind: str, queries: int, keys: int) -> None:
+    given = inputs(kind, torch.float16, queries, keys, 64)
+    assert error(compiled(kind, given), kind, given) < ERRORS[torch.float16]
