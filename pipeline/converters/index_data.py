@@ -17,6 +17,8 @@ from pipeline.impl.index import index
 from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast
 from pipeline.impl.shape import sampled
+from pipeline.partitioning.kinds import moves
+from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import expression
 from pipeline.trt import CAPABILITIES, LIBRARY
@@ -121,11 +123,20 @@ def _names_an_element(node: torch.fx.Node, settings: CompilationSettings) -> boo
         if user.target in CHECKS:
             continue
         if not _reads(user, node):
+            why = f"and {user.name} needs its value to be known"
             return Rejection(
-                f"{node.name} is read from a tensor by Python, and {user.name} needs its value to be known",
+                f"{node.name} is read by Python from what {_maker(node)} makes, {why}",
                 "keep it a tensor: do not call item()",
             )
     return True
+
+
+def _maker(node: torch.fx.Node) -> str:
+    """What computes the tensor that a node reads a number from, in words."""
+    source = node.all_input_nodes[0]
+    while moves(source) or source.target is operator.getitem:
+        source = source.all_input_nodes[0]
+    return f"{source.name} ({qualified_name(source.target)})" if source.op == "call_function" else source.name
 
 
 def _reads(user: torch.fx.Node, node: torch.fx.Node) -> bool:

@@ -303,7 +303,7 @@ MODELS = (
         (aten._local_scalar_dense.default,),
     ),
     Model(
-        "is read from a tensor by Python",
+        "is read by Python from what",
         lambda x, n: (x * 2)[: n.item()] + 1,
         (IMAGE, torch.tensor(2)),
         (aten._local_scalar_dense.default,),
