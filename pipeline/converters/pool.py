@@ -31,7 +31,7 @@ AVERAGE = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool
 
 
 def _windows(node: torch.fx.Node, rank: int) -> Windows:
-    """The windows of a pooling node."""
+    """The windows of a pooling node, none larger than the input and its padding: TensorRT has a limit for them."""
 
     def each(name: str, default: list[int]) -> list[int]:
         value = list(argument(node, name)) or default
@@ -41,12 +41,15 @@ def _windows(node: torch.fx.Node, rank: int) -> Windows:
     result = made if isinstance(made, torch.Tensor) else made[0]
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     kernel = each("kernel_size", [])
+    sizes = [_known(s) for s in argument(node, "self").meta["val"].shape[-rank:]]
+    padding, dilation = each("padding", [0]), each("dilation", [1]) if "dilation" in names else [1] * rank
+    rows = zip(kernel, sizes, padding, dilation, strict=True)
     return Windows(
-        kernel,
+        [min(k, s + 2 * p) if s and d == 1 else k for k, s, p, d in rows],
         each("stride", kernel),
-        each("padding", [0]),
-        each("dilation", [1]) if "dilation" in names else [1] * rank,
-        [_known(s) for s in argument(node, "self").meta["val"].shape[-rank:]],
+        padding,
+        dilation,
+        sizes,
         [_known(s) for s in result.shape[-rank:]],
         bool(argument(node, "ceil_mode")),
     )

@@ -88,17 +88,17 @@ def _spelled(
     *,
     causal: bool,
 ) -> ITensor:
-    """Products of halves and a softmax in float32, as TensorRT fuses them. It sees causality where positions are
-    counted in the network; a mask of bools costs it least as numbers, 0 and minus infinity, of the query's dtype."""
+    """Products of halves and a softmax in float32, as TensorRT fuses them. Masks of bools are best added as numbers, 0
+    and minus infinity of the query's dtype, and causality as a mask of positions that are counted in the network: the
+    kernel then counts for itself. Where scores are selected instead, TensorRT-RTX 1.4 sees causality and loses it."""
     dtype = base.dtype_of(query)
     key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
     scores = base.cast(ctx, name, matmul(ctx, name, query, key, transpose_b=True), torch.float32)
-    if causal:
-        scores = _where(ctx, name, _lower_triangle(ctx, name, scores), scores)
+    mask = _lower_triangle(ctx, name, scores) if causal else mask
     if mask is not None:
         scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, mask, dtype))
     weights = base.cast(ctx, name, softmax(ctx, name, scores, -1), dtype)
-    return matmul(ctx, name, weights, value)
+    return matmul(ctx, name, weights, value, empty=False)
 
 
 def _in_numbers(ctx: ConversionContext, name: str, mask: ITensor, dtype: torch.dtype) -> ITensor:
@@ -134,7 +134,7 @@ def plain(
         scores = _where(ctx, name, _lower_triangle(ctx, name, scores), scores)
     bias = None if mask is None else base.tensor(ctx, name, mask, rank=base.rank(scores))
     scores = scores if bias is None else _masked(ctx, name, scores, bias)
-    result = matmul(ctx, name, softmax(ctx, name, scores, -1), value)
+    result = matmul(ctx, name, softmax(ctx, name, scores, -1), value, empty=False)
     if bias is not None and not _lets_all_attend(ctx, mask):
         result = _alive(ctx, name, result, bias)
     return base.cast(ctx, name, result, dtype)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from pipeline.converters.context import ConversionContext
+from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
+from pipeline.impl.shape import bounds_of, sampled, total
 from pipeline.trt import trt
 
 
 def matmul(
-    ctx: ConversionContext, name: str, a: Value, b: Value, *, transpose_a: bool = False, transpose_b: bool = False
+    ctx: ConversionContext, name: str, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True
 ) -> ITensor:
     """``a @ b`` over the last two dims, the others broadcast; a 1-d operand is a vector. Accumulates in fp32, or, for
-    integers, exactly."""
-    result = _accumulated(ctx, name, a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    integers, exactly. ``empty``: sums of nothing are to be right as well."""
+    result = _accumulated(ctx, name, a, b, transpose_b=transpose_b, empty=empty)
     return base.cast(ctx, name, result, base.result_type(a, b))
 
 
 def _accumulated(
-    ctx: ConversionContext, name: str, a: Value, b: Value, *, transpose_a: bool = False, transpose_b: bool = False
+    ctx: ConversionContext, name: str, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True
 ) -> ITensor:
     """The product; with ``use_fp32_acc`` that of halves is in float32."""
-    op_a, op_b = _operation(base.rank(a), transpose_a), _operation(base.rank(b), transpose_b)
+    op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT wants as many batch dims on both sides
     x = base.tensor(ctx, name, a, rank=batch + min(base.rank(a), 2))
     y = base.tensor(ctx, name, b, rank=batch + min(base.rank(b), 2))
@@ -38,7 +41,21 @@ def _accumulated(
     if base.dims(x) == base.dims(y) == (0,):  # RTX 1.4 does not build a product of two empty vectors
         row, column = base.unsqueeze(ctx, name, x, [0]), base.unsqueeze(ctx, name, y, [1])
         return base.squeeze(ctx, name, _product(ctx, name, row, column), [0, 1])
+    dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
+    summed = _maybe_nothing(ctx, (x, y), dims) if empty else None
+    if summed is not None:
+        x, y = (
+            sampled(ctx, name, v, [d], [0], [total([summed, 1])], mode="FILL")
+            for v, d in zip((x, y), dims, strict=True)
+        )
     return _product(ctx, name, x, y, op_a, op_b)
+
+
+def _maybe_nothing(ctx: ConversionContext, operands: Iterable[ITensor], dims: Iterable[int]) -> Size | None:
+    """The size that a product sums over, where it may be 0 when the engine runs: RTX 1.4 then gives 0 for whatever it
+    computes in the same kernel, what is added to the product for one. A zero more makes no other sum."""
+    sizes = [base.known_sizes(ctx, x)[dim] for x, dim in zip(operands, dims, strict=True)]
+    return next((s for s in sizes if isinstance(s, SymbolicInt) and bounds_of(ctx, s.expr)[0] < 1), None)
 
 
 def _product(

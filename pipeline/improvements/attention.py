@@ -34,6 +34,7 @@ from pipeline.shapes import shape_of
 from pipeline.trt import CAPABILITIES
 
 SDPA = aten.scaled_dot_product_attention.default
+NOT = (aten.logical_not.default, aten.bitwise_not.default)
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
 
 BLOCKED = -1e4
@@ -165,6 +166,10 @@ def _selected(rewriting: Rewriting, node: Node) -> Scores | None:
     if found is None or not isinstance(condition, Node):
         return None
     finite = found.finite or number != -math.inf
+    while condition.target in NOT and isinstance(condition.args[0], Node):
+        if dtype_of(condition.args[0]) != torch.bool:
+            break
+        condition, allows = condition.args[0], not allows
     return evolve(found, allowed=(*found.allowed, (condition, allows)), finite=finite)
 
 

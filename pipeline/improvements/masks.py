@@ -95,13 +95,15 @@ def _is_causal(rewriting: Rewriting, node: Node) -> bool:
         same = rank_of(source) >= 2 and shape_of(source.meta["val"])[-2:] == shape_of(node.meta["val"])[-2:]
         leading = node.target is not aten.unsqueeze.default or argument(node, "dim") % rank_of(node) < rank_of(node) - 2
         return same and leading and dtype_of(source) == torch.bool and _is_causal(rewriting, source)
+    if node.target is aten.tril.default:
+        return argument(node, "diagonal") == 0 and constant_of(rewriting, node.args[0]) == 1.0
     if node.target in AND:
         for one, other in (node.args[:2], node.args[1::-1]):
             if constant_of(rewriting, one) == 1.0 and isinstance(other, Node):
                 return rank_of(other) == rank_of(node) and _is_causal(rewriting, other)
         return False
     if node.target is aten.le.Tensor or node.target is aten.ge.Tensor:
-        key, query = (_counted(node.args[i if node.target is aten.le.Tensor else 1 - i]) for i in (0, 1))
+        key, query = (_counted(rewriting, node.args[i if node.target is aten.le.Tensor else 1 - i]) for i in (0, 1))
         return key is not None and query is not None and key == Counted(1, query.start) and query.dim == 2
     return False
 
@@ -114,13 +116,16 @@ class Counted:
     start: int
 
 
-def _counted(node: Any) -> Counted | None:
+def _counted(rewriting: Rewriting, node: Any) -> Counted | None:
     """How a tensor counts, if it does."""
     if not isinstance(node, Node):
         return None
+    found = rewriting.literal(node)
+    if found is not None:
+        return _counts(found)
     if node.target is aten.arange.default:
         return Counted(1, 0) if dtype_of(node) in (torch.int32, torch.int64) else None
-    inner = _counted(node.args[0]) if node.args else None
+    inner = _counted(rewriting, node.args[0]) if node.args else None
     if inner is None:
         return None
     if node.target is aten.add.Tensor and isinstance(node.args[1], int) and not node.kwargs:
@@ -129,3 +134,14 @@ def _counted(node: Any) -> Counted | None:
         at = rank_of(node) - argument(node, "dim") % rank_of(node)
         return Counted(inner.dim + (at <= inner.dim), inner.start)
     return None
+
+
+def _counts(values: torch.Tensor) -> Counted | None:
+    """How the values of a constant count up, if they do: along the one dim that is not 1."""
+    dims = [dim for dim, size in enumerate(values.shape) if size > 1]
+    if len(dims) != 1 or values.dtype not in (torch.int32, torch.int64):
+        return None
+    flat = values.flatten()
+    start = int(flat[0])
+    counts = torch.equal(flat, torch.arange(start, start + len(flat), dtype=values.dtype))
+    return Counted(values.dim() - dims[0], start) if counts else None

@@ -21,7 +21,7 @@ Node: TypeAlias = torch.fx.Node
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
-SMALL = 1 << 18
+SMALL = 1 << 22
 """A constant of up to this many elements may be looked at while compiling."""
 
 

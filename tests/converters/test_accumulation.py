@@ -51,3 +51,21 @@ def test_float32_is_left_alone() -> None:
         pipeline.default(use_fp32_acc=wide).until("convert")(model, args=(x,)).networks for wide in (False, True)
     ]
     assert str(networks[0]) == str(networks[1])
+
+
+@pytest.mark.parametrize(("least", "slices"), [(0, 2), (1, 0)])
+def test_sums_that_may_be_of_nothing_have_a_zero_more(least: int, slices: int) -> None:
+    class Added(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            """[3, K], [K, 4], [4] -> [3, 4]"""
+            return torch.addmm(bias, x, y)
+
+    k = torch.export.Dim("k", min=least, max=8)
+    given = torch.ones(3, 5), torch.ones(5, 4), torch.ones(4)
+    compile = pipeline.default(require_full_compilation=True, min_block_size=1)
+    compiled = compile(Added().eval(), args=given, dynamic_shapes={"x": {1: k}, "y": {0: k}, "bias": {}})
+    filled = [row for row in compiled.networks[0].layers if row.kind == "SLICE" and row.attribute("mode") == "FILL"]
+    assert len(filled) == slices
+    for size in {least, 5}:
+        result = compiled(torch.ones(3, size), torch.ones(size, 4), torch.ones(4))
+        assert torch.equal(result, torch.full((3, 4), size + 1.0))

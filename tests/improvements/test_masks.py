@@ -51,10 +51,13 @@ CAUSAL: dict[str, Mask] = {
     "le": future,
     "ge": lambda x: count(x)[:, None] >= count(x)[None, :],
     "same start": lambda x: count(x, 3)[:, None] >= count(x, 3)[None, :],
+    "tril": lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril(),
     "expanded": lambda x: (future(x) & torch.ones((), dtype=torch.bool))[None, None].expand(x.shape[0], 1, -1, -1),
 }
 OTHERS: dict[str, Mask] = {
     "later too": lambda x: count(x)[:, None] + 1 >= count(x)[None, :],
+    "tril and one more": lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril(1),
+    "tril of others": lambda x: whole(x)[0, 0].logical_not().tril(),
     "the past": lambda x: count(x)[:, None] <= count(x)[None, :],
     "other starts": lambda x: count(x, 1)[:, None] >= count(x)[None, :],
     "not all": lambda x: (count(x) >= 1)[:, None].expand(-1, x.shape[2]).contiguous(),
@@ -84,3 +87,12 @@ def test_masks_that_are_known(mask: Mask, causal: bool, sizes: str) -> None:
 def test_other_masks_stay(name: str, sizes: str) -> None:
     program = decomposed(Masked(OTHERS[name]), torch.randn(2, 3, 6, 8), dynamic_shapes=SIZES[sizes])
     assert str(improved(program, "masks")) == str(program)
+
+
+@pytest.mark.parametrize("name", ["le", "tril"])
+def test_long_masks_are_known_too(name: str) -> None:
+    """The first is folded, the second is too large for that."""
+    for length in (1024, 1500):
+        program = decomposed(Masked(CAUSAL[name]), torch.randn(1, 1, length, 8))
+        [node] = [n for n in improved(program, "masks").graph.nodes if "scaled_dot" in str(n.target)]
+        assert node.args[3:6] == (None, 0.0, True)
