@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from pipeline.improvements.activations import gelus
-from pipeline.improvements.attention import attention, groups
-from pipeline.improvements.convolutions import padding, scales
+from pipeline.improvements.attention import attention
+from pipeline.improvements.convolutions import scales
 from pipeline.improvements.masks import masks
 from pipeline.improvements.patches import patches
 from pipeline.improvements.products import heads, products
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
-from pipeline.improvements.tidy import casts, duplicates, layouts
 
-PASSES: Final = (
-    *(casts, gelus, attention, groups, masks, padding, scales, patches, products, heads, layouts, duplicates),
-)
+PASSES: Final = (gelus, attention, masks, scales, patches, products, heads)
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 
 __all__ = ["PASSES", "Improvement", "Rewriting", "improvement"]

@@ -18,7 +18,9 @@ from attrs import evolve, field, frozen
 from pipeline.converters.arguments import argument
 from pipeline.converters.attention import fuses
 from pipeline.improvements.rewriting import (
+    COPIES,
     FLOATS,
+    TRANSPOSES,
     Node,
     Rewriting,
     aten,
@@ -26,12 +28,11 @@ from pipeline.improvements.rewriting import (
     improvement,
     is_cast,
     only_reader,
+    permutation,
     rank_of,
     source_of,
 )
-from pipeline.improvements.tidy import COPIES, RESHAPES, TRANSPOSES, permutation
 from pipeline.shapes import shape_of
-from pipeline.trt import CAPABILITIES
 
 SDPA = aten.scaled_dot_product_attention.default
 NOT = (aten.logical_not.default, aten.bitwise_not.default)
@@ -220,34 +221,3 @@ def _in_dtype(rewriting: Rewriting, node: Node, dtype: torch.dtype | None, befor
     if dtype_of(node) == dtype:
         return node
     return rewriting.create(aten._to_copy.default, (node,), {"dtype": dtype}, before)
-
-
-@improvement
-def groups(rewriting: Rewriting) -> None:
-    """Keys and values that are repeated for groups of queries are read as they are, where TensorRT takes
-    groups: else they would be repeated again."""
-    for node in rewriting.nodes(SDPA) if CAPABILITIES.attention_gqa_half else ():
-        key, value = (_unrepeated(_source(node.args[i])) for i in (1, 2))
-        if key is None or value is None or argument(node, "enable_gqa"):
-            continue
-        pair = (_in_dtype(rewriting, x, dtype_of(node), node) for x in (key, value))
-        arguments = (node.args[0], *pair, *node.args[3:])
-        new = rewriting.create(SDPA, arguments, {**node.kwargs, "enable_gqa": True}, node)
-        if not (fuses(new, rewriting.program.settings) and rewriting.accepted(new) and rewriting.replace(node, new)):
-            rewriting.erase(new)
-
-
-def _unrepeated(node: Node) -> Node | None:
-    """What ``repeat_interleave(x, n, dim=1)`` was taken of, spelled with expand and reshape or by name."""
-    if node.target is aten.repeat_interleave.self_int:
-        return source_of(node) if argument(node, "dim") in (1, -3) and rank_of(node) == 4 else None
-    spread = _source(node.args[0]) if node.target in RESHAPES else None
-    if not isinstance(spread, Node) or spread.target is not aten.expand.default or rank_of(spread) != 5:
-        return None
-    source = source_of(spread)
-    if source.target is not aten.unsqueeze.default or argument(source, "dim") not in (2, -3):
-        return None
-    x: Node = source_of(source)
-    (batch, heads, length, size), whole = shape_of(x.meta["val"]), shape_of(spread.meta["val"])
-    same = whole[:2] + whole[3:] == (batch, heads, length, size)
-    return x if same and shape_of(node.meta["val"]) == (batch, heads * whole[2], length, size) else None

@@ -1,8 +1,7 @@
-"""Passes over convolutions and pooling: what stands before or after them and can be part of them."""
+"""A pass over convolutions: what stands after them and can be part of them."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -19,68 +18,6 @@ from pipeline.improvements.rewriting import (
     only_reader,
     rank_of,
 )
-
-POOLS = (
-    *(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default),
-    *(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default),
-)
-
-
-@improvement
-def padding(rewriting: Rewriting) -> None:
-    """Zeros around the input of a convolution or average, and minus infinities around that of a maximum, become its
-    own padding. ATen's is the same on both sides, so that what differs stays."""
-    for node in rewriting.nodes(aten.convolution.default, *POOLS):
-        pad = node.args[0]
-        if isinstance(pad, Node) and pad.target in (aten.constant_pad_nd.default, aten.pad.default):
-            amounts = _symmetric(pad, rank_of(node))
-            if amounts is not None and pad.args[0].meta["val"].dim() == rank_of(node):  # type: ignore[union-attr]
-                _padded(rewriting, node, pad, amounts)
-
-
-def _padded(rewriting: Rewriting, node: Node, pad: Node, amounts: list[int]) -> None:
-    value = _pad_value(pad)
-    if node.target is aten.convolution.default:
-        if value == 0 and not argument(node, "transposed"):
-            total = [a + b for a, b in zip(_each(argument(node, "padding"), amounts), amounts, strict=True)]
-            rewriting.offer(node, node.target, (pad.args[0], *node.args[1:4], total, *node.args[5:]))
-        return
-    average = "avg" in str(node.target)
-    kernel = _each(argument(node, "kernel_size"), amounts)
-    own = _each(argument(node, "padding"), amounts)
-    fits = all(2 * a <= k for a, k in zip(amounts, kernel, strict=True))
-    if value != (0 if average else -math.inf) or any(own) or not fits or argument(node, "ceil_mode"):
-        return
-    stride = argument(node, "stride") or kernel
-    if not average:
-        dilation = argument(node, "dilation")
-        rewriting.offer(node, node.target, (pad.args[0], kernel, stride, amounts, dilation, False))
-        return
-    rest = [argument(node, "divisor_override")] if rank_of(node) > 3 else []
-    rewriting.offer(node, node.target, (pad.args[0], kernel, stride, amounts, False, True, *rest))
-
-
-def _pad_value(pad: Node) -> float | None:
-    if pad.target is aten.pad.default and argument(pad, "mode") != "constant":
-        return None
-    value = argument(pad, "value")
-    return 0.0 if value is None else float(value)
-
-
-def _symmetric(pad: Node, rank: int) -> list[int] | None:
-    """How much is added on both sides of each spatial dim; None if it is not that."""
-    given: list[Any] = list(argument(pad, "pad"))
-    pairs = [(given[i], given[i + 1]) for i in range(0, len(given), 2)]
-    pairs += [(0, 0)] * (rank - len(pairs))
-    if not all(isinstance(a, int) and a == b and a >= 0 for a, b in pairs) or any(a for a, _ in pairs[rank - 2 :]):
-        return None
-    return [a for a, _ in reversed(pairs[: rank - 2])]
-
-
-def _each(value: Any, like: list[int]) -> list[int]:
-    """One number a spatial dim."""
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    return values * len(like) if len(values) == 1 else values
 
 
 @improvement

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from attrs import evolve, frozen
 
+from pipeline.converters.arguments import argument
 from pipeline.converters.registry import Choice, ConverterRegistry
 from pipeline.fakes import fake_mode, fake_result, signature
 from pipeline.naming import origin
@@ -20,6 +21,9 @@ aten = torch.ops.aten
 Node: TypeAlias = torch.fx.Node
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+TRANSPOSES = (aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default)
 
 SMALL = 1 << 22
 """A constant of up to this many elements may be looked at while compiling."""
@@ -185,3 +189,18 @@ def is_output(node: Node) -> bool:
 def is_item(node: Node) -> bool:
     """Whether a node takes an item of a tuple."""
     return node.target is operator.getitem
+
+
+def permutation(node: Node) -> list[int]:
+    """The dims of a transposing node's input in the order of its result."""
+    rank = rank_of(node)
+    order = list(range(rank))
+    if node.target is aten.permute.default:
+        dims: tuple[int, ...] = argument(node, "dims")
+        return [dim % rank for dim in dims]
+    first, second = (-2, -1)
+    if node.target is aten.transpose.int:
+        first, second = argument(node, "dim0"), argument(node, "dim1")
+    if rank >= 2:
+        order[first], order[second] = order[second], order[first]
+    return order

@@ -1,8 +1,8 @@
 """improve: ``Program`` → ``Program``. What TensorRT would not make better by itself is made better.
 
-Before: a program in the registry's opset. After: the same program with fewer, larger operators: attention in one layer,
-batch norms in the convolutions before them, and nothing computed twice. Constants that come of it are folded with their
-recipes, so that engines can be refitted as before.
+Before: a program in the registry's opset. After: the same program with fewer, larger operators: attention as one, batch
+norms in the convolutions before them, linear layers that read one tensor as one. Constants that come of it are folded
+with their recipes, so that engines can be refitted as before.
 """
 
 from __future__ import annotations

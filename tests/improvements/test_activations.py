@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.improvements.programs import agree, decomposed, improved, targets
-from tests.improvements.test_tidy import Of
+
+
+class Of(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Whatever the function says."""
+        return self.function(x)
+
 
 C = math.sqrt(2 / math.pi)
 X = torch.randn(64, generator=torch.Generator().manual_seed(0)) * 3

@@ -1,4 +1,4 @@
-"""padding and scales: convolutions and pools take in what stands around them, and nothing else."""
+"""scales: convolutions take in what multiplies their channels, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from pipeline import Program
 from pipeline.frozen import FrozenDict
 from tests.improvements.programs import agree, decomposed, improved, targets, values
 
@@ -101,67 +100,3 @@ def test_a_folded_batch_norm_has_its_recipe_and_can_be_refitted() -> None:
     changed = evolve(after, parameters=FrozenDict({n: second.state_dict()[n] for n in after.parameters}))
     with torch.no_grad():
         torch.testing.assert_close(values(changed, X)[0], second(X), rtol=1e-4, atol=1e-4)
-
-
-def pad(amounts: Any, value: float = 0.0, mode: str = "constant") -> nn.Module:
-    class Pad(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """Pads as it was told."""
-            return nn.functional.pad(x, amounts, mode, value if mode == "constant" else None)
-
-    return Pad()
-
-
-TAKEN = {
-    "convolution": lambda: nn.Sequential(pad((2, 2, 1, 1)), nn.Conv2d(4, 6, 3)),
-    "with its own": lambda: nn.Sequential(pad((2, 2)), nn.Conv2d(4, 6, 3, padding=(1, 0), stride=2)),
-    "layer": lambda: nn.Sequential(nn.ZeroPad2d(3), nn.Conv2d(4, 6, 7)),
-    "average": lambda: nn.Sequential(pad((1, 1, 1, 1)), nn.AvgPool2d(3, 2)),
-    "average of one dim": lambda: nn.Sequential(nn.Flatten(2), pad((1, 1)), nn.AvgPool1d(3)),
-    "maximum": lambda: nn.Sequential(pad((1, 1, 1, 1), -torch.inf), nn.MaxPool2d(3, 2)),
-}
-LEFT = {
-    "another value": lambda: nn.Sequential(pad((1, 1, 1, 1), 1.0), nn.Conv2d(4, 6, 3)),
-    "another mode": lambda: nn.Sequential(pad((1, 1, 1, 1), mode="reflect"), nn.Conv2d(4, 6, 3)),
-    "one side": lambda: nn.Sequential(pad((0, 1, 0, 1)), nn.Conv2d(4, 6, 3)),
-    "channels": lambda: nn.Sequential(pad((0, 0, 0, 0, 1, 1)), nn.Conv2d(6, 6, 3)),
-    "less than nothing": lambda: nn.Sequential(pad((-1, -1)), nn.Conv2d(4, 6, 3)),
-    "more than half a window": lambda: nn.Sequential(pad((2, 2, 2, 2)), nn.AvgPool2d(3)),
-    "an average with ceil_mode": lambda: nn.Sequential(pad((1, 1, 1, 1)), nn.AvgPool2d(3, 2, ceil_mode=True)),
-    "an average with its own": lambda: nn.Sequential(pad((1, 1, 1, 1)), nn.AvgPool2d(3, padding=1)),
-    "zeros before a maximum": lambda: nn.Sequential(pad((1, 1, 1, 1)), nn.MaxPool2d(3)),
-    "transposed": lambda: nn.Sequential(pad((1, 1, 1, 1)), nn.ConvTranspose2d(4, 6, 3)),
-}
-
-
-def paddings(program: Program) -> int:
-    return sum("pad" in target for target in targets(program))
-
-
-@pytest.mark.parametrize("name", TAKEN)
-def test_padding_becomes_part_of_what_follows(name: str) -> None:
-    program = decomposed(seeded(TAKEN[name]), X)
-    after = improved(program, "padding")
-    assert (paddings(program), paddings(after)) == (1, 0)
-    agree(program, after, X, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_other_padding_stays(name: str) -> None:
-    program = decomposed(seeded(LEFT[name]), X)
-    assert str(improved(program, "padding")) == str(program)
-
-
-def test_padding_that_others_read_is_computed_once_and_for_them() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(4, 6, 3)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            """The padded input is an output as well."""
-            y = nn.functional.pad(x, (1, 1, 1, 1))
-            return self.conv(y), y
-
-    program = decomposed(seeded(Shared), X)
-    agree(program, improved(program, "padding"), X, rtol=1e-5, atol=1e-5)

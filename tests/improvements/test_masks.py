@@ -75,7 +75,7 @@ SIZES = {"static": None, "dynamic": ({0: Dim("batch", max=8), 2: Dim("length", m
 def test_masks_that_are_known(mask: Mask, causal: bool, sizes: str) -> None:
     x = torch.randn(2, 3, 6, 8)
     program = decomposed(Masked(mask), x, dynamic_shapes=SIZES[sizes])
-    after = improved(program, "casts", "masks")
+    after = improved(program, "masks")
     [node] = [n for n in after.graph.nodes if "scaled_dot" in str(n.target)]
     assert node.args[3] is None
     assert (len(node.args) > 5 and node.args[5]) is causal

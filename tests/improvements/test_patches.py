@@ -61,20 +61,3 @@ def test_tiles_are_multiplied(name: str, dynamic: bool) -> None:
 def test_others_stay(name: str) -> None:
     program = decomposed(OTHERS[name](), X)
     assert str(improved(program, "patches")) == str(program)
-
-
-@pytest.mark.usefixtures("any_kernel")
-def test_what_a_transformer_makes_of_patches_needs_one_transposition_only() -> None:
-    class Embedding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.project = nn.Conv2d(4, 6, 4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """[N, 4, H, W] -> [N, H / 4 * W / 4, 6]"""
-            return self.project(x).flatten(2).transpose(1, 2).exp()
-
-    program = decomposed(Embedding(), X, dynamic_shapes=({0: Dim("batch", max=8)},))
-    after = improved(program, "patches", "layouts")
-    assert targets(after) == ["view.default", "permute.default", "reshape.default", "linear.default", "exp.default"]
-    agree(program, after, X, rtol=1e-5, atol=1e-5)
