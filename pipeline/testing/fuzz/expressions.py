@@ -198,7 +198,10 @@ def size(scope: Scope) -> Any:
     if x is None:
         return None
     if not scope.ints or scope.maybe(2):
-        how = ("{x}.shape[{d}]", "{x}.shape[{d}] * 2", "{x}.size({d}) + 1", "{x}.shape[{d}] // 2 + 1", "{x}.numel()")
+        how = (
+            *("{x}.shape[{d}]", "{x}.shape[{d}] * 2", "{x}.size({d}) + 1", "{x}.shape[{d}] // 2 + 1", "{x}.numel()"),
+            *("torch.tensor({x}.shape[{d}]).item()", "(torch.tensor({x}.shape[{d}]) // 2 + 1).item()"),
+        )
         name = scope.name("s")
         text = scope.choose(how).format(x=x.text, d=scope.choose(range(scope.tensor(x).dim())))
         if scope.execute(f"{name} = {text}"):
