@@ -10,7 +10,7 @@ from pipeline.converters.context import ConversionContext, NetworkError
 from pipeline.impl import attention_limits as limits
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.elementwise import is_exact, where
+from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul
 from pipeline.impl.shape import sampled
 from pipeline.impl.softmax import softmax
@@ -93,6 +93,8 @@ def _spelled(
     kernel then counts for itself. Where scores are selected instead, TensorRT-RTX 1.4 sees causality and loses it."""
     dtype = base.dtype_of(query)
     key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
+    if causal and base.dims(query)[-2] == 1:  # the first key is all there is for it; RTX lets it attend to every key
+        return sampled(ctx, name, value, [2], [0], [1])
     scores = base.cast(ctx, name, matmul(ctx, name, query, key, transpose_b=True), torch.float32)
     mask = _lower_triangle(ctx, name, scores) if causal else mask
     if mask is not None:
@@ -141,14 +143,13 @@ def plain(
 
 
 def _scaled(ctx: ConversionContext, name: str, query: ITensor, scale: float) -> ITensor:
-    """The query times the scale: in float32 for halves, unless it is a power of two, which rounds nothing."""
-    dtype = base.dtype_of(query)
-    exact = is_exact(scale, dtype) and np.frexp(scale)[0] == 0.5
+    """The query times the scale, in float32 for halves, though it be a power of two, which would round nothing: RTX 1.4
+    loses masks that a kernel computes (causality) if it sees a scale of halves and makes it part of the kernel."""
     if scale == 1:
         return query
-    wide = query if exact else base.cast(ctx, name, query, torch.float32)
-    factor = base.constant(ctx, name, scale, base.dtype_of(wide), rank=base.rank(query))
-    return base.cast(ctx, name, base.elementwise(ctx, name, "PROD", wide, factor), dtype)
+    wide = base.cast(ctx, name, query, torch.float32)
+    factor = base.constant(ctx, name, scale, torch.float32, rank=base.rank(query))
+    return base.cast(ctx, name, base.elementwise(ctx, name, "PROD", wide, factor), base.dtype_of(query))
 
 
 def _repeated(ctx: ConversionContext, name: str, x: ITensor, heads: Size) -> ITensor:

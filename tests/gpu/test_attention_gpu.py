@@ -71,8 +71,8 @@ def test_one_engine_for_every_length(kind: str, size: int, dtype: torch.dtype) -
     assert {n: e for n, e in found.items() if not e < most} == {}
 
 
-@pytest.mark.parametrize("size", [16, 40, 64, 80, 128, 256])
-@pytest.mark.parametrize("length", [128, 512, 1024])
+@pytest.mark.parametrize("size", [16, 40, 64, 256])
+@pytest.mark.parametrize("length", [128, 1024])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_for_one_length(kind: str, length: int, size: int) -> None:
     given = inputs(kind, torch.float16, length, length, size)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from attrs import evolve
 from torch import nn
+from torch.export import Dim
 
 from pipeline.frozen import FrozenDict
 from tests.improvements.programs import agree, decomposed, improved, targets, values
 
-X = torch.randn(2, 4, 9, 8, generator=torch.Generator().manual_seed(0))
+X = torch.randn(4, 4, 9, 8, generator=torch.Generator().manual_seed(0)).half()
 
 
 def seeded(make: Any) -> nn.Module:
@@ -54,15 +55,13 @@ NORMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("fixed", [True, False], ids=["fixed", "refittable"])
 @pytest.mark.parametrize("name", NORMS)
-def test_batch_norms_become_part_of_convolutions(name: str, dtype: torch.dtype) -> None:
-    model, x = seeded(NORMS[name]).to(dtype), X.to(dtype)
-    program = decomposed(model, x, immutable_weights=False)
+def test_batch_norms_become_part_of_convolutions(name: str, fixed: bool) -> None:
+    program = decomposed(seeded(NORMS[name]).half(), X, immutable_weights=fixed)
     after = improved(program, "scales")
     assert [t for t in targets(after) if "flatten" not in t and "view" not in t] == ["convolution.default"]
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    agree(program, after, x, rtol=tolerance, atol=tolerance)
+    agree(program, after, X, rtol=2e-2, atol=2e-2)
 
 
 KEPT = {
@@ -77,26 +76,34 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_other_products_stay(name: str) -> None:
-    program = decomposed(seeded(KEPT[name]), X, immutable_weights=False)
+    program = decomposed(seeded(KEPT[name]).half(), X)
     assert str(improved(program, "scales")) == str(program)
 
 
-def test_tensorrt_folds_into_fixed_weights_itself() -> None:
-    program = decomposed(seeded(NORMS["conv2d"]), X)
+@pytest.mark.parametrize("x", [X[:2], X.float(), X.bfloat16()], ids=["a small batch", "float32", "bfloat16"])
+def test_tensorrt_does_as_well_or_better_elsewhere(x: torch.Tensor) -> None:
+    program = decomposed(seeded(NORMS["conv2d"]).to(x.dtype), x)
     assert str(improved(program, "scales")) == str(program)
+
+
+@pytest.mark.parametrize(("opt", "folded"), [(2, False), (4, True)])
+def test_a_dynamic_batch_is_judged_by_its_opt(opt: int, folded: bool) -> None:
+    batch = {0: Dim("batch", min=1, max=8)}
+    program = decomposed(seeded(NORMS["conv2d"]).half(), X[:opt], dynamic_shapes=(batch,))
+    assert (str(improved(program, "scales")) != str(program)) is folded
 
 
 def test_a_folded_batch_norm_has_its_recipe_and_can_be_refitted() -> None:
     first, second = (seeded(NORMS["conv2d"]) for _ in range(2))
     for parameter in second.parameters():
         parameter.data.mul_(1.5)
-    program = decomposed(first, X, immutable_weights=False)
+    program = decomposed(first.half(), X, immutable_weights=False)
     after = improved(program, "scales")
     recipes = sorted(recipe.parameters for recipe in after.constants.values())
     assert [set(r) for r in recipes] == [
         {"0.bias", "1.weight", "1.running_var", "1.bias", "1.running_mean"},
         {"0.weight", "1.weight", "1.running_var"},
     ]
-    changed = evolve(after, parameters=FrozenDict({n: second.state_dict()[n] for n in after.parameters}))
+    changed = evolve(after, parameters=FrozenDict({n: second.half().state_dict()[n] for n in after.parameters}))
     with torch.no_grad():
-        torch.testing.assert_close(values(changed, X)[0], second(X), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(values(changed, X)[0], second.half()(X), rtol=2e-2, atol=2e-2)

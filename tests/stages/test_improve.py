@@ -45,7 +45,7 @@ def test_passes_are_chosen_by_name() -> None:
     assert [p.name for p in Improve().without("attention", "masks").passes] == [
         name for name in NAMES if name not in ("attention", "masks")
     ]
-    with pytest.raises(ValueError, match="no pass 'atention'; the passes are casts"):
+    with pytest.raises(ValueError, match="no pass 'atention'; the passes are gelus"):
         Improve(passes=("atention",))
     with pytest.raises(TypeError, match="collection"):
         Improve(passes="attention")
@@ -118,19 +118,19 @@ def test_nothing_is_introduced_that_no_converter_takes() -> None:
     assert attention not in {n.target for n in Improve(registry)(program).graph.nodes}
 
 
-MODELS = {"resnet18": (174, 174), "vit": (146, 119), "gpt2": (218, 177)}
-"""Layers before and after; the attention layer counts as two, and its mask as up to three."""
+def operators(program: pipeline.Program) -> int:
+    return sum(node.op == "call_function" for node in program.graph.nodes)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models_come_out_the_same_in_fewer_layers(name: str) -> None:
+@pytest.mark.parametrize("name", ["resnet18", "vit", "gpt2"])
+def test_models_come_out_the_same_of_fewer_operators(name: str) -> None:
     case, program = model(name, spelled_out=name != "resnet18")
     before, stage = str(program), Improve()
     after = stage(program)
     assert str(program) == before
     assert str(after) == str(stage(program)) and after.digest == stage(program).digest
     assert str(stage(after)) == str(after)
-    assert (layers(program), layers(after)) == MODELS[name]
+    assert operators(after) == operators(program) if name == "resnet18" else operators(after) < operators(program)
     stages = pipeline.default(require_full_compilation=True).stages
     rest = pipeline.Pipeline(stages[[s.name for s in stages].index("validate") :])
     with torch.no_grad():
