@@ -11,7 +11,6 @@ from unittest import mock
 from attrs import evolve, frozen
 
 import pipeline.runtime.module
-import pipeline.runtime.torch_segment
 from pipeline.runtime.snapshot import Snapshot
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.stages.partition import Partition
@@ -77,11 +76,6 @@ def alias_lost() -> AbstractContextManager[Any]:
     return patch(capture, "_outputs", without_targets)
 
 
-def memory_shared() -> AbstractContextManager[Any]:
-    """Results of PyTorch segments may be views of one another and of inputs."""
-    return patch(pipeline.runtime.torch_segment, "_parted", lambda results, *others: results)
-
-
 def constants_mixed_up() -> AbstractContextManager[Any]:
     """Of parameters that are alike in shape and dtype, the last is taken for all."""
     get = Snapshot.__getitem__
@@ -112,7 +106,6 @@ PROGRAM_FAULTS = (
     ProgramFault("segments swapped", "runs|values", segments_swapped),
     ProgramFault("sizes baked in", "runs|values", sizes_baked_in, 15),
     ProgramFault("alias lost", "aliasing", alias_lost),
-    ProgramFault("memory shared", "aliasing|values", memory_shared),
     ProgramFault("constants mixed up", "values|mutation", constants_mixed_up),
     ProgramFault("small blocks", "blocks", small_blocks, 18),
 )

@@ -15,7 +15,9 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import pipeline
 from benchmarks.partitions import unbuilt
+from pipeline.improvements import Rewriting, improvement
 from pipeline.runtime.torch_segment import torch_segment
+from pipeline.stages.improve import Improve
 
 X = torch.randn(3, 4)
 DIMS = ({0: torch.export.Dim("n", min=1, max=9)},)
@@ -248,3 +250,25 @@ def test_segments_share_the_constants_they_read() -> None:
     buffers = [row for run in result.module("reference")._parts for row in graph_module(run).named_buffers()]
     assert [name for name, _ in buffers] == ["p_scale"] * 2
     assert len({buffer.data_ptr() for _, buffer in buffers}) == 1
+
+
+@improvement
+def uncopied(rewriting: Rewriting) -> None:
+    """A pass that drops copies."""
+    for node in rewriting.nodes(torch.ops.aten.clone.default):
+        assert rewriting.replace(node, node.args[0])  # type: ignore[arg-type]
+
+
+def test_results_share_no_memory_though_a_pass_dropped_the_copy() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            """[N, 4] -> [N, 4], [N * 4]"""
+            y = torch.erfinv(x)
+            return y, y.clone().view(-1)
+
+    compile = pipeline.default(min_block_size=1, torch_executed_ops={"aten.erfinv.default"})
+    compile = compile.replace("improve", Improve(passes=(uncopied,))).replace("build", unbuilt)
+    result = compile(Twice().eval(), args=(X / 9,))
+    assert result.partitioned.engine_segments == ()
+    one, other = result.module("reference")(X / 9)
+    assert torch.equal(one.view(-1), other) and one.data_ptr() != other.data_ptr()
