@@ -21,10 +21,21 @@ Method: TypeAlias = Callable[[torch.nn.Module, Tensors, "Clock"], Call]
 
 
 class Clock:
-    """Seconds of what is told apart from compiling: torch.export, which several methods have in common."""
+    """Seconds of what is told apart from compiling: torch.export, which several methods have in common.
 
-    def __init__(self) -> None:
-        self.export = 0.0
+    ``made`` is what methods of one model share, by name; ``shared`` tells whether this one found it made.
+    """
+
+    def __init__(self, made: dict[str, Any] | None = None) -> None:
+        self.export, self.shared = 0.0, False
+        self.made = {} if made is None else made
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What was made under a name, or is now."""
+        self.shared = name in self.made
+        if not self.shared:
+            self.made[name] = make()
+        return self.made[name]
 
     @contextlib.contextmanager
     def exporting(self) -> Iterator[None]:
@@ -83,10 +94,14 @@ class Positional(torch.nn.Module):
 def torch_tensorrt(model: torch.nn.Module, inputs: Tensors, clock: Clock) -> Call:
     """Torch-TensorRT's dynamo front end, with the types of the model."""
     peer, args = _peer(), tuple(inputs.values())
-    with clock.exporting():
-        exported = torch.export.export(Positional(model, list(inputs)), args, strict=False)
-    compiled = peer.dynamo.compile(exported, inputs=list(args), use_explicit_typing=True, min_block_size=1)
-    return lambda: compiled(*args)
+
+    def compiled() -> Any:
+        with clock.exporting():
+            exported = torch.export.export(Positional(model, list(inputs)), args, strict=False)
+        return peer.dynamo.compile(exported, inputs=list(args), use_explicit_typing=True, min_block_size=1)
+
+    module = clock.once("Torch-TensorRT", compiled)
+    return lambda: module(*args)
 
 
 def torch_tensorrt_graph(model: torch.nn.Module, inputs: Tensors, clock: Clock) -> Call:
@@ -117,10 +132,14 @@ def ours_graph(model: torch.nn.Module, inputs: Tensors, clock: Clock) -> Call:
 
 
 def _compiled(model: torch.nn.Module, inputs: Tensors, clock: Clock) -> pipeline.Compiled:
-    with clock.exporting():
-        exported = torch.export.export(model, (), inputs, strict=False)
-    compiled: pipeline.Compiled = pipeline.default(require_full_compilation=True)(exported)
-    return compiled
+    def compiled() -> pipeline.Compiled:
+        with clock.exporting():
+            exported = torch.export.export(model, (), inputs, strict=False)
+        result: pipeline.Compiled = pipeline.default(require_full_compilation=True)(exported)
+        return result
+
+    result: pipeline.Compiled = clock.once("pipeline", compiled)
+    return result
 
 
 def raw(model: torch.nn.Module, inputs: Tensors, clock: Clock, graph: bool = False) -> Call:
