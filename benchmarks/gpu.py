@@ -23,7 +23,7 @@ import torch
 from attrs import evolve
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.environment import save
+from benchmarks.environment import RESULTS, save
 from benchmarks.methods import METHODS, Call, Clock
 from examples.models import Case, full
 from pipeline.sources import first_line
@@ -72,11 +72,7 @@ def error(actual: Any, expected: Sequence[torch.Tensor]) -> float:
 
 
 def measure(
-    case: Case,
-    method: str,
-    inputs: dict[str, Any],
-    expected: Sequence[torch.Tensor],
-    made: dict[str, Any] | None = None,
+    case: Case, method: str, inputs: dict[str, Any], expected: Sequence[torch.Tensor], made: Any = None
 ) -> dict[str, Any]:
     """One row: seconds of torch.export and from then until the first result is there, the most memory that took on the
     host and what it holds on the GPU, the result's error, then the times of a call. A method that runs what another has
@@ -204,6 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--bf16", nargs="*", default=BF16, help="models measured in bfloat16 as well, at batch 1")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--add", action="store_true", help="keep what other models, dtypes and batches gave before")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -215,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     groups = [(model, "float16", batch) for model in options.models for batch in options.batches]
     groups += [(model, "bfloat16", 1) for model in options.bf16]
-    rows: list[dict[str, Any]] = []
+    rows = kept(RESULTS / f"gpu-{gpu_name()}.json", groups) if options.add else []
     for model, dtype, batch in groups:
         rows += with_ratios(group(model, dtype, batch, options.methods))
         path = save(f"gpu-{gpu_name()}", {"rows": rows})
@@ -223,6 +220,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(row), flush=True)
     print(f"written to {path}")
     return 0
+
+
+def kept(path: Path, groups: Sequence[tuple[str, str, int]]) -> list[dict[str, Any]]:
+    """The rows of a file that are of other groups."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    return [row for row in rows if (row["model"], row["dtype"], row["batch"]) not in groups]
 
 
 def gpu_name() -> str:

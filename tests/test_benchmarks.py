@@ -205,6 +205,21 @@ def test_a_method_gives_a_call(method: Callable[..., Any], monkeypatch: pytest.M
     assert torch.equal(method(model, {"input": x}, methods.Clock())(), model(x))
 
 
+def test_methods_share_what_is_compiled() -> None:
+    made: dict[str, Any] = {}
+    first, second = methods.Clock(made), methods.Clock(made)
+    assert (first.once("engine", lambda: 1), second.once("engine", lambda: 2)) == (1, 1)
+    assert (first.shared, second.shared) == (False, True)
+
+
+def test_other_groups_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    assert gpu.kept(path, []) == []
+    rows = [{"model": m, "dtype": "float16", "batch": 1} for m in ("bert", "vit")]
+    path.write_text(json.dumps({"rows": rows}))
+    assert gpu.kept(path, [("vit", "float16", 1), ("bert", "float16", 8)]) == rows[:1]
+
+
 def test_errors_are_relative_to_the_largest_output() -> None:
     assert gpu.error({"y": torch.tensor([1.0, 3.0]).half()}, [torch.tensor([1.0, 4.0])]) == 0.25
 
