@@ -114,7 +114,9 @@ def _export(
     ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
     for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, *dims.relaxed(shapes)):
         with suppress(Exception):
-            if other is not None and not dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
+            if other is None or dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
+                continue
+            if dims.tied(exported, model, args, kwargs, shapes):
                 return exported, shapes
     raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(first)}") from first
 
@@ -124,7 +126,9 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     positional, named = dims.examples(model, args, kwargs, shapes, device)
     with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious():
         warnings.simplefilter("ignore")
-        return torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
+        exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
+    dims.attended(exported)
+    return exported
 
 
 def _tied(error: UserError, shapes: Any) -> Any:

@@ -15,6 +15,7 @@ from attrs import Factory, define, frozen
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from pipeline.converters.arguments import argument
 from pipeline.errors import CaptureError
 from pipeline.given import bound, check_shapes
 from pipeline.inputs import Input
@@ -203,15 +204,46 @@ def asked(
     exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
 ) -> dict[str, tuple[int, int | None]]:
     """The least and the greatest size that was asked for, by the symbol that it has in the export; None: no bound."""
-    inputs, found = bound(model, args, kwargs), dict[str, tuple[int, int | None]]()
+    found = dict[str, tuple[int, int | None]]()
+    for size, entry in _wishes(exported, model, args, kwargs, shapes):
+        for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
+            least, most = found.get(symbol, (low, high))
+            found[symbol] = max(low, least), min((e for e in (high, most) if e is not None), default=None)
+    return found
+
+
+def _wishes(
+    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Each size of an input for which something was asked, and what."""
+    inputs = bound(model, args, kwargs)
     wishes = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(wishes)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
-            for symbol, low, high in _of_symbol(expression(values[str(name)].shape[dim]), *_ends(entry)):
-                least, most = found.get(symbol, (low, high))
-                found[symbol] = max(low, least), min((e for e in (high, most) if e is not None), default=None)
-    return found
+            yield values[str(name)].shape[dim], entry
+
+
+def tied(
+    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+) -> bool:
+    """Lets sizes of one ``Dim`` be one symbol, as was asked, where the export of relaxed ranges knows of no ``Dim``.
+    False if they are not one size in the example inputs."""
+    first: dict[str, Any] = {}
+    sizes: list[tuple[Any, Any]] = [*_wishes(exported, model, args, kwargs, shapes)]
+    plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
+    pairs = [(first.setdefault(entry.__name__, size), size) for size, entry in plain]
+    roots = [(size, entry, first.get(entry.root.__name__)) for size, entry in sizes if hasattr(entry, "root")]
+    pairs += [(entry.fn(root), size) for size, entry, root in roots if root is not None]
+    return all(bool(one == other) for one, other in pairs)
+
+
+def attended(exported: ExportedProgram) -> None:
+    """Lets keys and values be of one length, which torch 2.11 does not conclude from an attention to them."""
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+            key, value = (argument(node, name).meta["val"] for name in ("key", "value"))
+            torch._check(key.shape[-2] == value.shape[-2])
 
 
 def _of_symbol(size: Any, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:

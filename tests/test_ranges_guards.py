@@ -95,3 +95,32 @@ def test_a_program_whose_range_is_one_size_runs_at_that_size(caplog: pytest.LogC
         torch.testing.assert_close(module(x), positions(x))
     with pytest.raises(pipeline.ShapeError):
         module(torch.randn(2, 12, 8))
+
+
+class Apart(nn.Module):
+    """Needs a length that 4 divides, and lets nobody see that both inputs have it."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[S], [S] -> [4, S / 4], [S]"""
+        return x.view(4, -1) + 1, y * 2
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_one_dim_is_one_size_though_the_model_asks_for_more_than_its_range(times: int) -> None:
+    s = Dim("s", min=1, max=64)
+    shapes = ({0: s}, {0: times * s if times > 1 else s})
+    program = pipeline.capture(Apart(), (torch.ones(8), torch.ones(8 * times)), dynamic_shapes=shapes)
+    x, y = (port.shape[0] for port in program.inputs)
+    assert y == times * x
+
+
+def test_keys_and_values_are_of_one_length() -> None:
+    class Attend(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            """[N, H, S, D], [N, H, T, D] twice -> [N, H, S, D]"""
+            return F.scaled_dot_product_attention(q, k, v)
+
+    length = {2: Dim.AUTO}
+    program = pipeline.capture(Attend(), (torch.randn(1, 2, 5, 8),) * 3, dynamic_shapes=(length, length, length))
+    _, k, v = (port.shape[2] for port in program.inputs)
+    assert k == v

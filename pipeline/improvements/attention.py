@@ -18,7 +18,6 @@ from attrs import evolve, field, frozen
 from pipeline.converters.arguments import argument
 from pipeline.converters.attention import fuses
 from pipeline.improvements.rewriting import (
-    COPIES,
     FLOATS,
     TRANSPOSES,
     Node,
@@ -27,6 +26,7 @@ from pipeline.improvements.rewriting import (
     dtype_of,
     improvement,
     is_cast,
+    is_copy,
     only_reader,
     permutation,
     rank_of,
@@ -100,7 +100,7 @@ def _is_softmax(node: Any) -> bool:
 
 def _source(node: Any) -> Any:
     """What a node is a copy or a cast of."""
-    while isinstance(node, Node) and (node.target in COPIES or is_cast(node)):
+    while isinstance(node, Node) and (is_copy(node) or is_cast(node)):
         node = node.args[0]
     return node
 
@@ -118,7 +118,7 @@ def _scores(rewriting: Rewriting, node: Any, reader: Node) -> Scores | None:
     """The scores that a node holds; None if it is not read by ``reader`` alone, or is something else."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
-    if node.target in COPIES or is_cast(node):
+    if is_copy(node) or is_cast(node):
         return _scores(rewriting, node.args[0], node)
     if node.target in PRODUCTS:
         query, key = node.args[:2]

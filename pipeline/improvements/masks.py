@@ -12,7 +12,16 @@ from attrs import frozen
 
 from pipeline.converters.arguments import argument
 from pipeline.improvements.attention import SDPA
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, rank_of, source_of
+from pipeline.improvements.rewriting import (
+    Node,
+    Rewriting,
+    aten,
+    copied,
+    dtype_of,
+    improvement,
+    rank_of,
+    source_of,
+)
 from pipeline.shapes import shape_of
 
 KEEPS = frozenset(
@@ -87,6 +96,7 @@ def _least(rewriting: Rewriting, node: Any) -> int | None:
 
 def _is_causal(rewriting: Rewriting, node: Node) -> bool:
     """Whether a mask of bools is true exactly where the key's position is not after the query's."""
+    node = copied(node)
     found = rewriting.literal(node)
     if found is not None and found.dtype == torch.bool and found.dim() >= 2:
         return torch.equal(found, torch.ones_like(found).tril())
@@ -120,6 +130,7 @@ def _counted(rewriting: Rewriting, node: Any) -> Counted | None:
     """How a tensor counts, if it does."""
     if not isinstance(node, Node):
         return None
+    node = copied(node)
     found = rewriting.literal(node)
     if found is not None:
         return _counts(found)

@@ -151,6 +151,20 @@ def dtype_of(node: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
+def is_copy(node: Node) -> bool:
+    """Whether a node gives its input as it is: a copy, or a slice of everything, which torch 2.11 writes for ``:``."""
+    if node.target is aten.slice.Tensor:
+        return argument(node, "step") == 1 and alike(node, source_of(node))
+    return node.target in COPIES
+
+
+def copied(node: Node) -> Node:
+    """What a node is a copy of; itself if it is none."""
+    while is_copy(node):
+        node = source_of(node)
+    return node
+
+
 def is_cast(node: Node) -> bool:
     """Whether a node casts to a float that networks have."""
     return node.target is aten._to_copy.default and dtype_of(node) in FLOATS
