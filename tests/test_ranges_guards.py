@@ -116,11 +116,12 @@ def test_one_dim_is_one_size_though_the_model_asks_for_more_than_its_range(times
 
 def test_keys_and_values_are_of_one_length() -> None:
     class Attend(nn.Module):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            """[N, H, S, D], [N, H, T, D] twice -> [N, H, S, D]"""
-            return F.scaled_dot_product_attention(q, k, v)
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            """[N, H, S, D], [N, H, T, D] twice, [N, 1, S, T] -> [N, H, S, D]"""
+            return F.scaled_dot_product_attention(q, k, v, mask)
 
-    length = {2: Dim.AUTO(min=2, max=16)}
-    program = pipeline.capture(Attend(), (torch.randn(1, 2, 5, 8),) * 3, dynamic_shapes=(length, length, length))
-    _, k, v = (port.shape[2] for port in program.inputs)
+    length, both = {2: Dim.AUTO(min=2, max=16)}, {2: Dim.AUTO(min=2, max=16), 3: Dim.AUTO(min=2, max=16)}
+    given = (*(torch.randn(1, 2, 5, 8),) * 3, torch.randn(1, 1, 5, 5))
+    program = pipeline.capture(Attend(), given, dynamic_shapes=(length, length, length, both))
+    _, k, v, _ = (port.shape[2] for port in program.inputs)
     assert k == v
