@@ -239,7 +239,7 @@ def tied(
 
 
 def attended(exported: ExportedProgram) -> None:
-    """Lets keys and values be of one length, which torch 2.11 does not conclude from an attention to them."""
+    """Lets keys and values be of one length, which torch does not conclude from an attention to them."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
             key, value = (argument(node, name).meta["val"] for name in ("key", "value"))

@@ -120,8 +120,9 @@ def test_keys_and_values_are_of_one_length() -> None:
             """[N, H, S, D], [N, H, T, D] twice, [N, 1, S, T] -> [N, H, S, D]"""
             return F.scaled_dot_product_attention(q, k, v, mask)
 
-    length, both = {2: Dim.AUTO(min=2, max=16)}, {2: Dim.AUTO(min=2, max=16), 3: Dim.AUTO(min=2, max=16)}
-    given = (*(torch.randn(1, 2, 5, 8),) * 3, torch.randn(1, 1, 5, 5))
+    n, s = Dim.AUTO(min=1, max=8), Dim.AUTO(min=2, max=16)
+    length, both = {0: n, 2: s}, {0: n, 2: s, 3: s}
+    given = (*(torch.randn(2, 2, 5, 8) for _ in range(3)), torch.randn(2, 1, 5, 5))
     program = pipeline.capture(Attend(), given, dynamic_shapes=(length, length, length, both))
     _, k, v, _ = (port.shape[2] for port in program.inputs)
     assert k == v
