@@ -127,15 +127,16 @@ def plain(
     gqa: bool,
 ) -> ITensor:
     """Products and a softmax, all in float32, as eager computes halves; a query that may attend to nothing gives 0."""
-    dtype = base.dtype_of(query)
+    dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5
+    query = _scaled(ctx, name, query, scale) if exact else query  # see there why not in float32 alone
     query, key, value = (base.cast(ctx, name, x, torch.float32) for x in (query, key, value))
     if gqa:
         key, value = (_repeated(ctx, name, x, base.size(ctx, name, query, -3)) for x in (key, value))
-    scores = matmul(ctx, name, _scaled(ctx, name, query, scale), key, transpose_b=True)
-    if causal:
-        scores = _where(ctx, name, _lower_triangle(ctx, name, scores), scores)
+    scores = matmul(ctx, name, query if exact else _scaled(ctx, name, query, scale), key, transpose_b=True)
     bias = None if mask is None else base.tensor(ctx, name, mask, rank=base.rank(scores))
-    scores = scores if bias is None else _masked(ctx, name, scores, bias)
+    added = _lower_triangle(ctx, name, scores) if causal else bias
+    if added is not None:
+        scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, added, torch.float32))
     result = matmul(ctx, name, softmax(ctx, name, scores, -1), value, empty=False)
     if bias is not None and not _lets_all_attend(ctx, mask):
         result = _alive(ctx, name, result, bias)
@@ -143,8 +144,8 @@ def plain(
 
 
 def _scaled(ctx: ConversionContext, name: str, query: ITensor, scale: float) -> ITensor:
-    """The query times the scale, in float32 for halves, though it be a power of two, which would round nothing: RTX 1.4
-    loses masks that a kernel computes (causality) if it sees a scale of halves and makes it part of the kernel."""
+    """The query times the scale, in float32 for halves and rounded again, though it be a power of two: RTX 1.4 loses
+    masks that a kernel computes (causality) if it makes a scale part of the kernel, which it does with those."""
     if scale == 1:
         return query
     wide = base.cast(ctx, name, query, torch.float32)
@@ -161,17 +162,6 @@ def _repeated(ctx: ConversionContext, name: str, x: ITensor, heads: Size) -> ITe
     grouped = [*sizes[:-2], heads // own, *sizes[-2:]]
     spread = base.expand(ctx, name, base.unsqueeze(ctx, name, x, [rank - 2]), grouped)
     return base.reshape(ctx, name, spread, [*sizes[:-3], heads, *sizes[-2:]])
-
-
-def _masked(ctx: ConversionContext, name: str, scores: ITensor, mask: ITensor) -> ITensor:
-    """A mask of bools tells where to attend, one of numbers is added."""
-    if base.dtype_of(mask) == torch.bool:
-        return _where(ctx, name, mask, scores)
-    return base.elementwise(ctx, name, "SUM", scores, base.cast(ctx, name, mask, torch.float32))
-
-
-def _where(ctx: ConversionContext, name: str, allowed: ITensor, scores: ITensor) -> ITensor:
-    return where(ctx, name, allowed, scores, float("-inf"), torch.float32)
 
 
 def _lower_triangle(ctx: ConversionContext, name: str, scores: ITensor) -> ITensor:

@@ -18,9 +18,8 @@ HEAD_DIMS = range(9, 257)
 
 BY_LAYER = CAPABILITIES.flavour == "tensorrt"
 """Whether attention becomes TensorRT's attention layer. TensorRT-RTX fuses products and a softmax into the same kernel,
-and better: its layer (1.4, H200) is not causal from 512 positions on, nor at any dynamic number of them, with head dims
-of 64; sums up scores in float16; does not build there with a mask of dynamic sizes (1.6 neither); and leaves a kernel
-behind that copies its result. See docs/tensorrt.md."""
+and better: its layer sums up scores in float16, does not build in all cases, and leaves a kernel behind that copies its
+result. See docs/tensorrt.md."""
 
 
 @frozen

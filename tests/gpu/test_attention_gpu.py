@@ -58,6 +58,15 @@ def compiled(kind: str, given: list[torch.Tensor], dynamic: Any = None) -> Any:
     return compile(Attend(kind == "causal").eval(), args=tuple(given), dynamic_shapes=shapes)
 
 
+@pytest.mark.parametrize("kind", ["none", "causal", "bools"])
+@pytest.mark.parametrize("size", [64, 300])
+def test_values_of_a_size_of_their_own(kind: str, size: int) -> None:
+    """TensorRT has no kernel for it: products and a softmax in float32."""
+    q, k, _, *mask = inputs(kind, torch.float16, 600, 600, size)
+    given = [q, k, k[..., :40].contiguous(), *mask]
+    assert error(compiled(kind, given), kind, given) < ERRORS[torch.float16]
+
+
 @pytest.mark.parametrize("dtype", ERRORS, ids=str)
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,7 +85,8 @@ def test_one_engine_for_every_length(kind: str, size: int, dtype: torch.dtype) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_for_one_length(kind: str, length: int, size: int) -> None:
     given = inputs(kind, torch.float16, length, length, size)
-    assert error(compiled(kind, given), kind, given) < ERRORS[torch.float16] * (1 if kind in ("none", "causal") else 2)
+    reads_all = kind not in ("none", "causal") or (kind == "causal" and size == 16)  # whose kernel skips no keys
+    assert error(compiled(kind, given), kind, given) < ERRORS[torch.float16] * (1 + reads_all)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(3, 5), (128, 77), (1, 333), (1, 1024), (200, 1000)])
