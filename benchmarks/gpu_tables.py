@@ -26,7 +26,7 @@ def gpu(data: dict[str, Any]) -> str:
             *table(["target", "measured", "met for", "", "missed by"], [_target(target, found) for target in TARGETS]),
             "",
             filled(DETAILS),
-            *(line for group, rows in found.items() for line in _details(group, rows.values())),
+            *(line for group, rows in found.items() for line in _details(group, [rows[method] for method in in_order(rows)])),
         ]
     )
 
