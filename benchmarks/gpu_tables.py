@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from benchmarks import figures
@@ -26,7 +26,7 @@ def gpu(data: dict[str, Any]) -> str:
             *table(["target", "measured", "met for", "", "missed by"], [_target(target, found) for target in TARGETS]),
             "",
             filled(DETAILS),
-            *(line for group, rows in found.items() for line in _details(group, [rows[method] for method in in_order(rows)])),
+            *(line for group, rows in found.items() for line in _details(group, rows)),
         ]
     )
 
@@ -79,8 +79,8 @@ def _measured(value: float) -> str:
     return "failed" if math.isinf(value) else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-def _details(group: Group, rows: Iterable[Row]) -> list[str]:
-    return [f"### {named(group)}\n", *table(list(COLUMNS), map(_detail, rows)), ""]
+def _details(group: Group, rows: dict[str, Row]) -> list[str]:
+    return [f"### {named(group)}\n", *table(list(COLUMNS), [_detail(rows[m]) for m in in_order(rows)]), ""]
 
 
 COLUMNS = {
