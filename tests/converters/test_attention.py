@@ -119,7 +119,7 @@ BY_LAYER = pytest.mark.parametrize(
     "by_layer",
     [
         False,
-        pytest.param(True, marks=pytest.mark.skipif(CAPABILITIES.attention != "v1", reason="RTX 1.4 has one that builds")),
+        pytest.param(True, marks=pytest.mark.skipif(CAPABILITIES.attention != "v1", reason="1.4 has one that builds")),
     ],
     ids=["fused", "layer"],
 )
