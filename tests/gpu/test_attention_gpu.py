@@ -83,10 +83,11 @@ def test_one_engine_for_every_length(kind: str, size: int, dtype: torch.dtype) -
 @pytest.mark.parametrize("size", [16, 40, 64, 256])
 @pytest.mark.parametrize("length", [128, 1024])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_engine_for_one_length(kind: str, length: int, size: int) -> None:
+def test_an_engine_for_one_length(kind: str, length: int, size: int, request: pytest.FixtureRequest) -> None:
     given = inputs(kind, torch.float16, length, length, size)
-    reads_all = kind not in ("none", "causal") or (kind == "causal" and size == 16)  # whose kernel skips no keys
-    assert error(compiled(kind, given), kind, given) < ERRORS[torch.float16] * (1 + reads_all)
+    if (kind, length, size) == ("causal", 1024, 16):
+        request.applymarker(pytest.mark.xfail(reason="TensorRT-RTX 1.4 and 1.6 err by 5.7e-3: docs/tensorrt.md"))
+    assert error(compiled(kind, given), kind, given) < ERRORS[torch.float16] * (1 if kind in ("none", "causal") else 2)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(3, 5), (128, 77), (1, 333), (1, 1024), (200, 1000)])
