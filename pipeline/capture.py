@@ -116,7 +116,7 @@ def _export(
         with suppress(Exception):
             if other is None or dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
                 continue
-            if dims.tied(exported, model, args, kwargs, shapes):
+            if dims.unified(exported, model, args, kwargs, shapes):
                 return exported, shapes
     raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(first)}") from first
 

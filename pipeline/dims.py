@@ -224,7 +224,7 @@ def _wishes(
             yield values[str(name)].shape[dim], entry
 
 
-def tied(
+def unified(
     exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
 ) -> bool:
     """Lets sizes of one ``Dim`` be one symbol, as was asked, where the export of relaxed ranges knows of no ``Dim``.

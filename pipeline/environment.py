@@ -102,7 +102,8 @@ def _check_varying(inputs: Mapping[str, Any], asked: Mapping[str, Ends]) -> None
             low, high = asked.get(symbol, (0, 0))
             if low != high and isinstance(expression(size), int):
                 place, guards = f"{name}.shape[{dim}]", [g.expr for g in size.node.shape_env.guards]
-                why = next(in_words(e, {symbol: place}) for e in guards if symbol in map(str, e.free_symbols))
+                said = (in_words(e, {symbol: place}) for e in guards if symbol in map(str, e.free_symbols))
+                why = next(said, "the size in its example")
                 raise CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
 
 

@@ -19,6 +19,7 @@ from benchmarks import (
     environment,
     gpu,
     gpu_dynamic,
+    gpu_profile,
     gpu_tables,
     improvements,
     memory,
@@ -210,6 +211,14 @@ def test_methods_share_what_is_compiled() -> None:
     first, second = methods.Clock(made), methods.Clock(made)
     assert (first.once("engine", lambda: 1), second.once("engine", lambda: 2)) == (1, 1)
     assert (first.shared, second.shared) == (False, True)
+
+
+def test_kernels_are_summed_up_by_what_they_do() -> None:
+    calls = [("nvjet_hsh", 10.0), ("fmha_v2", 5.0), ("__myl_Add", 1.0)] * gpu_profile.CALLS
+    found = gpu_profile.summary(calls)
+    assert (found["kernels"], found["gpu_us"]) == (3.0, 16.0)
+    assert {role: row["us"] for role, row in found["roles"].items()} == {"product": 10, "attention": 5, "other": 1}
+    assert found["dearest"][0] == {"kernel": "nvjet_hsh", "us": 10.0, "times": 1.0}
 
 
 def test_other_groups_are_kept(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pipeline
 from benchmarks.kernels import CAPABILITY, kernels, of
 from pipeline.stages.improve import Improve
 from pipeline.trt import CAPABILITIES
+from tests.attentions import Attend
 
 pytestmark = pytest.mark.skipif(
     CAPABILITIES.flavour != "tensorrt_rtx" or CAPABILITIES.version_tuple[:2] != (1, 4),
@@ -78,18 +79,6 @@ def test_what_is_known_to_let_all_attend_is_not_asked() -> None:
 def test_a_plan_without_words_is_an_error() -> None:
     with pytest.raises(ValueError, match="no program in words"):
         kernels(b"\x00plan")
-
-
-class Attend(nn.Module):
-    """An attention; the query comes first, a mask last."""
-
-    def __init__(self, causal: bool) -> None:
-        super().__init__()
-        self.causal = causal
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> torch.Tensor:
-        """[N, H, S, D] -> [N, H, S, D]"""
-        return nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
 
 
 def attended(mask: str, length: int, size: int, dynamic: bool) -> pipeline.Compiled:

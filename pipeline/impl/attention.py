@@ -16,6 +16,9 @@ from pipeline.impl.shape import sampled
 from pipeline.impl.softmax import softmax
 from pipeline.trt import CAPABILITIES, trt
 
+ABSENT = {4: (), 3: (1,), 2: (0, 1)}
+"""Of the four dims of attention those that a tensor of fewer does not have: the heads, and then the batch."""
+
 
 def fused(
     ctx: ConversionContext,
@@ -39,7 +42,7 @@ def fused(
         result = _alive(ctx, name, result, bias)
     if head < limits.HEAD_DIMS[0]:
         result = sampled(ctx, name, result, [3], [0], [own])
-    return base.squeeze(ctx, name, result, [[], [1], [0, 1]][4 - rank])
+    return base.squeeze(ctx, name, result, ABSENT[rank])
 
 
 def _fitted(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
@@ -51,7 +54,7 @@ def _fitted(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
 
 def _raised(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
     """Four dims: what has no heads has one."""
-    return base.unsqueeze(ctx, name, x, [[], [1], [0, 1]][4 - base.rank(x)])
+    return base.unsqueeze(ctx, name, x, ABSENT[base.rank(x)])
 
 
 def _layer(

@@ -13,6 +13,7 @@ import pipeline
 from pipeline.impl import attention_limits
 from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
+from tests.attentions import Attend
 
 SHAPE = (2, 4, 16, 32)
 PLAIN = Case(torch.float16, SHAPE, SHAPE, SHAPE)
@@ -93,22 +94,12 @@ class TestConditions:
         assert untried == ["a TensorRT that has the layer", "a mask or causal, not both"]
 
 
-class Attend(torch.nn.Module):
-    def __init__(self, causal: bool) -> None:
-        super().__init__()
-        self.causal = causal
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> torch.Tensor:
-        """scaled dot product attention"""
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, scale=0.3)
-
-
 def attended(*inputs: Any, causal: bool = False, by_layer: bool = False) -> None:
-    compiled = pipeline.default(require_full_compilation=True)(Attend(causal).eval(), args=inputs)
+    compiled = pipeline.default(require_full_compilation=True)(Attend(causal, 0.3).eval(), args=inputs)
     assert ("ATTENTION_INPUT" in compiled.networks[0].kinds()) == by_layer
     assert all(t.dtype == "float16" for row in rows(compiled, "MATRIX_MULTIPLY") for t in row.outputs)
     result = compiled.module(executor="reference")(*inputs)
-    torch.testing.assert_close(result, Attend(causal)(*inputs), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(result, Attend(causal, 0.3)(*inputs), rtol=2e-3, atol=2e-3)
 
 
 def rows(compiled: pipeline.Compiled, kind: str) -> list[Any]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.export import Dim
 
 import pipeline
+from tests.attentions import Attend
 
 pytestmark = pytest.mark.gpu
 
@@ -18,18 +18,6 @@ LONG = (1536, 2048, 4096)
 KINDS = ("none", "causal", "bools", "padding", "numbers")
 ERRORS = {torch.float16: 4e-3, torch.bfloat16: 8e-3}
 """The largest, relative to the largest of the result."""
-
-
-class Attend(nn.Module):
-    """An attention; a mask comes last."""
-
-    def __init__(self, causal: bool) -> None:
-        super().__init__()
-        self.causal = causal
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> torch.Tensor:
-        """[N, H, S, D], [N, H, T, D] -> [N, H, S, D]"""
-        return nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
 
 
 def inputs(kind: str, dtype: torch.dtype, queries: int, keys: int, size: int) -> list[torch.Tensor]:

@@ -28,13 +28,6 @@ def model(name: str, *, spelled_out: bool = False, dtype: torch.dtype = torch.fl
     return case, decompose(case.model, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
 
 
-def layers(program: Program) -> int:
-    """How many layers the program's networks have."""
-    stages = pipeline.default(require_full_compilation=True).stages
-    networks = pipeline.Pipeline(tuple(s for s in stages if s.name in ("validate", "partition", "convert")))(program)
-    return sum(len(network.layers) for network in networks.networks)
-
-
 def test_it_is_a_stage_of_the_default_pipeline() -> None:
     names = pipeline.default().names
     assert names[names.index("improve") - 1 : names.index("improve") + 2] == ("decompose", "improve", "validate")
