@@ -1,7 +1,7 @@
 """``python -m benchmarks.gpu``: everything that runs a model on this GPU, compared in one run.
 
-Each model and batch has a process of its own, which measures one method after the other and prints a line of JSON for
-each. A method that raises is a line with its error; a process that dies loses one method, and another does the rest.
+Each model and batch has a process of its own, which makes every method ready, measures them in turns and prints a line
+of JSON for each. A method that raises is a line with its error; if a process dies, another does it without that method.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import contextlib
 import gc
 import json
 import re
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from attrs import evolve
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.environment import RESULTS, save
-from benchmarks.methods import METHODS, Call, Clock
+from benchmarks.methods import METHODS, Call, Clock, mode
+from benchmarks.turns import WARM_UP, in_turns
 from examples.models import Case, full
 from pipeline.sources import first_line
 from pipeline.trt import CAPABILITIES
@@ -33,41 +33,8 @@ MODELS = ("resnet50", "convnext", "vit", "bert", "gpt2", "llama")
 BATCHES = (1, 8)
 BF16 = ("vit", "bert")
 """Measured in bfloat16 as well, at batch 1."""
-WARM_UP, CALLS = 20, 200
-REST = 1
-"""Seconds before calls are timed: TensorRT-RTX compiles kernels for the shapes at hand in the background."""
 LIMIT = 600
 """Seconds for one process."""
-
-
-def timed(call: Call) -> dict[str, float]:
-    """Milliseconds on the GPU and microseconds of the host for one call, medians of many, each awaited; and calls a
-    second when none is awaited."""
-    for _ in range(2):
-        for _ in range(WARM_UP):
-            call()
-        torch.cuda.synchronize()
-        time.sleep(REST)
-    gpu, host = [], []
-    for _ in range(CALLS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        before = time.perf_counter()
-        call()
-        host.append(time.perf_counter() - before)
-        end.record()
-        torch.cuda.synchronize()
-        gpu.append(start.elapsed_time(end))
-    before = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    torch.cuda.synchronize()
-    return {
-        "gpu_ms": round(statistics.median(gpu), 4),
-        "host_us": round(1e6 * statistics.median(host), 1),
-        "calls_per_second": round(CALLS / (time.perf_counter() - before), 1),
-    }
 
 
 def error(actual: Any, expected: Sequence[torch.Tensor]) -> float:
@@ -76,31 +43,32 @@ def error(actual: Any, expected: Sequence[torch.Tensor]) -> float:
     return max(float((a.float() - e).abs().max() / e.abs().max()) for a, e in pairs)
 
 
-def measure(
+def ready(
     case: Case, method: str, inputs: dict[str, Any], expected: Sequence[torch.Tensor], made: Any = None
-) -> dict[str, Any]:
-    """One row: seconds of torch.export and from then until the first result is there, the most memory that took on the
-    host and what it holds on the GPU, the result's error, then the times of a call. A method that runs what another has
-    compiled (``made``) has no seconds of its own, and no peak."""
+) -> tuple[Call, dict[str, Any]]:
+    """A method's call, and its row: seconds of torch.export and from then until the first result is there, the most
+    memory that took on the host and what it holds on the GPU, and the result's error. A method that runs what another
+    has compiled (``made``) has no seconds of its own, and no peak."""
     clock = Clock(made)
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
     free, memory = torch.cuda.mem_get_info()[0], HostMemory()
     start = time.perf_counter()
-    with torch.no_grad():
+    with mode(method):
         call = METHODS[method](case.model, inputs, clock)
         result = call()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start - clock.export
-        wrong = error(result, expected)
-        row: dict[str, Any] = {"relative_error": wrong}
+        row: dict[str, Any] = {"relative_error": error(result, expected)}
         if not clock.shared:
             row |= {"export_seconds": round(clock.export, 2), "compile_seconds": round(seconds, 2)}
             row |= {"host_peak_mb": memory.peak_mb()}
-        row |= timed(call)
-        torch.cuda.empty_cache()
-        return {**row, "device_mb": round((free - torch.cuda.mem_get_info()[0]) / 1e6)}
+        for _ in range(WARM_UP):
+            call()
+        torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return call, {**row, "device_mb": round((free - torch.cuda.mem_get_info()[0]) / 1e6)}
 
 
 class HostMemory:
@@ -132,17 +100,38 @@ def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
     expected = _expected(case.model, inputs)
     case.model.to(half)
     warm_up()
+    with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+        measured(
+            case, inputs, expected, sorted(methods, key=lambda m: m != "pipeline")
+        )  # the others share what it makes
+
+
+def measured(
+    case: Case, inputs: dict[str, Any], expected: Sequence[torch.Tensor], methods: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """A row for each method, printed as well, with a line before each thing that it does."""
     made: dict[str, Any] = {}
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for method in sorted(methods, key=lambda m: m != "pipeline"):  # whose compiling is what others share
-            print(json.dumps({"starts": method}), flush=True)
-            start = time.perf_counter()
-            try:
-                row = measure(case, method, inputs, expected, made)
-            except Exception as failure:
-                row = {"failed": f"{type(failure).__name__}: {first_line(failure)}"}
-                row |= {"failed_after_seconds": round(time.perf_counter() - start, 2)}
-            print(json.dumps({"method": method, **row}), flush=True)
+    calls, rows = dict[str, Call](), dict[str, dict[str, Any]]()
+
+    @contextlib.contextmanager
+    def around(method: str) -> Iterator[None]:
+        print(json.dumps({"starts": method}), flush=True)
+        with mode(method):
+            yield
+
+    for method in methods:
+        print(json.dumps({"starts": method}), flush=True)
+        start = time.perf_counter()
+        try:
+            calls[method], rows[method] = ready(case, method, inputs, expected, made)
+        except Exception as failure:
+            rows[method] = {"failed": f"{type(failure).__name__}: {first_line(failure)}"}
+            rows[method] |= {"failed_after_seconds": round(time.perf_counter() - start, 2)}
+    for method, times in in_turns(calls, around).items():
+        rows[method] |= times
+    for method, row in rows.items():
+        print(json.dumps({"method": method, **row}), flush=True)
+    return rows
 
 
 def warm_up() -> None:
@@ -180,9 +169,8 @@ def group(model: str, dtype: str, batch: int, methods: Sequence[str]) -> list[di
         lines, code = _run([sys.executable, "-m", "benchmarks.gpu", "--child", model, dtype, str(batch), *missing])
         rows += [line for line in lines if "method" in line]
         if code or not lines:
-            done = {row["method"] for row in rows}
-            guilty = [line["starts"] for line in lines if "starts" in line and line["starts"] not in done] or missing
-            rows += [{"method": m, "failed": f"the process ended with code {code}"} for m in guilty if m not in done]
+            guilty = [line["starts"] for line in lines if "starts" in line][-1:] or missing
+            rows += [{"method": m, "failed": f"the process ended with code {code}"} for m in guilty]
     return [{"model": model, "dtype": dtype, "batch": batch, **row} for row in rows]
 
 

@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from attrs import evolve
 
 import pipeline
 from benchmarks.environment import save
-from benchmarks.gpu import Plain, error, gpu_name, timed
+from benchmarks.gpu import Plain, error, gpu_name
+from benchmarks.turns import in_turns
 from examples.models import Case, full
 from pipeline.sources import first_line
 
@@ -68,11 +70,12 @@ def measured(
     call: Callable[..., Any], inputs: list[dict[str, torch.Tensor]], expected: list[list[torch.Tensor]]
 ) -> dict[str, Any]:
     """A method's row: each shape alone, and all in turn."""
-    shapes = []
-    for (batch, sequence), given, wanted in zip(SHAPES, inputs, expected, strict=True):
-        wrong = error(call(**given), wanted)
-        row = timed(lambda given=given: call(**given))  # type: ignore[misc]
-        shapes.append({"batch": batch, "sequence": sequence, "relative_error": wrong, **row})
+    errors = [error(call(**given), wanted) for given, wanted in zip(inputs, expected, strict=True)]
+    times = in_turns({str(shape): partial(call, **given) for shape, given in zip(SHAPES, inputs, strict=True)})
+    shapes = [
+        {"batch": shape[0], "sequence": shape[1], "relative_error": wrong, **times[str(shape)]}
+        for shape, wrong in zip(SHAPES, errors, strict=True)
+    ]
     one, changing = alone(call, inputs), in_turn(call, inputs)
     return {"shapes": shapes, "alone_ms": one, "in_turn_ms": changing, "ratio": round(changing / one, 3)}
 

@@ -105,10 +105,21 @@ def torch_tensorrt(model: torch.nn.Module, inputs: Tensors, clock: Clock) -> Cal
 
 
 def torch_tensorrt_graph(model: torch.nn.Module, inputs: Tensors, clock: Clock) -> Call:
-    """Torch-TensorRT with its CUDA graphs."""
-    call = torch_tensorrt(model, inputs, clock)
+    """Torch-TensorRT with its CUDA graphs, in their `mode`."""
+    return torch_tensorrt(model, inputs, clock)
+
+
+@contextlib.contextmanager
+def mode(method: str) -> Iterator[None]:
+    """What a method's calls happen in: Torch-TensorRT's graphs are switched on and off for the whole process."""
+    if method != "Torch-TensorRT + graph":
+        yield
+        return
     _peer().runtime.set_cudagraphs_mode(True)
-    return call
+    try:
+        yield
+    finally:
+        _peer().runtime.set_cudagraphs_mode(False)
 
 
 def _peer() -> Any:

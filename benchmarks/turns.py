@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import statistics
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -12,7 +14,10 @@ import torch
 
 from benchmarks.methods import Call
 
-ROUNDS, CALLS = 5, 60
+ROUNDS, WARM_UP, CALLS = 6, 10, 50
+"""Turns for each call; in a turn, calls that are not measured, and calls of each measurement."""
+REST = 2
+"""Seconds before anything is measured: TensorRT-RTX compiles kernels for the shapes at hand in the background."""
 _lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
@@ -32,23 +37,56 @@ def _share(lock: Any) -> None:
     _lock = lock
 
 
-def in_turns(calls: dict[str, Call]) -> dict[str, float]:
-    """Milliseconds on the GPU by name: the median of rounds of medians."""
-    rounds: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(20):
-            call()
-    for _ in range(ROUNDS):
+def in_turns(
+    calls: Mapping[str, Call],
+    around: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    rest: float = REST,
+) -> dict[str, dict[str, float]]:
+    """How long each call takes, by name, measured one after the other and again: what changes on the machine meanwhile
+    changes them all. ``around`` gives what a turn of a call happens in.
+
+    ``gpu_ms`` on the GPU and ``host_us`` of the host, medians of calls that are each awaited; ``calls_per_second``, the
+    median of the turns', when none is awaited.
+    """
+    awaited: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    rates: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(ROUNDS + 1):
         for name, call in calls.items():
-            rounds[name].append(statistics.median(_once(call) for _ in range(CALLS)))
-    return {name: statistics.median(times) for name, times in rounds.items()}
+            with around(name):
+                for _ in range(WARM_UP):
+                    call()
+                if number:
+                    awaited[name] += [_once(call) for _ in range(CALLS)]
+                    rates[name].append(_rate(call))
+        if calls and not number:
+            torch.cuda.synchronize()
+            time.sleep(rest)
+    return {
+        name: {
+            "gpu_ms": round(statistics.median(ms for ms, _ in awaited[name]), 4),
+            "host_us": round(statistics.median(us for _, us in awaited[name]), 1),
+            "calls_per_second": round(statistics.median(rates[name]), 1),
+        }
+        for name in calls
+    }
 
 
-def _once(call: Call) -> float:
+def _once(call: Call) -> tuple[float, float]:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
+    before = time.perf_counter()
     call()
+    host = time.perf_counter() - before
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end)
+    return start.elapsed_time(end), 1e6 * host
+
+
+def _rate(call: Call) -> float:
+    torch.cuda.synchronize()
+    before = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    torch.cuda.synchronize()
+    return CALLS / (time.perf_counter() - before)

@@ -139,7 +139,10 @@ def test_forms_of_attention_are_one_function(kind: str) -> None:
 
 def test_a_method_is_measured_at_each_shape_and_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(gpu_dynamic, "timed", lambda call: {"gpu_ms": float(call().sum())})
+    times = {key: {"gpu_ms": 4.0 * i} for i, key in enumerate(map(str, gpu_dynamic.SHAPES))}
+    monkeypatch.setattr(
+        gpu_dynamic, "in_turns", lambda calls: {key: calls[key]() is not None and times[key] for key in calls}
+    )
     inputs = [{"x": torch.full((2,), float(i))} for i in range(4)]
     row = gpu_dynamic.measured(lambda x: x * 2, inputs, [[each["x"] * 2 + 1] for each in inputs])
     assert [shape["gpu_ms"] for shape in row["shapes"]] == [0, 4, 8, 12]
@@ -249,6 +252,6 @@ def test_methods_agree_on_a_gpu(method: str) -> None:
     with torch.no_grad():
         expected = [model.float()(inputs["input"].float())]
     with torch.cuda.stream(torch.cuda.Stream()):
-        row = gpu.measure(Case("toy", model.half(), {}, None), method, inputs, expected)
+        row = gpu.measured(Case("toy", model.half(), {}, None), inputs, expected, [method])[method]
     assert row["relative_error"] < 1e-2
     assert row["gpu_ms"] > 0

@@ -1,14 +1,16 @@
 """CUDA graphs of a whole program, PyTorch segments included: one for each shape, a bounded number of them.
 
-A shape's first call runs as ever, its second is captured, later ones are replayed. The graph reads copies of the inputs
-and its outputs are copied out, so that nothing a caller holds is ever overwritten.
+A shape's first call runs as ever, its second is captured, later ones are replayed. The graph reads an input where it
+is as long as it is there at every call, and a copy of it once it was elsewhere; its outputs are copied out, so that
+nothing a caller holds is ever overwritten.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +42,7 @@ class Feed:
 
     def __call__(self, value: torch.Tensor) -> None:
         """Let the next replay see an input."""
-        if self.node is not None and value.is_contiguous() and value.dtype == self.held.dtype and value.is_cuda:
+        if self.node is not None and value.dtype == self.held.dtype and value.is_cuda and _plain(value):
             self.node.read_from(value.data_ptr())
             return
         self.example.copy_(value.detach())
@@ -49,21 +51,36 @@ class Feed:
 
 
 class Take:
-    """An output in the graph's memory. Where that can be, ``node`` copies it to where the caller will find it."""
+    """An output in the graph's memory. Where that can be, ``node`` copies it to where the caller will find it.
+
+    That memory is made when a replay was launched, for the next one: so it costs time while the GPU is busy.
+    """
 
     def __init__(self, value: torch.Tensor, inside: bool) -> None:
         self.value = value
         self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if inside else value
         self.node: CopyNode | None = None
+        self._next: torch.Tensor | None = None
+        self._stream = 0
         if inside:
             self.example.copy_(value)
 
-    def before(self) -> torch.Tensor | None:
-        """New memory that the next replay writes to, if the graph makes the copy."""
+    def before(self, stream: int) -> torch.Tensor | None:
+        """New memory that the next replay, on a stream, writes to, if the graph makes the copy."""
         if self.node is None:
             return None
+        made, self._next = self._next, None
+        return made if made is not None and stream == self._stream else self._made(self.node)
+
+    def after(self, stream: int) -> None:
+        """A replay was launched: make memory for the next one, probably on the same stream."""
+        if self.node is not None:
+            with suppress(torch.OutOfMemoryError):
+                self._next, self._stream = self._made(self.node), stream
+
+    def _made(self, node: CopyNode) -> torch.Tensor:
         made = torch.empty_like(self.example)
-        self.node.write_to(made.data_ptr())
+        node.write_to(made.data_ptr())
         return made
 
 
@@ -76,17 +93,25 @@ class CapturedCall:
         leaves: the inputs of one of them.
         pool: the memory of the worker's graphs, which are never replayed at the same time.
         reuse: give the graph's own outputs, which the next replay overwrites.
+        still: addresses of inputs, by number, that are read where they are.
     """
 
-    def __init__(self, worker: CudaWorker, plan: CallPlan, leaves: Sequence[Any], pool: Any, reuse: bool) -> None:
+    def __init__(
+        self,
+        worker: CudaWorker,
+        plan: CallPlan,
+        leaves: Sequence[Any],
+        pool: Any,
+        reuse: bool,
+        still: Mapping[int, int],
+    ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
+        self.still = tuple(still.items())
         self._slots, self._executor = plan.template.copy(), worker.executor
         self._inside = graph_copies.available()
-        self.feeds = [Feed(i, self._executor.arrive(leaves[i]), self._inside) for i, _, _ in plan.moves]
-        for feed, (given, slot, _) in zip(self.feeds, plan.moves, strict=True):
-            feed.held.copy_(leaves[given])
-            feed.example.copy_(leaves[given])
-            self._slots[slot] = feed.held
+        self.feeds: list[Feed] = []
+        for given, slot, _ in plan.moves:
+            self._slots[slot] = leaves[given].detach() if given in still else self._fed(given, leaves[given])
         self.takes: list[Take] = []
         self.graph = torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
         values, results = self._captured(worker, leaves, pool)
@@ -95,6 +120,14 @@ class CapturedCall:
         self.written = [(w.given, values[w.slot]) for w in self.layout.writes if w.given is not None]
         if self._inside:
             self._find_nodes()
+        self._slots.clear()  # what is read where it is, is the caller's to keep
+
+    def _fed(self, given: int, value: torch.Tensor) -> torch.Tensor:
+        feed = Feed(given, self._executor.arrive(value), self._inside)
+        feed.held.copy_(value)
+        feed.example.copy_(value)
+        self.feeds.append(feed)
+        return feed.held
 
     def _run(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """All slots and the outputs of a run on the graph's copies of the inputs."""
@@ -144,15 +177,25 @@ class CapturedCall:
         for take in self.takes:
             take.node = nodes.get((take.value.data_ptr(), take.example.data_ptr()))
 
-    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        """The outputs for these inputs, on the current stream."""
+    def reads(self, leaves: Sequence[Any]) -> bool:
+        """Whether the inputs that are read where they were are there again."""
+        for given, address in self.still:
+            value = leaves[given]
+            if value.data_ptr() != address or not _plain(value):
+                return False
+        return True
+
+    def __call__(self, leaves: Sequence[Any], stream: int) -> list[Any]:
+        """The outputs for these inputs, on the current stream, whose handle is given."""
         for feed in self.feeds:
             feed(leaves[feed.given])
-        made = [take.before() for take in self.takes]
+        made = [take.before(stream) for take in self.takes]
         self.graph.replay()
         for i, take in enumerate(self.takes):
             if made[i] is None:
                 made[i] = self._given(take.value)
+            else:
+                take.after(stream)
         if self.written:
             self._write(leaves)
         return [
@@ -170,6 +213,11 @@ class CapturedCall:
         return value if self.reuse else value.clone()
 
 
+def _plain(value: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds its elements in order, as they are."""
+    return value.is_contiguous() and not value.is_neg() and not value.is_conj()
+
+
 class CudaGraphs:
     """The graphs of one worker by plan, the oldest forgotten first.
 
@@ -180,27 +228,42 @@ class CudaGraphs:
         self.limit, self.reuse = limit, reuse
         self.kept: dict[CallPlan, CapturedCall] = {}
         self.refused: dict[CallPlan, str] = {}
-        self._seen: dict[CallPlan, None] = {}
+        self._seen: dict[CallPlan, dict[int, int]] = {}
         self._pool: Any = None
 
-    def capture(self, plan: CallPlan, leaves: Sequence[Any], worker: CudaWorker) -> CapturedCall | None:
-        """A graph for a plan that has none; None at its first call, and where it cannot be captured."""
+    def of(self, plan: CallPlan, leaves: Sequence[Any], worker: CudaWorker) -> CapturedCall | None:
+        """The graph of a plan that reads these inputs; None at the plan's first call, and where it cannot be captured.
+
+        It is captured again, at most once for each input, when an input that it reads where it was lies elsewhere.
+        """
+        kept = self.kept.get(plan)
+        if kept is not None and kept.reads(leaves):
+            return kept
         if plan in self.refused or torch.cuda.is_current_stream_capturing():
             return None
-        if plan not in self._seen:
-            _bounded(self._seen, 8 * self.limit)[plan] = None
+        seen = self._seen.get(plan)
+        if seen is None:
+            here = [(i, leaves[i]) for i, _, moved in plan.moves if not moved]
+            places = {i: value.data_ptr() for i, value in here if value.numel() and _plain(value)}
+            _bounded(self._seen, 8 * self.limit)[plan] = places
             return None
-        return self._capture(plan, leaves, worker)
+        still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and _plain(leaves[i])}
+        self._seen[plan] = still
+        with torch.no_grad():
+            return self._capture(plan, leaves, worker, still)
 
-    def _capture(self, plan: CallPlan, leaves: Sequence[Any], worker: CudaWorker) -> CapturedCall | None:
+    def _capture(
+        self, plan: CallPlan, leaves: Sequence[Any], worker: CudaWorker, still: Mapping[int, int]
+    ) -> CapturedCall | None:
         reason = None if worker.executor.layout.static else "sizes inside it depend on its inputs' values"
+        self.kept.pop(plan, None)
         if reason is None:
             while len(self.kept) >= self.limit:
                 self.kept.pop(next(iter(self.kept)))
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             try:
                 with _capturing:
-                    self.kept[plan] = CapturedCall(worker, plan, leaves, self._pool, self.reuse)
+                    self.kept[plan] = CapturedCall(worker, plan, leaves, self._pool, self.reuse, still)
                 return self.kept[plan]
             except Exception as error:
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.runtime.cuda_graphs import CapturedCall, CudaGraphs
+from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_session import Session
@@ -69,10 +69,9 @@ class CudaWorker:
 
     def _run(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
         if self.graphs is not None:
-            graph = self.graphs.kept.get(plan) or self._captured(plan, leaves)
+            graph = self.graphs.of(plan, leaves, self)
             if graph is not None:
-                self.lane.here()
-                return graph(leaves)
+                return graph(leaves, self.lane.here().cuda_stream)
 
         def body(stream: torch.cuda.Stream) -> list[Any]:
             self.turn.stream = stream
@@ -80,11 +79,6 @@ class CudaWorker:
 
         with torch.no_grad():
             return self.lane.run(body)
-
-    def _captured(self, plan: CallPlan, leaves: Sequence[Any]) -> CapturedCall | None:
-        assert self.graphs is not None
-        with torch.no_grad():
-            return self.graphs.capture(plan, leaves, self)
 
 
 def _inner(layout: Layout, step: Step) -> bool:

@@ -86,15 +86,59 @@ def test_the_graphs_are_bounded() -> None:
     assert graphs is not None and len(graphs.kept) == 2
 
 
-def test_a_shape_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As many elements as calls were captured."""
+    made: list[int] = []
     whole = cuda_graphs.CapturedCall.__init__
     monkeypatch.setattr(cuda_graphs.CapturedCall, "__init__", lambda self, *a: made.append(1) or whole(self, *a))
+    return made
+
+
+def test_a_shape_is_captured_once_and_once_more_when_its_input_moves(captured: list[int]) -> None:
     run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=True)
+    inputs = {n: values(n, 0) for n in (1, 2, 3, 4)}
     for _ in range(5):
-        for n in (1, 2, 3, 4):
-            run(values(n, 0))
-    assert len(made) == 4
+        for x in inputs.values():
+            run(x)
+    assert len(captured) == 4
+    held = [values(n, i) for i in range(4) for n in inputs]
+    for x in held:
+        assert torch.equal(run(x)[0].cpu(), Mixed()(x.cpu())[0])
+    assert len(captured) == 8
+
+
+def test_inputs_are_read_where_they_are(captured: list[int]) -> None:
+    """Other values at the same address, and other views of it."""
+    run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=True)
+    x = values(3, 0)
+    memory = torch.cuda.memory_allocated()
+    for i in range(4):
+        x.fill_(i)
+        assert torch.equal(run(x)[0].cpu(), Mixed()(x.cpu())[0])
+    assert len(captured) == 1
+    for view in (x.t(), torch._neg_view(x), x.clone().requires_grad_()):
+        x.copy_(values(3, 7))
+        assert torch.equal(run(view)[0].cpu(), Mixed()(view.detach().cpu())[0])
+    assert len(captured) == 2
+    del x, view
+    run(values(3, 1))
+    assert torch.cuda.memory_allocated() - memory < 2**20
+
+
+def test_memory_for_outputs_is_of_the_stream_that_is_current() -> None:
+    """Made ahead on one stream, it is not used on another."""
+    run, streams = compiled(Mixed(), X).module(cuda_graphs=True), [torch.cuda.Stream() for _ in range(3)]
+    held = []
+    for i in range(30):
+        with torch.cuda.stream(streams[i % 7 % 3]):
+            x = values(4, i)
+            held.append((x, *run(x)))
+    torch.cuda.synchronize()
+    assert len({y.data_ptr() for _, y, _ in held}) == len(held)
+    for x, y, z in held:
+        expected = Mixed()(x.cpu())
+        assert torch.equal(y.cpu(), expected[0]) and torch.equal(z.cpu(), expected[1])
 
 
 @pytest.mark.parametrize("graphs", [False, True])
