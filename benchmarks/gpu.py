@@ -2,6 +2,7 @@
 
 Each model and batch has a process of its own, which makes every method ready, measures them in turns and prints a line
 of JSON for each. A method that raises is a line with its error; if a process dies, another does it without that method.
+With ``--processes`` several get ready side by side, which costs compile time, and then measure one after the other.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.environment import RESULTS, save
 from benchmarks.methods import METHODS, Call, Clock, mode
+from benchmarks.targets import Group
 from benchmarks.turns import WARM_UP, in_turns
 from examples.models import Case, full
 from pipeline.sources import first_line
@@ -33,6 +36,7 @@ MODELS = ("resnet50", "convnext", "vit", "bert", "gpt2", "llama")
 BATCHES = (1, 8)
 BF16 = ("vit", "bert")
 """Measured in bfloat16 as well, at batch 1."""
+CHILD = (sys.executable, "-m", "benchmarks.gpu", "--child")
 LIMIT = 600
 """Seconds for one process."""
 
@@ -107,9 +111,14 @@ def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
 
 
 def measured(
-    case: Case, inputs: dict[str, Any], expected: Sequence[torch.Tensor], methods: Sequence[str]
+    case: Case,
+    inputs: dict[str, Any],
+    expected: Sequence[torch.Tensor],
+    methods: Sequence[str],
+    turn: Callable[[], object] = lambda: None,
 ) -> dict[str, dict[str, Any]]:
-    """A row for each method, printed as well, with a line before each thing that it does."""
+    """A row for each method, printed as well, with a line before each thing that it does. ``turn`` is called when all
+    is ready, and returns when it may be measured."""
     made: dict[str, Any] = {}
     calls, rows = dict[str, Call](), dict[str, dict[str, Any]]()
 
@@ -127,6 +136,8 @@ def measured(
         except Exception as failure:
             rows[method] = {"failed": f"{type(failure).__name__}: {first_line(failure)}"}
             rows[method] |= {"failed_after_seconds": round(time.perf_counter() - start, 2)}
+    print(json.dumps({"ready": methods}), flush=True)
+    turn()
     for method, times in in_turns(calls, around).items():
         rows[method] |= times
     for method, row in rows.items():
@@ -162,25 +173,60 @@ def _expected(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[t
     return [leaf.float() for leaf in tree_leaves(outputs)]
 
 
-def group(model: str, dtype: str, batch: int, methods: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a model and batch, from as many processes as it takes."""
-    rows: list[dict[str, Any]] = []
-    while missing := [m for m in methods if m not in {row["method"] for row in rows}]:
-        lines, code = _run([sys.executable, "-m", "benchmarks.gpu", "--child", model, dtype, str(batch), *missing])
-        rows += [line for line in lines if "method" in line]
-        if code or not lines:
-            guilty = [line["starts"] for line in lines if "starts" in line][-1:] or missing
+class Child:
+    """A process that measures methods for a model, and what it said."""
+
+    def __init__(self, group: Group, methods: Sequence[str]) -> None:
+        self.process = subprocess.Popen(
+            [*CHILD, *map(str, group), *methods], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.limit = threading.Timer(LIMIT, self.process.kill)
+        self.limit.start()
+        self.group, self.methods, self.lines = group, methods, list[dict[str, Any]]()
+
+    def get_ready(self) -> None:
+        """Returns when it is, or has died."""
+        self._listen("ready")
+
+    def measure(self) -> list[dict[str, Any]]:
+        """Rows of the methods; as many processes more as it takes, if this one dies."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write("now\n")
+            self.process.stdin.close()
+        self._listen()
+        code = self.process.wait()
+        self.limit.cancel()
+        rows = [line for line in self.lines if "method" in line]
+        if code or not rows:
+            guilty = [line["starts"] for line in self.lines if "starts" in line][-1:] or self.methods
             rows += [{"method": m, "failed": f"the process ended with code {code}"} for m in guilty]
-    return [{"model": model, "dtype": dtype, "batch": batch, **row} for row in rows]
+        missing = [m for m in self.methods if m not in {row["method"] for row in rows}]
+        if missing:
+            another = Child(self.group, missing)
+            another.get_ready()
+            rows += another.measure()
+        return rows
+
+    def _listen(self, until: str = "") -> None:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if line.startswith("{"):
+                self.lines.append(json.loads(line))
+                if until in self.lines[-1]:
+                    return
 
 
-def _run(command: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT, check=False)
-        output, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as late:
-        output, code = (late.stdout or b"").decode(), -1
-    return [json.loads(line) for line in output.splitlines() if line.startswith("{")], code
+def by_group(groups: Sequence[Group], methods: Sequence[str], processes: int) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each group."""
+    for first in range(0, len(groups), processes):
+        children = [Child(group, methods) for group in groups[first : first + processes]]
+        for child in children:
+            child.get_ready()
+        for child in children:
+            model, dtype, batch = child.group
+            named = {"model": model, "dtype": dtype, "batch": batch}
+            yield [{**named, **row, "side_by_side": len(children)} for row in child.measure()]
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -203,6 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bf16", nargs="*", default=BF16, help="models measured in bfloat16 as well, at batch 1")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--add", action="store_true", help="keep what other models, dtypes and batches gave before")
+    parser.add_argument("--processes", type=int, default=1, help="so many models get ready side by side")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -215,10 +262,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     groups = [(model, "float16", batch) for model in options.models for batch in options.batches]
     groups += [(model, "bfloat16", 1) for model in options.bf16]
     rows = kept(RESULTS / f"gpu-{gpu_name()}.json", groups) if options.add else []
-    for model, dtype, batch in groups:
-        rows += with_ratios(group(model, dtype, batch, options.methods))
+    for found in by_group(groups, options.methods, options.processes):
+        rows += with_ratios(found)
         path = save(f"gpu-{gpu_name()}", {"rows": rows})
-        for row in rows[-len(options.methods) :]:
+        for row in rows[-len(found) :]:
             print(json.dumps(row), flush=True)
     print(f"written to {path}")
     return 0

@@ -169,39 +169,6 @@ def test_there_must_be_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert capsys.readouterr().err == "benchmarks.gpu: there is no GPU here\n"
 
 
-def test_a_process_that_dies_loses_one_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(command: list[str]) -> tuple[list[dict[str, Any]], int]:
-        lines: list[dict[str, Any]] = []
-        for method in command[7:]:
-            lines.append({"starts": method})
-            if method == "bad":
-                return lines, -11
-            lines.append({"method": method, "gpu_ms": 1.0})
-        return lines, 0
-
-    monkeypatch.setattr(gpu, "_run", run)
-    rows = gpu.group("bert", "float16", 1, ["a", "bad", "b"])
-    assert [(row["method"], row.get("failed")) for row in rows] == [
-        ("a", None),
-        ("bad", "the process ended with code -11"),
-        ("b", None),
-    ]
-
-
-def test_a_process_that_says_nothing_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_run", lambda command: ([], 1))
-    assert [row["failed"] for row in gpu.group("bert", "float16", 1, ["a", "b"])] == [
-        "the process ended with code 1"
-    ] * 2
-
-
-def test_lines_of_a_process_are_read_until_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "LIMIT", 5)
-    script = 'print("noise"); print("{\\"starts\\": \\"a\\"}", flush=True); import time; time.sleep(60)'
-    assert gpu._run([sys.executable, "-c", script]) == ([{"starts": "a"}], -1)
-    assert gpu._run([sys.executable, "-c", "raise SystemExit(3)"]) == ([], 3)
-
-
 @pytest.mark.parametrize("method", [methods.eager, methods.inductor], ids=["eager", "torch.compile"])
 def test_a_method_gives_a_call(method: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
@@ -230,6 +197,45 @@ def test_other_groups_are_kept(tmp_path: Path) -> None:
     rows = [{"model": m, "dtype": "float16", "batch": 1} for m in ("bert", "vit")]
     path.write_text(json.dumps({"rows": rows}))
     assert gpu.kept(path, [("vit", "float16", 1), ("bert", "float16", 8)]) == rows[:1]
+
+
+def test_a_process_that_dies_loses_one_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what it starts, waits for its turn, and ends while it measures ``b``; other lines are not its own."""
+    script = tmp_path / "child.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "methods = sys.argv[4:]\n"
+        "say = lambda **row: print(json.dumps(row), flush=True)\n"
+        "print('loading')\n"
+        "say(ready=methods)\n"
+        "assert sys.stdin.readline()\n"
+        "for method in methods:\n"
+        "    say(starts=method)\n"
+        "    os._exit(3) if method == 'b' else None\n"
+        "for method in methods:\n"
+        "    say(method=method, gpu_ms=1.0)\n"
+    )
+    monkeypatch.setattr(gpu, "CHILD", (sys.executable, str(script)))
+    groups = [("vit", "float16", batch) for batch in (1, 2, 3)]
+    for group, rows in zip(groups, gpu.by_group(groups, ["a", "b", "c"], 2), strict=True):
+        assert {(row["model"], row["dtype"], row["batch"]) for row in rows} == {group}
+        assert {row["method"]: row.get("gpu_ms", row.get("failed")) for row in rows} == {
+            "a": 1.0,
+            "b": "the process ended with code 3",
+            "c": 1.0,
+        }
+        assert {row["side_by_side"] for row in rows} == {2 if group[2] < 3 else 1}
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("raise SystemExit(3)", 3), ("print('noise', flush=True); import time; time.sleep(60)", -9)]
+)
+def test_a_process_that_says_nothing_ends_its_group(script: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or is late."""
+    monkeypatch.setattr(gpu, "CHILD", (sys.executable, "-c", script))
+    monkeypatch.setattr(gpu, "LIMIT", 2 if code < 0 else 60)
+    (rows,) = gpu.by_group([("vit", "float16", 1)], ["a", "b"], 1)
+    assert [row["failed"] for row in rows] == [f"the process ended with code {code}"] * 2
 
 
 def test_errors_are_relative_to_the_largest_output() -> None:

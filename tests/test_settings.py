@@ -32,6 +32,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "use_fp32_acc": st.booleans(),
     "cuda_graphs": st.booleans(),
     "max_cuda_graphs": st.integers(1, 20),
+    "engine_graphs": st.booleans(),
     "reuse_outputs": st.booleans(),
     "execution_contexts": st.integers(1, 20),
     "kernel_specialization": st.sampled_from(["none", "eager", "lazy"]),

@@ -53,7 +53,8 @@ class CudaWorker:
         def runner(step: Step, part: Runner | LoadedEngine) -> Runner:
             if not isinstance(part, LoadedEngine):
                 return part
-            session = self.lane.run(lambda stream: Session(part, stream, arena))
+            launched = settings.engine_graphs and graphs is None
+            session = self.lane.run(lambda stream: Session(part, stream, arena, graph=launched))
             return EngineStep(session, self.turn, settings.reuse_outputs or _inner(layout, step))
 
         with torch.cuda.device(device):

@@ -94,8 +94,8 @@ class LoadedEngine:
         if self.cache is not None:
             self.cache.save()
 
-    def context(self, said: Said) -> Any:
-        """A new execution context that is given its memory."""
+    def context(self, said: Said, *, graph: bool = False) -> Any:
+        """A new execution context that is given its memory; with ``graph`` TensorRT-RTX launches it as a CUDA graph."""
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if CAPABILITIES.runtime_config:
             config = self.cuda_engine.create_runtime_config()
@@ -103,6 +103,8 @@ class LoadedEngine:
             name = self.specialization.upper()
             kinds = trt.DynamicShapesKernelSpecializationStrategy
             config.dynamic_shapes_kernel_specialization_strategy = enum_member(kinds, name)
+            if graph:
+                config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             if self.cache is not None and self.cache.handle is not None:
                 config.set_runtime_cache(self.cache.handle)
             made = self.cuda_engine.create_execution_context(runtime_config=config)

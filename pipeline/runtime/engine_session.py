@@ -43,9 +43,15 @@ class Session:
     Shapes are set and inferred when they change; a run copies its inputs in, enqueues, and copies its outputs out.
     Tensors of more than ``COPIED`` bytes are read and written where they are, and so is an input that lies at the same
     address at every call.
+
+    Args:
+        loaded: the engine.
+        stream: where the profile is chosen.
+        arena: memory for activations.
+        graph: have TensorRT-RTX launch runs as a CUDA graph, if shapes and addresses stay what they are.
     """
 
-    def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, arena: Arena) -> None:
+    def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, arena: Arena, *, graph: bool = False) -> None:
         self.loaded, self.network, self.device, self.arena = loaded, loaded.network, arena.device, arena
         engine = loaded.cuda_engine
         self.known = bindings(engine)
@@ -64,7 +70,7 @@ class Session:
         self._placed: set[int] = set()
         self.arena.reserve(loaded.device_memory)
         with listening() as said:
-            self.context = loaded.context(said)
+            self.context = loaded.context(said, graph=graph and all(map(_fixed, self.known.values())))
             self._require(self.context.set_optimization_profile_async(0, stream.cuda_stream), "profile 0", said)
 
     def __call__(
@@ -273,6 +279,12 @@ class Session:
         if copied:
             return result.clone()
         return result.to(self.device) if binding.on_host else result
+
+
+def _fixed(binding: Binding) -> bool:
+    """Whether a binding has one shape, and an address of the session's own or of an input that does not move."""
+    size = torch.Size(binding.shape).numel() * binding.dtype.itemsize
+    return -1 not in binding.shape and not binding.on_host and size <= COPIED
 
 
 def lend_memory(context: Any, memory: torch.Tensor) -> None:

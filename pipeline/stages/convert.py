@@ -250,6 +250,7 @@ class _Conversion:
 
     def finish(self) -> None:
         """Mark outputs, name tensors and weights, and read the description."""
+        self.read = self.names_read()
         for port in self.segment.outputs:
             self.output(port)
         self.name_tensors()
@@ -263,16 +264,32 @@ class _Conversion:
         )
 
     def output(self, port: Port) -> None:
-        """Mark a network output; what is an input, a constant or an output already gets a layer of its own."""
+        """Mark a network output; what is an input, a constant or an output already gets a layer of its own.
+
+        So does what other layers read: where an output is read by one other and that by two, all outputs too and in
+        one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md).
+        """
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:
             tensor = self.ctx.add(f"{port.name}:output", "cast", tensor, trt.uint8).get_output(0)
-        elif tensor.is_network_input or tensor.is_network_output or not isinstance(value, trt.ITensor):
+        elif (
+            tensor.is_network_input
+            or tensor.is_network_output
+            or not isinstance(value, trt.ITensor)
+            or tensor.name in self.read
+        ):
             layer = self.ctx.add(f"{port.name}:output", "identity", tensor)
             tensor = layer.get_output(0)
         tensor.name = port.name
         self.ctx.net.mark_output(tensor)
+
+    def names_read(self) -> frozenset[str]:
+        """The tensors that layers read, by the names that they have now."""
+        net = self.ctx.net
+        layers = (net.get_layer(i) for i in range(net.num_layers))
+        tensors = (layer.get_input(j) for layer in layers for j in range(layer.num_inputs))
+        return frozenset(tensor.name for tensor in tensors if tensor is not None)
 
     def name_tensors(self) -> None:
         """Every tensor inside is called after its layer, so that two builds of a network print alike."""
