@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints; 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description="the first and the second start of a program on this GPU")
     parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--processes", type=int, default=1, help="so many models start side by side")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -65,10 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(started(*options.child))
         return 0
     rows: list[dict[str, Any]] = []
-    for model in options.models:
-        rows.append(measured(model))
-        print(json.dumps(rows[-1]), flush=True)
-    print(f"written to {save(f'gpu-start-{gpu_name()}', {'dtype': 'float16', 'batch': 1, 'starts': rows})}")
+    with ThreadPoolExecutor(options.processes) as pool:
+        for row in pool.map(measured, options.models):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    data = {"dtype": "float16", "batch": 1, "side_by_side": options.processes, "starts": rows}
+    print(f"written to {save(f'gpu-start-{gpu_name()}', data)}")
     return 0
 
 
