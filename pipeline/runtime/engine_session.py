@@ -11,6 +11,7 @@ from attrs import field, frozen
 from pipeline.errors import ExecutionError
 from pipeline.runtime.engine_buffers import ALIGNMENT, Arena, Binding, OutputBuffer, Slab, bindings, described, placed
 from pipeline.runtime.engine_load import LOG, LoadedEngine, Said, listening
+from pipeline.trt import CAPABILITIES
 
 COPIED = 16 << 20
 """Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
@@ -48,7 +49,8 @@ class Session:
         loaded: the engine.
         stream: where the profile is chosen.
         arena: memory for activations.
-        graph: have TensorRT-RTX launch runs as a CUDA graph, if shapes and addresses stay what they are.
+        graph: have TensorRT-RTX launch runs as a CUDA graph, if shapes and addresses stay what they are. Such a run
+            cannot be captured in another graph.
     """
 
     def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, arena: Arena, *, graph: bool = False) -> None:
@@ -69,8 +71,9 @@ class Session:
         self._moving = {i for i, b in enumerate(self.inputs) if b.name in self.written}
         self._placed: set[int] = set()
         self.arena.reserve(loaded.device_memory)
+        self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, self.known.values()))
         with listening() as said:
-            self.context = loaded.context(said, graph=graph and all(map(_fixed, self.known.values())))
+            self.context = loaded.context(said, graph=self._graph)
             self._require(self.context.set_optimization_profile_async(0, stream.cuda_stream), "profile 0", said)
 
     def __call__(
@@ -83,7 +86,16 @@ class Session:
             stream: where the run is enqueued.
             own: give the session's own memory, which the next run overwrites, instead of copies of it.
             loose: copy nothing: read every input where it is, write every output to new memory.
+
+        Raises:
+            ExecutionError: an input is not what the engine takes, TensorRT refuses to run, or the caller captures a run
+                that TensorRT-RTX launches as a graph of its own.
         """
+        if self._graph and torch.cuda.is_current_stream_capturing():
+            raise ExecutionError(
+                f"{self.network.name} is launched as a CUDA graph of TensorRT-RTX's own, which another cannot capture",
+                "run compiled.module(engine_graphs=False), or let compiled.module(cuda_graphs=True) capture it",
+            )
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         key = (loose, *shapes, self._values(inputs) if self.on_host else ())
         plan = self.plans.get(key)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pipeline
+from pipeline.errors import ExecutionError
 from pipeline.runtime import engine_session
 from tests.gpu.test_runtime_gpu import APART, Counter, Mixed, X, compiled, values
 
@@ -77,7 +78,7 @@ def test_threads_that_allocate_meanwhile(default: bool) -> None:
 
 @pytest.mark.parametrize("warm", [0, 1, 5])
 def test_a_caller_captures_the_program(warm: int) -> None:
-    run, x = compiled(Mixed(), X).module(), values(4, 0)
+    run, x = compiled(Mixed(), X).module(engine_graphs=False), values(4, 0)
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         for _ in range(warm):
             run(x)
@@ -90,6 +91,18 @@ def test_a_caller_captures_the_program(warm: int) -> None:
             graph.replay()
             torch.cuda.synchronize()
             assert right(x, y, z)
+        assert right(x, *run(x))
+
+
+@pytest.mark.parametrize("warm", [0, 5])
+def test_a_graph_in_a_graph_is_an_error_before_anything_runs(warm: int) -> None:
+    run, x = compiled(Mixed(), X).module(), values(4, 0)
+    with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+        for _ in range(warm):
+            run(x)
+        torch.cuda.synchronize()
+        with pytest.raises(ExecutionError, match="engine_graphs=False"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            run(x)
         assert right(x, *run(x))
 
 

@@ -29,6 +29,8 @@ class FakeStream:
 class FakeConfig:
     """A runtime configuration that keeps what it is told."""
 
+    cuda_graph_strategy: Any = None
+
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
         self.strategy = strategy
 
@@ -40,6 +42,8 @@ def say(text: str) -> None:
 
 class FakeContext:
     """Computes with `function` on memory at the addresses it was given; what is named in `refuse` returns False."""
+
+    config: FakeConfig
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine, self.calls, self.refuse = engine, engine.calls, engine.refuse
@@ -167,7 +171,9 @@ class FakeEngine:
         if "create_execution_context" in self.refuse:
             say("fake out of memory")
             return None
-        return FakeContext(self)
+        context = FakeContext(self)
+        context.config = runtime_config
+        return context
 
 
 def _tensors(rows: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:
