@@ -8,16 +8,19 @@ from typing import Any
 
 from benchmarks import figures
 from benchmarks.markdown import failure, filled, table, where
-from benchmarks.targets import CHANGING, TARGETS, Group, Row, Target, groups, in_order, named
+from benchmarks.targets import ALONE, CHANGING, TARGETS, Group, Row, Target, alone, groups, in_order, named
 
 
 def gpu(data: dict[str, Any]) -> str:
     """All methods in one table, its plots, the targets, and a table for each model, dtype and batch."""
-    found = groups(data["rows"])
+    everything = groups(data["rows"])
+    found = {group: rows for group, rows in everything.items() if alone(rows)}
+    shared = "; ".join(named(group) for group in everything if group not in found)
     return "\n".join(
         [
             f"## On {data['machine']['gpu']}\n",
             filled(where(data)),
+            *[filled(SHARED.format(times=ALONE, groups=shared))] * bool(shared),
             filled(SUMMARY),
             *_summary(found),
             "",
@@ -32,7 +35,12 @@ def gpu(data: dict[str, Any]) -> str:
 
 
 SUMMARY = """Milliseconds on the GPU for a call. In bold: ours, and the fastest of the other ways to run the model. The
-raw engine is the engine of ours driven by hand, with no module around it.
+raw engine is the engine of ours driven by hand, with no module around it; without a graph it is faster in ours where
+TensorRT-RTX launches it as a graph (`engine_graphs`).
+"""
+
+SHARED = """Measured as well, but left out, since something else used the GPU meanwhile (what was not awaited took more
+than {times} times as long as the GPU said): {groups}.
 """
 
 DETAILS = """In the tables below, host µs is the time until a call returns, compile s that of everything between
@@ -113,6 +121,67 @@ def _cell(form: str, row: Row) -> str:
         return form.format(**{key: value for key, value in row.items() if value is not None})
     except KeyError:
         return ""
+
+
+PROFILE = """The kernels of a call in {dtype}, by what they do, as PyTorch's profiler sees them: microseconds (kernels).
+"""
+
+
+def profile(data: dict[str, Any]) -> str:
+    """What the GPU does in a call, for methods side by side, and each one's dearest kernels."""
+    rows = data["profile"]
+    roles = list(dict.fromkeys(role for row in rows for role in row["roles"]))
+    cells = [[*_subject(row), f"{row['gpu_us']:.0f} ({row['kernels']:.0f})", *_roles(row, roles)] for row in rows]
+    return "\n".join(
+        [
+            f"## Kernels on {data['machine']['gpu']}\n",
+            filled(where(data)),
+            filled(PROFILE.format(**data)),
+            *table(["model", "method", "all", *roles], cells),
+            "",
+            "The dearest of each:\n",
+            *table(["model", "method", "kernel", "µs", "times"], [each for row in rows for each in _dearest(row)]),
+            "",
+        ]
+    )
+
+
+def _subject(row: Row) -> list[str]:
+    return [f"{row['model']}, batch {row['batch']}", row["method"]]
+
+
+def _roles(row: Row, roles: list[str]) -> list[str]:
+    found = row["roles"]
+    return [f"{found[role]['us']:.0f} ({found[role]['kernels']:.0f})" if role in found else "" for role in roles]
+
+
+def _dearest(row: Row, shown: int = 5) -> list[list[str]]:
+    return [
+        [*_subject(row), f"`{each['kernel'][:60]}`", f"{each['us']:.0f}", f"{each['times']:.0f}"]
+        for each in row["dearest"][:shown]
+    ]
+
+
+STARTS = """Seconds from `Compiled.module()` to the first result, {dtype}, batch {batch}, in a process that finds no
+kernels on disk and in one that finds those of the first. {side_by_side} models start side by side.
+"""
+
+
+def starts(data: dict[str, Any]) -> str:
+    """A program's first start and its second."""
+    rows = [
+        [r["model"], f"{r['first_seconds']:.2f}", f"{r['second_seconds']:.2f}", f"{r['kept_mb']:.1f}"]
+        for r in data["starts"]
+    ]
+    return "\n".join(
+        [
+            f"## Starting on {data['machine']['gpu']}\n",
+            filled(where(data)),
+            filled(STARTS.format(**data)),
+            *table(["model", "first", "second", "kernels, MB"], rows),
+            "",
+        ]
+    )
 
 
 def before(data: dict[str, Any]) -> str:

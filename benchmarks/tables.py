@@ -219,6 +219,8 @@ def tests(data: dict[str, Any]) -> str:
 SECTIONS = {
     "rows": gpu_tables.gpu,
     "dynamic": gpu_tables.dynamic,
+    "profile": gpu_tables.profile,
+    "starts": gpu_tables.starts,
     "growth": stages,
     "cutting": partitions,
     "gains": gains,

@@ -18,6 +18,9 @@ COMPILING = 0.6
 CHANGING = 1.1
 """A call with a graph when the shape changes at every call, as a multiple of one when it does not."""
 
+ALONE = 1.25
+"""How much longer than the GPU says a call may take when none is awaited."""
+
 ONE_TENSOR = ("resnet50", "convnext", "vit")
 """Models with one input and one output."""
 
@@ -27,11 +30,23 @@ Group: TypeAlias = tuple[str, str, int]
 
 
 def groups(rows: Iterable[Row]) -> dict[Group, dict[str, Row]]:
-    """Rows by method for each model, dtype and batch."""
+    """Rows by method for each model, dtype and batch. What gives NaN has failed, however fast it is."""
     found: dict[Group, dict[str, Row]] = {}
     for row in rows:
-        found.setdefault((row["model"], row["dtype"], row["batch"]), {})[row["method"]] = row
+        found.setdefault((row["model"], row["dtype"], row["batch"]), {})[row["method"]] = _checked(row)
     return found
+
+
+def _checked(row: Row) -> Row:
+    if not math.isnan(row.get("relative_error", 0)):
+        return row
+    return {key: row[key] for key in ("model", "dtype", "batch", "method")} | {"failed": "the result is NaN"}
+
+
+def alone(rows: dict[str, Row]) -> bool:
+    """Whether a group had the GPU to itself: a graph that is not awaited is launched as often as the GPU can run it."""
+    taken = [row for method, row in rows.items() if method.endswith("+ graph") and row.get("calls_per_second")]
+    return all(1e3 / row["calls_per_second"] <= ALONE * row["gpu_ms"] for row in taken)
 
 
 def in_order(methods: Iterable[str]) -> list[str]:

@@ -118,6 +118,17 @@ def test_gains_and_changing_shapes_become_tables() -> None:
     assert "| eager | failed: a / b |  |" in text
 
 
+def test_profiles_and_starts_become_tables() -> None:
+    found = gpu_profile.summary([("nvjet_hsh", 10.0), ("__myl_Add", 1.0)] * gpu_profile.CALLS)
+    rows = [{"model": "vit", "batch": 8, "method": "raw engine", **found}]
+    text = gpu_tables.profile({**environment.environment(), "dtype": "float16", "profile": rows})
+    assert "| vit, batch 8 | raw engine | 11 (2) | 10 (1) | 1 (1) |" in text
+    assert "| vit, batch 8 | raw engine | `nvjet_hsh` | 10 | 1 |" in text
+    start = {"model": "vit", "first_seconds": 2.5, "second_seconds": 0.251, "kept_mb": 1.5}
+    data = {**environment.environment(), "dtype": "float16", "batch": 1, "side_by_side": 3, "starts": [start]}
+    assert "| vit | 2.50 | 0.25 | 1.5 |" in gpu_tables.starts(data)
+
+
 def test_forms_of_attention_become_tables() -> None:
     row = {"mask": "none", "batch": 1, "sequence": 128, "kernels": 5, "relative_error": 1e-3, "gpu_ms": 0.25}
     rows = [{**row, "form": "layer"}, {**row, "form": "spelled out", "mask": "causal"}]

@@ -133,6 +133,29 @@ def test_a_target_that_nothing_tells_of_is_not_measured() -> None:
     assert text.count("|  | 0 of 0 | not measured |  |") == len(TARGETS)
 
 
+def test_what_was_measured_beside_something_else_is_left_out() -> None:
+    """The GPU says 1 ms for what comes out every 2."""
+    beside = result(
+        *(row(method, calls_per_second=990.0) for method in TIMES),
+        *(row(method, "vit", calls_per_second=500.0) for method in TIMES),
+    )
+    text = gpu_tables.gpu(beside)
+    assert "### resnet50" in text and "### vit" not in text
+    assert "(what was not awaited took more than 1.25 times as long as the GPU said): vit, float16, batch 1." in re.sub(
+        r"\s+", " ", text
+    )
+    assert {panel.title for plot in figures.of(beside) for panel in plot.panels} == {"resnet50"}  # type: ignore[union-attr]
+
+
+def test_what_gives_nan_has_failed() -> None:
+    wrong = result(
+        *(row(method, relative_error=math.nan) if method == "pipeline + graph" else row(method) for method in TIMES)
+    )
+    text = gpu_tables.gpu(wrong)
+    assert "| pipeline + graph | failed: the result is NaN |" in text
+    assert f"| {TARGETS[0].words} | failed | 0 of 1 | **not met** |" in text
+
+
 def test_a_target_is_for_its_models_and_a_peer_that_failed_is_no_measure() -> None:
     found = groups([row("pipeline"), row("raw engine", failed="x"), row("pipeline", "bert"), row("eager", "bert")])
     assert Target("", 2, ours="pipeline", over="raw engine").measured(found) == {}
