@@ -33,14 +33,14 @@ def fused(
 ) -> ITensor:
     """One kernel, under the conditions of ``attention_limits`` for the fitted case; a query that may attend to nothing
     gives 0."""
-    rank, head, own = base.rank(query), base.dims(query)[-1], base.dims(value)[-1]
+    rank, own = base.rank(query), base.dims(value)[-1]
     query, key, value = (_fitted(ctx, name, x) for x in (query, key, value))
     bias = None if mask is None else _raised(ctx, name, base.tensor(ctx, name, mask, rank=max(rank, 2)))
     attend = _layer if limits.BY_LAYER else _spelled
     result = attend(ctx, name, _scaled(ctx, name, query, scale), key, value, bias, causal=causal)
     if bias is not None and not _lets_all_attend(ctx, mask):
         result = _alive(ctx, name, result, bias)
-    if head < limits.HEAD_DIMS[0]:
+    if own < limits.HEAD_DIMS[0]:
         result = sampled(ctx, name, result, [3], [0], [own])
     return base.squeeze(ctx, name, result, ABSENT[rank])
 

@@ -146,7 +146,7 @@ class _Rewriter:
         """The outputs of the decomposition, emitted into the new graph; None if it does not apply here."""
         flat, spec = tree_flatten((args, kwargs))
         nodes = [v for v in flat if isinstance(v, torch.fx.Node)]
-        key = f"{target} {signature(flat)} {spec}"
+        key = f"{function_name(function)} of {target} {signature(flat)} {spec}"
         if key not in self.templates:
             self.templates[key] = _trace(function, flat, spec, target, self.mode)
         template = self.templates[key]

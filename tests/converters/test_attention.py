@@ -158,3 +158,14 @@ def test_the_forms_of_devices_come_apart_into_attention(target: Any) -> None:
     scores = (0.3 * query @ key.transpose(-1, -2)).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
     torch.testing.assert_close(lse, scores.logsumexp(-1))
     assert len(rest) + 2 == len(target._schema.returns)
+
+
+def test_values_of_fewer_dims_than_have_kernels() -> None:
+    """They are padded, and the result is cut to their size (Conditional DETR)."""
+    query, value = torch.randn(2, 4, 6, 16).half(), torch.randn(2, 4, 6, 8).half()
+    compiled = pipeline.default(min_block_size=1)(Attend(False).eval(), args=(query, query + 1, value))
+    assert not compiled.coverage.fallback
+    result = compiled.module(executor="reference")(query, query + 1, value)
+    expected = torch.nn.functional.scaled_dot_product_attention(query.float(), query.float() + 1, value.float())
+    assert result.shape == value.shape
+    torch.testing.assert_close(result.float(), expected, atol=5e-3, rtol=5e-3)

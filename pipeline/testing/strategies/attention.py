@@ -53,7 +53,7 @@ def attention(draw: Draw, target: Any) -> Call:
 
 def _plain(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Any, ...]:
     """Without heads; the values may have a size of their own."""
-    size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3))))
+    size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
     shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
