@@ -1,8 +1,8 @@
 """``python -m benchmarks.kernels``: the kernels of engines, and what the passes of ``improve`` save of them. No GPU.
 
 A plan of TensorRT-RTX 1.4 holds, in words, the program that its engine runs: a line for each kernel. That is documented
-nowhere, so nothing but this measurement and its test relies on it. What a kernel saved is worth is told on a GPU, by
-``python -m benchmarks.improvements``; that it is saved shows here.
+nowhere, so nothing but this measurement, a warning of ``build`` and their tests relies on it. What a kernel saved is
+worth is told on a GPU, by ``python -m benchmarks.improvements``; that it is saved shows here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ CAPABILITY = "8.9"
 """Plans are made for this compute capability alone: they hold a program for each."""
 
 _LINE = re.compile(r"^ +(\w+)=\{ name=(\"[^\"]*\"|\S+)")
-_CALL = re.compile(
-    rb"function=\{ name=\S+ fqn=(?P<name>\S+) args=\{(?P<args>[^}]*)\}"
-    rb"[^\n]*? output_args=\{(?P<written>[^}]*)\}[^\n]*? grid = \{(?P<grid>[^}]*)\}"
-)
-_NAME = re.compile(rb'"([^"]*)"')
 _UNCOUNTED = frozenset({"shape_call", "signal", "wait"})
 PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
 """Products and convolutions, with what follows them in the same kernel."""
@@ -63,26 +58,6 @@ def kernels(plan: bytes) -> tuple[Kernel, ...]:
     lines = map(_LINE.match, found[0].decode(errors="replace").splitlines())
     steps = (Kernel(line[1], line[2].strip('"')) for line in lines if line)
     return tuple(step for step in steps if step.kind not in _UNCOUNTED)
-
-
-def unwritten(plan: bytes) -> tuple[tuple[str, str], ...]:
-    """(kernel, tensor) for the tensors that a kernel is said to write and that its source does not mention: what is
-    read there later is whatever lay there before. Kernels without a source are not looked at."""
-    return tuple(
-        (call["name"].decode(), tensor.decode())
-        for call in _CALL.finditer(plan)
-        for tensor in _NAME.findall(call["written"])
-        if _forgotten(plan, call, tensor)
-    )
-
-
-def _forgotten(plan: bytes, call: re.Match[bytes], tensor: bytes) -> bool:
-    start = plan.find(b"__global__ void " + call["name"] + b"(")
-    if start < 0 or b"0" in call["grid"].split():
-        return False
-    head, _, body = plan[start : plan.find(b"\0", start)].partition(b")\n{")
-    parameters = zip(_NAME.findall(call["args"]), re.findall(rb"__v\d+", head), strict=False)
-    return not any(re.search(p + rb"\b", body) for argument, p in parameters if argument == tensor)
 
 
 def of(compiled: Compiled) -> tuple[Kernel, ...]:

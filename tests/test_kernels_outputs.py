@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import pipeline
-from benchmarks.kernels import CAPABILITY, unwritten
+from benchmarks.kernels import CAPABILITY
 from pipeline.trt import CAPABILITIES
+from pipeline.unwritten import unwritten
 
 pytestmark = pytest.mark.skipif(
     CAPABILITIES.flavour != "tensorrt_rtx", reason="the plans of TensorRT-RTX hold the sources of its kernels"
@@ -93,16 +94,46 @@ def plan(function: Callable[[Tensor], Any]) -> bytes:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_every_output_is_written(function: Callable[[Tensor], Any]) -> None:
+def test_every_output_is_written(function: Callable[[Tensor], Any], caplog: pytest.LogCaptureFixture) -> None:
     assert unwritten(plan(function)) == ()
+    assert "never writes" not in caplog.text
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_an_output_that_is_read_too_may_be_forgotten(
-    function: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch
+def test_an_output_that_is_read_too_is_forgotten(
+    function: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What our networks would be without layers for such outputs. When this fails, TensorRT was mended."""
-    monkeypatch.setattr(
-        importlib.import_module("pipeline.stages.convert")._Conversion, "names_read", lambda self: frozenset()
-    )
-    assert unwritten(plan(function))
+    """What our networks would be without layers for such outputs, and what building them says. When this fails,
+    TensorRT was mended."""
+    conversion = importlib.import_module("pipeline.stages.convert")._Conversion
+    monkeypatch.setattr(conversion, "names_read", lambda self: frozenset())
+    found = unwritten(plan(function))
+    assert found
+    for kernel, tensor in found:
+        assert f"engine_0: TensorRT's kernel {kernel} never writes {tensor}, so results may be wrong" in caplog.text
+
+
+class Gates(nn.Module):
+    """Values that other kernels read as well, forgotten where a kernel has five of them: none is an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(5))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """[16, 8] -> five of these"""
+        a = x + x
+        b = a.sin()
+        c = b.relu()
+        return [product(y) for product, y in zip(self.products, (a, b, c, c + x, c.sin()), strict=True)]
+
+
+def test_what_is_forgotten_inside_an_engine_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    compile = pipeline.default(min_block_size=1, compute_capabilities=(CAPABILITY,))
+    compiled = compile(Gates().eval(), args=(torch.randn(16, 8),))
+    found = unwritten(bytes(compiled.engines[0].plan))
+    assert len(found) == caplog.text.count("never writes") == 2
+
+
+def test_what_has_no_sources_is_not_looked_at() -> None:
+    assert unwritten(b"plan") == ()

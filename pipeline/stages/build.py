@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -16,6 +17,9 @@ from pipeline.monitor import Monitor
 from pipeline.parcel import Job, Parcel, gathered
 from pipeline.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.program import Built, Converted, Engine
+from pipeline.unwritten import unwritten
+
+log = logging.getLogger(__name__)
 
 
 @frozen
@@ -74,7 +78,13 @@ build = Build()
 
 
 def engine(order: Order, plan: Plan, data: Any) -> Engine:
-    """The record of an engine."""
+    """The record of an engine. A warning says which of its kernels forget a result, as far as that can be seen."""
+    for kernel, tensor in unwritten(data):
+        log.warning(
+            "%s: TensorRT's kernel %s never writes %s, so results may be wrong: compare them with eager's, and run some "
+            "of the operators that its name tells in PyTorch (torch_executed_ops)",
+            *(order.name, kernel, tensor),
+        )
     return Engine(order.name, data, plan.library, order.refittable, plan.digest)
 
 
