@@ -81,8 +81,8 @@ def engine(order: Order, plan: Plan, data: Any) -> Engine:
     """The record of an engine. A warning says which of its kernels forget a result, as far as that can be seen."""
     for kernel, tensor in unwritten(data):
         log.warning(
-            "%s: TensorRT's kernel %s never writes %s, so results may be wrong: compare them with eager's, and run some "
-            "of the operators that its name tells in PyTorch (torch_executed_ops)",
+            "%s: TensorRT's kernel %s never writes %s, so results may be wrong: compare them with eager's, and run "
+            "operators that its name tells in PyTorch (torch_executed_ops)",
             *(order.name, kernel, tensor),
         )
     return Engine(order.name, data, plan.library, order.refittable, plan.digest)
