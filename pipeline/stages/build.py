@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -17,6 +18,7 @@ from pipeline.monitor import Monitor
 from pipeline.parcel import Job, Parcel, gathered
 from pipeline.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.program import Built, Converted, Engine
+from pipeline.spill import leave_memory
 from pipeline.unwritten import unwritten
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class Build:
 build = Build()
 
 
-def engine(order: Order, plan: Plan, data: Any) -> Engine:
+def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
     """The record of an engine. A warning says which of its kernels forget a result, as far as that can be seen."""
     for kernel, tensor in unwritten(data):
         log.warning(
@@ -85,6 +87,7 @@ def engine(order: Order, plan: Plan, data: Any) -> Engine:
             "operators that its name tells in PyTorch (torch_executed_ops)",
             *(order.name, kernel, tensor),
         )
+    leave_memory(data)
     return Engine(order.name, data, plan.library, order.refittable, plan.digest)
 
 
