@@ -14,6 +14,7 @@ _CALL = re.compile(
     rb"function=\{ name=\S+ fqn=(?P<name>\S+) args=\{(?P<args>[^}]*)\}"
     rb"[^\n]*? output_args=\{(?P<written>[^}]*)\}[^\n]*? grid = \{(?P<grid>[^}]*)\}"
 )
+_SOURCE = re.compile(rb"__global__ void (\w+)\(")
 _NAME = re.compile(rb'"([^"]*)"')
 
 
@@ -22,18 +23,19 @@ def unwritten(plan: Any) -> tuple[tuple[str, str], ...]:
 
     Kernels that come without a source are not looked at. Cost: 0.04 s for 100 MB.
     """
+    sources: dict[bytes, int] = {}
+    for found in _SOURCE.finditer(plan):
+        sources.setdefault(found[1], found.start())
     return tuple(
         (call["name"].decode(), tensor.decode())
         for call in _CALL.finditer(plan)
-        for tensor in _NAME.findall(call["written"])
-        if _forgotten(plan, call, tensor)
+        if call["name"] in sources and b"0" not in call["grid"].split()
+        for tensor in _forgotten(plan, sources[call["name"]], call)
     )
 
 
-def _forgotten(plan: Any, call: re.Match[bytes], tensor: bytes) -> bool:
-    start = plan.find(b"__global__ void " + call["name"] + b"(")
-    if start < 0 or b"0" in call["grid"].split():
-        return False
+def _forgotten(plan: Any, start: int, call: re.Match[bytes]) -> list[bytes]:
     head, _, body = plan[start : plan.find(b"\0", start)].partition(b")\n{")
-    parameters = zip(_NAME.findall(call["args"]), re.findall(rb"__v\d+", head), strict=False)
-    return not any(re.search(p + rb"\b", body) for argument, p in parameters if argument == tensor)
+    parameters = [*zip(_NAME.findall(call["args"]), re.findall(rb"__v\d+", head), strict=False)]
+    mentioned = {argument for argument, p in parameters if re.search(p + rb"\b", body)}
+    return [tensor for tensor in _NAME.findall(call["written"]) if tensor not in mentioned]

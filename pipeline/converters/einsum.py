@@ -59,7 +59,7 @@ def _read(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters],
     spread = [_spread(operand, rank) for operand, rank in zip(operands, ranks, strict=True)]
     if any(len({*letters}) != len(letters) for letters in spread):
         return None
-    more = max((letters for letters in spread), key=lambda letters: sum(x.startswith(".") for x in letters))
+    more = max(spread, key=lambda letters: sum(x.startswith(".") for x in letters))
     dots = tuple(x for x in more if x.startswith("."))
     if arrow:
         head, found, tail = result.partition("...")
