@@ -164,8 +164,9 @@ class CompilationSettings:
     cuda_graphs: record a CUDA graph of the whole program at the second call with the same shapes, and replay it from
         then on; what cannot be recorded runs as ever, and says why in the log. Default False.
     max_cuda_graphs: for how many shapes a graph is kept, at least 1. Default 8.
-    engine_graphs: let TensorRT-RTX launch an engine whose shapes are fixed as one CUDA graph of its own, which takes a
-        third off ResNet-50's time at batch 1; with `cuda_graphs` the program's graph does that. Default True.
+    engine_graphs: let TensorRT-RTX launch an engine whose shapes are fixed as one CUDA graph of its own: ResNet-50 at
+        batch 1 takes 0.42 ms where the bare engine takes 0.50; with `cuda_graphs` the program's graph does that. A
+        caller who captures the program himself asks for False. Default True.
     reuse_outputs: give outputs in memory that the next call overwrites, which saves a copy. Default False.
     execution_contexts: how many calls may run at once (threads, streams), at least 1; each takes memory for its
         activations, and further ones wait. Default 4.
