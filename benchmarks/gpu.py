@@ -105,9 +105,8 @@ def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
     case.model.to(half)
     warm_up()
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
-        measured(
-            case, inputs, expected, sorted(methods, key=lambda m: m != "pipeline")
-        )  # the others share what it makes
+        first = sorted(methods, key=lambda m: m != "pipeline")  # the others share what it makes
+        measured(case, inputs, expected, first, sys.stdin.readline)
 
 
 def measured(
@@ -115,7 +114,7 @@ def measured(
     inputs: dict[str, Any],
     expected: Sequence[torch.Tensor],
     methods: Sequence[str],
-    turn: Callable[[], object] = lambda: None,
+    turn: Callable[[], object],
 ) -> dict[str, dict[str, Any]]:
     """A row for each method, printed as well, with a line before each thing that it does. ``turn`` is called when all
     is ready, and returns when it may be measured."""

@@ -39,7 +39,7 @@ raw engine is the engine of ours driven by hand, with no module around it; witho
 TensorRT-RTX launches it as a graph (`engine_graphs`).
 """
 
-SHARED = """Measured as well, but left out, since something else used the GPU meanwhile (what was not awaited took more
+SHARED = """Measured as well, but left out, since they shared the GPU meanwhile (what was not awaited took more
 than {times} times as long as the GPU said): {groups}.
 """
 

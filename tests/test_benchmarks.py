@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -210,6 +211,17 @@ def test_other_groups_are_kept(tmp_path: Path) -> None:
     assert gpu.kept(path, [("vit", "float16", 1), ("bert", "float16", 8)]) == rows[:1]
 
 
+def test_nothing_is_measured_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is ready first, and a child's turn is a line from its parent."""
+    done: list[str] = []
+    monkeypatch.setattr(gpu, "ready", lambda case, method, *_: (done.append(method) or (lambda: None), {}))
+    monkeypatch.setattr(gpu, "in_turns", lambda calls, around: {m: done.append(f"time {m}") or {} for m in calls})
+    case = Case("toy", torch.nn.Linear(2, 2), {}, None)
+    gpu.measured(case, {}, [], ["a", "b"], lambda: done.append("turn"))
+    assert done == ["a", "b", "turn", "time a", "time b"]
+    assert "sys.stdin.readline" in inspect.getsource(gpu.child)
+
+
 def test_a_process_that_dies_loses_one_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what it starts, waits for its turn, and ends while it measures ``b``; other lines are not its own."""
     script = tmp_path / "child.py"
@@ -269,6 +281,6 @@ def test_methods_agree_on_a_gpu(method: str) -> None:
     with torch.no_grad():
         expected = [model.float()(inputs["input"].float())]
     with torch.cuda.stream(torch.cuda.Stream()):
-        row = gpu.measured(Case("toy", model.half(), {}, None), inputs, expected, [method])[method]
+        row = gpu.measured(Case("toy", model.half(), {}, None), inputs, expected, [method], list)[method]
     assert row["relative_error"] < 1e-2
     assert row["gpu_ms"] > 0
