@@ -17,6 +17,7 @@ import torch
 from attrs import evolve
 
 from pipeline.runtime import graph_copies
+from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.graph_copies import CopyNode
 from pipeline.runtime.plan import CallPlan
 
@@ -42,7 +43,7 @@ class Feed:
 
     def __call__(self, value: torch.Tensor) -> None:
         """Let the next replay see an input."""
-        if self.node is not None and value.dtype == self.held.dtype and value.is_cuda and _plain(value):
+        if self.node is not None and value.dtype == self.held.dtype and value.is_cuda and plain(value):
             self.node.read_from(value.data_ptr())
             return
         self.example.copy_(value.detach())
@@ -181,7 +182,7 @@ class CapturedCall:
         """Whether the inputs that are read where they were are there again."""
         for given, address in self.still:
             value = leaves[given]
-            if value.data_ptr() != address or not _plain(value):
+            if value.data_ptr() != address or not plain(value):
                 return False
         return True
 
@@ -213,11 +214,6 @@ class CapturedCall:
         return value if self.reuse else value.clone()
 
 
-def _plain(value: torch.Tensor) -> bool:
-    """Whether a tensor's memory holds its elements in order, as they are."""
-    return value.is_contiguous() and not value.is_neg() and not value.is_conj()
-
-
 class CudaGraphs:
     """The graphs of one worker by plan, the oldest forgotten first.
 
@@ -244,10 +240,10 @@ class CudaGraphs:
         seen = self._seen.get(plan)
         if seen is None:
             here = [(i, leaves[i]) for i, _, moved in plan.moves if not moved]
-            places = {i: value.data_ptr() for i, value in here if value.numel() and _plain(value)}
+            places = {i: value.data_ptr() for i, value in here if value.numel() and plain(value)}
             _bounded(self._seen, 8 * self.limit)[plan] = places
             return None
-        still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and _plain(leaves[i])}
+        still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and plain(leaves[i])}
         self._seen[plan] = still
         with torch.no_grad():
             return self._capture(plan, leaves, worker, still)

@@ -60,6 +60,11 @@ def placed(value: Any, binding: Binding, device: torch.device) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
+def plain(value: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds its elements in order, as they are."""
+    return value.is_contiguous() and not value.is_neg() and not value.is_conj()
+
+
 class Arena:
     """Memory for the activations of several engines that run one after the other: as much as the largest needs."""
 

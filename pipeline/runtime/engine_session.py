@@ -9,7 +9,17 @@ import torch
 from attrs import field, frozen
 
 from pipeline.errors import ExecutionError
-from pipeline.runtime.engine_buffers import ALIGNMENT, Arena, Binding, OutputBuffer, Slab, bindings, described, placed
+from pipeline.runtime.engine_buffers import (
+    ALIGNMENT,
+    Arena,
+    Binding,
+    OutputBuffer,
+    Slab,
+    bindings,
+    described,
+    placed,
+    plain,
+)
 from pipeline.runtime.engine_load import LOG, LoadedEngine, Said, listening
 from pipeline.trt import CAPABILITIES
 
@@ -119,8 +129,8 @@ class Session:
 
     def _stays(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
         """Whether an input is read where it is, having been there at every call; if not, it is copied from now on."""
-        name, plain = self.inputs[position].name, value.is_contiguous() and not value.is_neg()
-        readable = plain and value.device == self.device and value.dtype == memory.dtype
+        name = self.inputs[position].name
+        readable = plain(value) and value.device == self.device and value.dtype == memory.dtype
         if readable and value.numel() and value.data_ptr() == self._addresses.get(name):
             return True
         if readable and position not in self._placed and value.data_ptr() % ALIGNMENT == 0:

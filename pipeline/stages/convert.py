@@ -250,9 +250,9 @@ class _Conversion:
 
     def finish(self) -> None:
         """Mark outputs, name tensors and weights, and read the description."""
-        self.read = self.names_read()
+        read = self.names_read()
         for port in self.segment.outputs:
-            self.output(port)
+            self.output(port, read)
         self.name_tensors()
         known: dict[int, Weight] = self.ctx.weights
         for pointer, weight in known.items():
@@ -263,10 +263,10 @@ class _Conversion:
             self.ctx.net, name=self.segment.name, weight_name=known.get, profile=_profile(self.segment)
         )
 
-    def output(self, port: Port) -> None:
+    def output(self, port: Port, read: frozenset[str]) -> None:
         """Mark a network output; what is an input, a constant or an output already gets a layer of its own.
 
-        So does what other layers read: where an output is read by one other and that by two, all outputs too and in
+        So does what other layers ``read``: where an output is read by one other and that by two, all outputs too and in
         one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md).
         """
         value = self.env[port.name]
@@ -277,7 +277,7 @@ class _Conversion:
             tensor.is_network_input
             or tensor.is_network_output
             or not isinstance(value, trt.ITensor)
-            or tensor.name in self.read
+            or tensor.name in read
         ):
             layer = self.ctx.add(f"{port.name}:output", "identity", tensor)
             tensor = layer.get_output(0)
