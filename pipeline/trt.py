@@ -92,6 +92,8 @@ class Capabilities:
     cumulative: bool
     nonzero: bool
     strided_dilated_deconvolution: bool
+    bfloat16_after_products: bool
+    depthwise_bfloat16: bool
     int8_activations: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
@@ -129,6 +131,8 @@ def _capabilities(bindings: Any) -> Capabilities:
         cumulative=hasattr(network, "add_cumulative"),
         nonzero=not rtx,  # RTX: the network takes the layer, "no runners" at the build
         strided_dilated_deconvolution=not rtx,
+        bfloat16_after_products=not rtx or version >= (1, 6),  # garbage before, on an H200: `base.cast`
+        depthwise_bfloat16=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),

@@ -102,7 +102,7 @@ def _spelled(
     mask = _lower_triangle(ctx, name, scores) if causal else mask
     if mask is not None:
         scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, mask, dtype))
-    weights = base.cast(ctx, name, softmax(ctx, name, scores, -1), dtype)
+    weights = base.cast(ctx, name, softmax(ctx, name, scores, -1), dtype, bare=True)
     return matmul(ctx, name, weights, value, empty=False)
 
 
@@ -153,7 +153,7 @@ def _scaled(ctx: ConversionContext, name: str, query: ITensor, scale: float) -> 
         return query
     wide = base.cast(ctx, name, query, torch.float32)
     factor = base.constant(ctx, name, scale, torch.float32, rank=base.rank(query))
-    return base.cast(ctx, name, base.elementwise(ctx, name, "PROD", wide, factor), base.dtype_of(query))
+    return base.cast(ctx, name, base.elementwise(ctx, name, "PROD", wide, factor), base.dtype_of(query), bare=True)
 
 
 def _repeated(ctx: ConversionContext, name: str, x: ITensor, heads: Size) -> ITensor:

@@ -15,7 +15,7 @@ import torch
 from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt, literal_name
 from pipeline.impl.expression import operation
 from pipeline.shapes import bounds, on_host
-from pipeline.trt import to_torch, to_trt, trt
+from pipeline.trt import CAPABILITIES, to_torch, to_trt, trt
 
 ITensor: TypeAlias = trt.ITensor
 Size: TypeAlias = Any
@@ -53,14 +53,23 @@ def tensor(
     return raise_rank(ctx, name, value, rank)
 
 
-def cast(ctx: ConversionContext, name: str, x: ITensor, dtype: torch.dtype) -> ITensor:
-    """``x`` in another dtype; ``x`` itself if it has it already."""
+def cast(ctx: ConversionContext, name: str, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITensor:
+    """``x`` in another dtype; ``x`` itself if it has it already.
+
+    A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does: RTX 1.4 gives
+    garbage then (docs/tensorrt.md). So the larger of the result and itself follows in that kernel, unless the cast is
+    part of what TensorRT recognises (``bare``).
+    """
     wanted = to_trt(network_dtype(dtype))
     if x.dtype == wanted:
         return x
     if dtype == torch.bool:
         return unary(ctx, name, "NOT", is_zero(ctx, name, x))
-    return ctx.add(name, "cast", x, wanted).get_output(0)
+    wide = x.dtype == trt.float32
+    made = ctx.add(name, "cast", x, wanted).get_output(0)
+    if bare or not wide or dtype != torch.bfloat16 or CAPABILITIES.bfloat16_after_products:
+        return made
+    return elementwise(ctx, name, "MAX", made, made)
 
 
 def is_zero(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:

@@ -14,6 +14,8 @@ from pipeline.impl.pool_windows import padded, spread
 from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
+Layer = Callable[[ITensor, Value, Value | None, bool], ITensor]
+"""Makes the layer of an input, a kernel and a bias, and whether they have a spatial dim for TensorRT's sake."""
 
 
 def convolution(
@@ -35,7 +37,9 @@ def convolution(
         _set_windows(made, stride, padding, padding, dilation, groups, flat)
         return made.get_output(0)
 
-    return _batched(ctx, name, x, weight, bias, layer)
+    depthwise = groups > 1 and base.dims(weight)[1] == 1
+    missing = depthwise and not CAPABILITIES.depthwise_bfloat16
+    return (_widened if missing else _batched)(ctx, name, x, weight, bias, layer)
 
 
 def deconvolution(
@@ -68,22 +72,20 @@ def deconvolution(
         _set_windows(made, strides, cut, post, apart, groups, flat)
         return made.get_output(0)
 
+    # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
+    return _widened(ctx, name, x, weight, bias, layer)
+
+
+def _widened(ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
+    """The layer, which TensorRT does not have in bfloat16: that is computed in float32."""
     if base.dtype_of(x) != torch.bfloat16:
         return _batched(ctx, name, x, weight, bias, layer)
-    # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
     x, weight = (base.tensor(ctx, name, v, torch.float32) for v in (x, weight))
     bias = None if bias is None else base.tensor(ctx, name, bias, torch.float32)
     return base.cast(ctx, name, _batched(ctx, name, x, weight, bias, layer), torch.bfloat16)
 
 
-def _batched(
-    ctx: ConversionContext,
-    name: str,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    layer: Callable[[ITensor, Value, Value | None, bool], ITensor],
-) -> ITensor:
+def _batched(ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
     """Gives the layer the batch dim and the second spatial dim that TensorRT wants, and takes them away again."""
     rank = base.rank(weight)
     flat = rank == 3

@@ -1,7 +1,6 @@
-"""Halves of both kinds in the pieces of which transformers are made, at the sizes of ViT-B and BERT-base.
+"""Halves of both kinds in the pieces of which models are made, at the sizes of ViT-B, BERT-base and ResNet.
 
-Engines of whole models in bfloat16 gave NaN on an H200 where those in float16 are right (docs/tensorrt.md, "Running"):
-each piece tells whether it is the one.
+RTX 1.4 gave garbage on an H200 for bfloat16 where it had float16 right (docs/tensorrt.md, "Numbers").
 """
 
 from __future__ import annotations
@@ -93,6 +92,35 @@ def test_a_piece(piece: str, rows: int, dtype: torch.dtype) -> None:
     model, x = PIECES[piece]().eval(), torch.randn(1, rows, WIDTH)
     with torch.no_grad():
         expected = model(x.to(dtype).float())
+    assert_close(model.to(dtype), [x.to(dtype)], expected)
+
+
+def normed(**fields: Any) -> nn.Sequential:
+    """Convolutions with batch norms between them."""
+    layers = [layer for _ in range(3) for layer in (nn.Conv2d(32, 32, 3, padding=1, **fields), nn.BatchNorm2d(32))]
+    return nn.Sequential(*layers, nn.GELU(), nn.Conv2d(32, 8, 1))
+
+
+IMAGES: dict[str, Any] = {
+    "convolutions and norms": normed,
+    "in groups": lambda: normed(groups=4),
+    "depthwise": lambda: normed(groups=32),
+    "depthwise, no bias": lambda: normed(groups=32, bias=False),
+    "depthwise, wide": lambda: nn.Conv2d(32, 64, 7, padding=3, groups=32),
+    "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(32, 16, 2, stride=2), nn.GELU()),
+    "transposed in groups": lambda: nn.Sequential(nn.ConvTranspose2d(32, 16, 3, stride=2, groups=4), nn.Sigmoid()),
+    "transposed depthwise": lambda: nn.ConvTranspose2d(32, 32, 3, stride=2, groups=32, bias=False),
+}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("size", [2, 7, 28, 56])
+@pytest.mark.parametrize("piece", IMAGES)
+def test_an_image(piece: str, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = IMAGES[piece]().eval(), torch.randn(2, 32, size, size)
+    with torch.no_grad():
+        expected = model.to(dtype).float()(x.to(dtype).float())
     assert_close(model.to(dtype), [x.to(dtype)], expected)
 
 

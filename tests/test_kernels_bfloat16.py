@@ -1,0 +1,101 @@
+"""A kernel of a product or convolution that ends in a cast to bfloat16 gives garbage on TensorRT-RTX 1.4 (an H200), so
+that our networks have none. Plans tell which kernels there will be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from attrs import evolve
+from torch import nn
+
+import pipeline
+from benchmarks.kernels import CAPABILITY
+from examples.models import small
+from pipeline.impl import base, conv
+from pipeline.trt import CAPABILITIES
+
+pytestmark = pytest.mark.skipif(
+    CAPABILITIES.flavour != "tensorrt_rtx", reason="the plans of TensorRT-RTX tell what its kernels are made of"
+)
+
+ROUNDED = re.compile(r'runtime_fusion=\{ name=\S+Cast [^\n]*output_args=\{ "([^"]*)"[^\n]*backbone=(?:gemm|conv)')
+
+
+def rounded_last(compiled: pipeline.Compiled) -> set[str]:
+    """The results of kernels of products and convolutions that a cast to bfloat16 gives."""
+    plan = bytes(compiled.engines[0].plan).decode("latin-1")
+    halves = set(re.findall(r'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16', plan))
+    return halves.intersection(ROUNDED.findall(plan))
+
+
+class Normed(nn.Sequential):
+    """Convolutions of normed convolutions."""
+
+    def __init__(self) -> None:
+        layers = [nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)] * 2
+        super().__init__(*layers, nn.Conv2d(64, 64, 3))
+
+
+class Summed(nn.Module):
+    """A product that is added in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 16] -> [N, 16]"""
+        return (self.product(x).float() + 1).to(x.dtype)
+
+
+PIECES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "gelu": (lambda: nn.Sequential(nn.Linear(16, 16), nn.GELU()), (4, 16)),
+    "sigmoid": (lambda: nn.Sequential(nn.Linear(16, 16), nn.Sigmoid()), (4, 16)),
+    "silu": (lambda: nn.Sequential(nn.Linear(16, 16), nn.SiLU()), (4, 16)),
+    "a user's cast": (Summed, (4, 16)),
+    "batch norm": (Normed, (1, 64, 28, 28)),
+}
+
+
+def compiled(piece: str) -> pipeline.Compiled:
+    make, shape = PIECES[piece]
+    compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
+    return compile(make().eval().to(torch.bfloat16), args=(torch.randn(shape, dtype=torch.bfloat16),))
+
+
+needed = pytest.mark.skipif(CAPABILITIES.bfloat16_after_products, reason="this TensorRT has such kernels right")
+
+
+@needed
+@pytest.mark.parametrize("piece", PIECES)
+def test_no_kernel_of_a_product_ends_in_a_cast(piece: str) -> None:
+    assert rounded_last(compiled(piece)) == set()
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_the_kernels_that_there_would_be(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When this fails, TensorRT makes other kernels."""
+    monkeypatch.setattr(base, "CAPABILITIES", evolve(CAPABILITIES, bfloat16_after_products=True))
+    assert rounded_last(compiled(piece))
+
+
+@needed
+@pytest.mark.parametrize("name", ["vit", "gpt2", "resnet18", "convnext", "whisper"])
+def test_nor_does_one_of_a_model(name: str) -> None:
+    case = small(name, torch.bfloat16)
+    compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
+    assert rounded_last(compile(case.model, args=(), kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)) == set()
+
+
+@pytest.mark.parametrize(("groups", "wide"), [(1, False), (4, False), (8, True)])
+def test_depthwise_is_computed_in_float32(groups: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, depthwise_bfloat16=False))
+    model, x = nn.Conv2d(8, 8, 3, groups=groups), torch.randn(1, 8, 9, 9)
+    half = pipeline.default(require_full_compilation=True)(
+        model.eval().to(torch.bfloat16), args=(x.to(torch.bfloat16),)
+    )
+    [layer] = [layer for layer in half.networks[0].layers if layer.kind == "CONVOLUTION"]
+    assert (layer.outputs[0].dtype == "float32") is wide
