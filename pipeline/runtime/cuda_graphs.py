@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from attrs import evolve
 
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import plain
-from pipeline.runtime.graph_copies import CopyNode
+from pipeline.runtime.graph_replays import Feed, Replays, Take
 from pipeline.runtime.plan import CallPlan
 
 if TYPE_CHECKING:
@@ -27,62 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _capturing = threading.Lock()
-
-
-class Feed:
-    """An input, and the graph's copy of it.
-
-    Where that can be, ``node`` makes the copy, from ``example`` if it is told no other address.
-    """
-
-    def __init__(self, given: int, value: torch.Tensor, inside: bool) -> None:
-        self.given = given
-        self.held = torch.empty_like(value, memory_format=torch.contiguous_format)
-        self.example = torch.empty_like(self.held) if inside else self.held
-        self.node: CopyNode | None = None
-
-    def __call__(self, value: torch.Tensor) -> None:
-        """Let the next replay see an input."""
-        if self.node is not None and value.dtype == self.held.dtype and value.is_cuda and plain(value):
-            self.node.read_from(value.data_ptr())
-            return
-        self.example.copy_(value.detach())
-        if self.node is not None:
-            self.node.read_from(self.example.data_ptr())
-
-
-class Take:
-    """An output in the graph's memory. Where that can be, ``node`` copies it to where the caller will find it.
-
-    That memory is made when a replay was launched, for the next one: so it costs time while the GPU is busy.
-    """
-
-    def __init__(self, value: torch.Tensor, inside: bool) -> None:
-        self.value = value
-        self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if inside else value
-        self.node: CopyNode | None = None
-        self._next: torch.Tensor | None = None
-        self._stream = 0
-        if inside:
-            self.example.copy_(value)
-
-    def before(self, stream: int) -> torch.Tensor | None:
-        """New memory that the next replay, on a stream, writes to, if the graph makes the copy."""
-        if self.node is None:
-            return None
-        made, self._next = self._next, None
-        return made if made is not None and stream == self._stream else self._made(self.node)
-
-    def after(self, stream: int) -> None:
-        """A replay was launched: make memory for the next one, probably on the same stream."""
-        if self.node is not None:
-            with suppress(torch.OutOfMemoryError):
-                self._next, self._stream = self._made(self.node), stream
-
-    def _made(self, node: CopyNode) -> torch.Tensor:
-        made = torch.empty_like(self.example)
-        node.write_to(made.data_ptr())
-        return made
 
 
 class CapturedCall:
@@ -119,9 +62,9 @@ class CapturedCall:
         taken = {id(take.value): i for i, take in enumerate(self.takes)}
         self.results = [(r.given, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
         self.written = [(w.given, values[w.slot]) for w in self.layout.writes if w.given is not None]
-        if self._inside:
-            self._find_nodes()
         self._slots.clear()  # what is read where it is, is the caller's to keep
+        random = any(step.segment.kind == "torch" for step in self.layout.steps)
+        self._replay = Replays(self.graph, self.feeds, self.takes, random=random)
 
     def _fed(self, given: int, value: torch.Tensor) -> torch.Tensor:
         feed = Feed(given, self._executor.arrive(value), self._inside)
@@ -170,14 +113,6 @@ class CapturedCall:
                 self.takes.append(Take(value, self._inside and not self.reuse and self.plan.home is None))
         return values, results
 
-    def _find_nodes(self) -> None:
-        self.graph.instantiate()
-        nodes = graph_copies.copy_nodes(self.graph)
-        for feed in self.feeds:
-            feed.node = nodes.get((feed.example.data_ptr(), feed.held.data_ptr()))
-        for take in self.takes:
-            take.node = nodes.get((take.value.data_ptr(), take.example.data_ptr()))
-
     def reads(self, leaves: Sequence[Any]) -> bool:
         """Whether the inputs that are read where they were are there again."""
         for given, address in self.still:
@@ -188,15 +123,9 @@ class CapturedCall:
 
     def __call__(self, leaves: Sequence[Any], stream: int) -> list[Any]:
         """The outputs for these inputs, on the current stream, whose handle is given."""
-        for feed in self.feeds:
-            feed(leaves[feed.given])
-        made = [take.before(stream) for take in self.takes]
-        self.graph.replay()
-        for i, take in enumerate(self.takes):
-            if made[i] is None:
-                made[i] = self._given(take.value)
-            else:
-                take.after(stream)
+        made = self._replay(leaves, stream)
+        if not self._replay.complete:
+            made = tuple(m if m is not None else self._given(t.value) for m, t in zip(made, self.takes, strict=True))
         if self.written:
             self._write(leaves)
         return [

@@ -1,14 +1,17 @@
 """The copies in and out of a CUDA graph as its own nodes, told at each call where to read and write.
 
 A copy beside the graph costs a launch of its own: two of them 17 us of the host for ResNet-50 on an H200, against 3 us
-for telling the graph (docs/benchmarks.md). It takes ``cuda.bindings``, which PyTorch's CUDA packages bring along.
+for telling the graph. It takes ``cuda.bindings``, which PyTorch's CUDA packages bring along.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import frozen
 
 try:
     from cuda.bindings import runtime as cudart
@@ -21,21 +24,46 @@ def available() -> bool:
     return cudart is not None and hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
 
 
-class CopyNode:
-    """A copy of contiguous bytes inside an instantiated graph."""
+@frozen
+class Copy:
+    """A copy of contiguous bytes among the nodes of a graph."""
 
-    def __init__(self, executable: Any, node: Any, source: int, target: int, nbytes: int) -> None:
-        self._executable, self._node, self._nbytes = executable, node, nbytes
-        self._source, self._target = source, target
+    node: Any
+    source: int
+    target: int
+    nbytes: int
+
+
+def copies(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Copy]:
+    """The copies of a graph (made with ``keep_graph=True``) by source and target address."""
+    whole = cudart.cudaGraph_t(graph.raw_cuda_graph())
+    _, count = _checked(cudart.cudaGraphGetNodes(whole))
+    nodes, _ = _checked(cudart.cudaGraphGetNodes(whole, count))
+    found = {}
+    for node in nodes:
+        (kind,) = _checked(cudart.cudaGraphNodeGetType(node))
+        if kind == cudart.cudaGraphNodeType.cudaGraphNodeTypeMemcpy:
+            (form,) = _checked(cudart.cudaGraphMemcpyNodeGetParams(node))
+            source, target = int(form.srcPtr.ptr), int(form.dstPtr.ptr)
+            found[source, target] = Copy(node, source, target, int(form.extent.width))
+    return found
+
+
+class CopyNode:
+    """A copy inside an instance of a graph."""
+
+    def __init__(self, executable: Any, copy: Copy) -> None:
+        self._executable, self._node, self._nbytes = executable, copy.node, copy.nbytes
+        self._source, self._target = copy.source, copy.target
         self._kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
 
     def read_from(self, address: int) -> None:
-        """From the next replay on."""
+        """From the next launch on."""
         if address != self._source:
             self._tell(address, self._target)
 
     def write_to(self, address: int) -> None:
-        """From the next replay on."""
+        """From the next launch on."""
         if address != self._target:
             self._tell(self._source, address)
 
@@ -48,24 +76,48 @@ class CopyNode:
         self._source, self._target = source, target
 
 
-def copy_nodes(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], CopyNode]:
-    """The copies of a graph (made with ``keep_graph=True`` and instantiated) by source and target address."""
-    whole = cudart.cudaGraph_t(graph.raw_cuda_graph())
-    executable = cudart.cudaGraphExec_t(graph.raw_cuda_graph_exec())
-    _, count = _checked(cudart.cudaGraphGetNodes(whole))
-    nodes, _ = _checked(cudart.cudaGraphGetNodes(whole, count))
-    found = {}
-    for node in nodes:
-        (kind,) = _checked(cudart.cudaGraphNodeGetType(node))
-        if kind == cudart.cudaGraphNodeType.cudaGraphNodeTypeMemcpy:
-            (form,) = _checked(cudart.cudaGraphMemcpyNodeGetParams(node))
-            source, target = int(form.srcPtr.ptr), int(form.dstPtr.ptr)
-            found[source, target] = CopyNode(executable, node, source, target, int(form.extent.width))
-    return found
+class Instance:
+    """A graph ready to be launched, whose copies read and write where they were told last.
+
+    Args:
+        graph: what was captured, and instantiated once.
+        reads: its copies of inputs; None for what is copied otherwise.
+        writes: its copies of outputs, likewise.
+        another: not the instance that PyTorch made and replays.
+    """
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        reads: Sequence[Copy | None],
+        writes: Sequence[Copy | None],
+        *,
+        another: bool = False,
+    ) -> None:
+        if another:
+            (executable,) = _checked(cudart.cudaGraphInstantiate(cudart.cudaGraph_t(graph.raw_cuda_graph()), 0))
+            weakref.finalize(self, cudart.cudaGraphExecDestroy, executable)
+        else:
+            executable = cudart.cudaGraphExec_t(graph.raw_cuda_graph_exec())
+        self._executable = executable
+        self.reads = [None if copy is None else CopyNode(executable, copy) for copy in reads]
+        self._writes = [None if copy is None else CopyNode(executable, copy) for copy in writes]
+
+    def write_to(self, addresses: Sequence[int]) -> None:
+        """An address for each output, of which those count that it copies."""
+        for node, address in zip(self._writes, addresses, strict=True):
+            if node is not None:
+                node.write_to(address)
+
+    def launch(self, stream: int) -> None:
+        """On the stream of this handle; a replay of PyTorch's would also draw new random numbers."""
+        (error,) = cudart.cudaGraphLaunch(self._executable, stream)
+        if error:
+            _checked((error,))
 
 
 def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
     error, *values = result
     if error != cudart.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"CUDA refused to look into a graph: {error.name}")
+        raise RuntimeError(f"CUDA refused what a graph was asked for: {error.name}")
     return tuple(values)

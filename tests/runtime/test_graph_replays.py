@@ -1,0 +1,189 @@
+"""Which instance of a CUDA graph is launched, and where it writes: on a fake CUDA that copies what nodes were told."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.runtime import graph_copies, graph_replays
+from pipeline.runtime.graph_replays import INSTANCES, Feed, Replays, Take
+
+STREAM = 7
+RESULT = torch.full((4,), 5.0)
+
+
+class FakeCuda:
+    """A graph that adds 1 to what it copied in and copies the result out, and ``cudart``, what CUDA has for it."""
+
+    def __init__(self, feed: Feed, take: Take) -> None:
+        self.feed, self.take = feed, take
+        self.nodes = {
+            "in": (feed.example.data_ptr(), feed.held.data_ptr()),
+            "out": (take.value.data_ptr(), take.example.data_ptr()),
+        }
+        self.told: dict[Any, dict[str, tuple[int, int]]] = {"own": dict(self.nodes)}
+        self.launched: list[tuple[Any, int]] = []
+        self.telling = 0
+        self.cudart = SimpleNamespace(
+            cudaError_t=SimpleNamespace(cudaSuccess=0),
+            cudaMemcpyKind=SimpleNamespace(cudaMemcpyDeviceToDevice=3),
+            cudaGraphNodeType=SimpleNamespace(cudaGraphNodeTypeMemcpy=1),
+            cudaGraph_t=lambda handle: handle,
+            cudaGraphExec_t=lambda handle: handle,
+            cudaGraphGetNodes=lambda whole, count=0: (0, list(self.nodes), len(self.nodes)),
+            cudaGraphNodeGetType=lambda node: (0, 1),
+            cudaGraphMemcpyNodeGetParams=self.form,
+            cudaGraphInstantiate=self.instantiate,
+            cudaGraphExecDestroy=self.told.pop,
+            cudaGraphExecMemcpyNodeSetParams1D=self.tell,
+            cudaGraphLaunch=self.launch,
+        )
+
+    def form(self, node: str) -> Any:
+        source, target = (SimpleNamespace(ptr=address) for address in self.nodes[node])
+        return 0, SimpleNamespace(srcPtr=source, dstPtr=target, extent=SimpleNamespace(width=RESULT.nbytes))
+
+    def instantiate(self, whole: str, flags: int) -> Any:
+        handle = f"instance {len(self.told)}"
+        self.told[handle] = dict(self.nodes)
+        return 0, handle
+
+    def tell(self, handle: str, node: str, target: int, source: int, nbytes: int, kind: int) -> Any:
+        self.telling += 1
+        self.told[handle][node] = source, target
+        return (0,)
+
+    def launch(self, handle: str, stream: int) -> Any:
+        copies = self.told[handle]
+        self.launched.append((handle, stream))
+        ctypes.memmove(*copies["in"][::-1], RESULT.nbytes)
+        self.take.value.copy_(self.feed.held + 1)
+        ctypes.memmove(*copies["out"][::-1], RESULT.nbytes)
+        return (0,)
+
+
+class FakeGraph:
+    """PyTorch's handle of it."""
+
+    def __init__(self) -> None:
+        self.cuda: Any = None
+        self.replayed = 0
+
+    def instantiate(self) -> None:
+        pass
+
+    def raw_cuda_graph(self) -> str:
+        return "whole"
+
+    def raw_cuda_graph_exec(self) -> str:
+        return "own"
+
+    def replay(self) -> None:
+        self.replayed += 1
+        self.cuda.launch("own", 0)
+
+
+Made = tuple[Replays, Any, Any]
+
+
+def replays(monkeypatch: pytest.MonkeyPatch, *, random: bool = False) -> Made:
+    feed, take = Feed(0, torch.zeros(4), inside=True), Take(torch.zeros(4), inside=True)
+    cuda, graph = FakeCuda(feed, take), FakeGraph()
+    graph.cuda = cuda
+    monkeypatch.setattr(graph_copies, "cudart", cuda.cudart)
+    monkeypatch.setattr(graph_copies, "available", lambda: True)
+    made: Any = Replays(graph, [feed], [take], random=random)  # type: ignore[arg-type]
+    return made, cuda, graph
+
+
+def memory(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """An allocator that gives so many blocks in turn."""
+    free = [torch.empty(4) for _ in range(blocks)]
+
+    def empty_like(like: torch.Tensor) -> torch.Tensor:
+        free.append(free.pop(0))
+        return free[-1]
+
+    monkeypatch.setattr(graph_replays.torch, "empty_like", empty_like)
+
+
+def call(run: Replays, value: float, stream: int = STREAM) -> torch.Tensor:
+    (result,) = run([torch.full((4,), value)], stream)
+    assert result is not None
+    assert result.tolist() == [value + 1] * 4
+    return result
+
+
+def test_addresses_that_return_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, cuda, graph = replays(monkeypatch)
+    memory(monkeypatch, INSTANCES)
+    for i in range(3 * INSTANCES):
+        call(run, i)
+    assert len(cuda.told) == cuda.telling == INSTANCES
+    assert {stream for _, stream in cuda.launched} == {STREAM}
+    assert (graph.replayed, run.complete) == (0, True)
+
+
+def test_results_that_are_kept_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, cuda, _ = replays(monkeypatch)
+    memory(monkeypatch, 20)
+    kept = [call(run, i) for i in range(10)]
+    assert [float(value[0]) for value in kept] == [i + 1 for i in range(10)]
+    assert len(cuda.told) == INSTANCES
+
+
+def test_random_numbers_are_drawn_by_pytorchs_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, cuda, graph = replays(monkeypatch, random=True)
+    memory(monkeypatch, INSTANCES)
+    for i in range(5):
+        call(run, i)
+    assert (graph.replayed, list(cuda.told)) == (5, ["own"])
+
+
+def test_memory_made_for_another_stream_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, cuda, _ = replays(monkeypatch)
+    memory(monkeypatch, 20)
+    first = call(run, 1)
+    waiting = run._next
+    assert waiting is not None and waiting.stream == STREAM
+    second = call(run, 2, stream=8)
+    assert waiting.made[0] is not second is not first
+    assert [stream for _, stream in cuda.launched] == [STREAM, 8]
+
+
+def test_memory_that_is_missing_is_the_next_calls_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _, _ = replays(monkeypatch)
+    call(run, 1)
+
+    def full(like: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(graph_replays.torch, "empty_like", full)
+    call(run, 2)
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        call(run, 3)
+    monkeypatch.undo()
+    run, _, _ = replays(monkeypatch)
+    call(run, 4)
+
+
+def test_instances_go_with_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, cuda, _ = replays(monkeypatch)
+    memory(monkeypatch, INSTANCES)
+    for i in range(INSTANCES):
+        call(run, i)
+    del run
+    assert list(cuda.told) == ["own"]
+
+
+def test_without_cuda_bindings_pytorch_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, take = Feed(0, torch.zeros(4), inside=False), Take(torch.zeros(4), inside=False)
+    graph = SimpleNamespace(replay=lambda: take.value.copy_(feed.held + 1))
+    monkeypatch.setattr(graph_copies, "available", lambda: False)
+    run: Any = Replays(graph, [feed], [take], random=False)  # type: ignore[arg-type]
+    assert (run([torch.ones(4)], STREAM), run.complete) == ((None,), False)
+    assert take.value.tolist() == [2.0] * 4
