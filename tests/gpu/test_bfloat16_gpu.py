@@ -108,8 +108,6 @@ IMAGES: dict[str, Any] = {
     "depthwise, no bias": lambda: normed(groups=32, bias=False),
     "depthwise, wide": lambda: nn.Conv2d(32, 64, 7, padding=3, groups=32),
     "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(32, 16, 2, stride=2), nn.GELU()),
-    "transposed in groups": lambda: nn.Sequential(nn.ConvTranspose2d(32, 16, 3, stride=2, groups=4), nn.Sigmoid()),
-    "transposed depthwise": lambda: nn.ConvTranspose2d(32, 32, 3, stride=2, groups=32, bias=False),
 }
 
 
