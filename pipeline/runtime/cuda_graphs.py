@@ -17,7 +17,8 @@ from attrs import evolve
 
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import plain
-from pipeline.runtime.graph_replays import Feed, Replays, Take
+from pipeline.runtime.graph_copies import Instance
+from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
 from pipeline.runtime.plan import CallPlan
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _capturing = threading.Lock()
+
+
+LARGE = 1 << 20
+"""Outputs of so many bytes and more are written to the caller's memory at once where it was a result's before: the call
+is captured again for it. A copy of GPT-2's logits at batch 8, 103 MB, would take an H200 5 % of the call."""
 
 
 class CapturedCall:
@@ -51,37 +57,58 @@ class CapturedCall:
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.still = tuple(still.items())
-        self._slots, self._executor = plan.template.copy(), worker.executor
+        self._worker, self._executor, self._pool = worker, worker.executor, pool
         self._inside = graph_copies.available()
-        self.feeds: list[Feed] = []
-        for given, slot, _ in plan.moves:
-            self._slots[slot] = leaves[given].detach() if given in still else self._fed(given, leaves[given])
-        self.takes: list[Take] = []
-        self.graph = torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
-        values, results = self._captured(worker, leaves, pool)
+        self._fed = {given: Feed(given, value, self._inside) for given, value in self._arriving(leaves)}
+        self.graph = self._new_graph()
+        values, results, self.takes = self._captured(leaves)
         taken = {id(take.value): i for i, take in enumerate(self.takes)}
         self.results = [(r.given, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
         self.written = [(w.given, values[w.slot]) for w in self.layout.writes if w.given is not None]
-        self._slots.clear()  # what is read where it is, is the caller's to keep
-        random = any(step.segment.kind == "torch" for step in self.layout.steps)
-        self._replay = Replays(self.graph, self.feeds, self.takes, random=random)
+        self._large = self._written_at_once(values)
+        self._replay = Replays(
+            self.graph,
+            list(self._fed.values()),
+            self.takes,
+            random=any(step.segment.kind == "torch" for step in self.layout.steps),
+            again=self._captured_for if self._large else None,
+        )
 
-    def _fed(self, given: int, value: torch.Tensor) -> torch.Tensor:
-        feed = Feed(given, self._executor.arrive(value), self._inside)
-        feed.held.copy_(value)
-        feed.example.copy_(value)
-        self.feeds.append(feed)
-        return feed.held
+    def _new_graph(self) -> torch.cuda.CUDAGraph:
+        return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
+
+    def _arriving(self, leaves: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
+        """The inputs that the graph has a copy of, as they come to the program."""
+        still = dict(self.still)
+        return [(i, self._executor.arrive(leaves[i])) for i, _, _ in self.plan.moves if i not in still]
+
+    def _written_at_once(self, values: Sequence[Any]) -> dict[int, int]:
+        """The slots of large outputs, by number, that engines fill: if nothing else is done with them."""
+        engines = all(step.segment.kind != "torch" for step in self.layout.steps)
+        if not engines or self.layout.writes or not self._copies_out:
+            return {}
+        filled = {id(values[slot]): slot for step in self.layout.steps for slot in step.gives}
+        large = {i: take.value for i, take in enumerate(self.takes) if take.value.nbytes >= LARGE}
+        return {i: filled[id(value)] for i, value in large.items() if id(value) in filled}
+
+    @property
+    def _copies_out(self) -> bool:
+        return self._inside and not self.reuse and self.plan.home is None
 
     def _run(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """All slots and the outputs of a run on the graph's copies of the inputs."""
-        values = self._slots.copy()
+        values = self.plan.template.copy()
+        for given, slot, _ in self.plan.moves:
+            values[slot] = self._fed[given].held if given in self._fed else leaves[given].detach()
         self._executor.run(values, self.plan.symbols)
         return values, self._executor.results(values, leaves, evolve(self.plan, home=None))
 
-    def _captured(self, worker: CudaWorker, leaves: Sequence[Any], pool: Any) -> tuple[list[Any], list[Any]]:
-        turn, stream = worker.turn, torch.cuda.Stream(worker.lane.device)
-        caller = worker.lane.here()
+    def _captured(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Take]]:
+        turn, lane = self._worker.turn, self._worker.lane
+        stream, caller = torch.cuda.Stream(lane.device), lane.here()
+        for given, value in self._arriving(leaves):
+            self._fed[given].held.copy_(value)
+            self._fed[given].example.copy_(value)
         stream.wait_stream(caller)
         turn.captured = True
         try:
@@ -89,29 +116,41 @@ class CapturedCall:
                 turn.stream = stream
                 self._run(leaves)  # what is compiled or allocated at a first run is so now
                 stream.synchronize()
-            with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 return self._body(leaves)
         finally:
             turn.captured = False
             caller.wait_stream(stream)
 
-    def _body(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    @torch.no_grad()
+    def _captured_for(self, leaves: Sequence[Any], made: Sequence[torch.Tensor | None]) -> Instance:
+        """An instance whose large outputs are written to this memory, without a copy."""
+        turn, graph = self._worker.turn, self._new_graph()
+        with _capturing, torch.cuda.stream(torch.cuda.Stream(self._worker.lane.device)):
+            turn.stream, turn.captured = torch.cuda.current_stream(), True
+            turn.into = {slot: value for i, slot in self._large.items() if (value := made[i]) is not None}
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                _, _, takes = self._body(leaves)
+            finally:
+                turn.captured, turn.into = False, {}
+                graph.capture_end()
+        graph.instantiate()
+        return instance(graph, list(self._fed.values()), takes)
+
+    def _body(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Take]]:
         """What is captured: copies in, the program, what is written to buffers, copies out."""
         if self._inside:
-            for feed in self.feeds:
+            for feed in self._fed.values():
                 feed.held.copy_(feed.example)
         values, results = self._run(leaves)
         for write in self.layout.writes:
             if write.buffer is not None:
                 values[write.buffer].copy_(values[write.slot])
-        for output, value in zip(self.layout.returns, results, strict=True):
-            if (
-                output.given is None
-                and isinstance(value, torch.Tensor)
-                and all(t.value is not value for t in self.takes)
-            ):
-                self.takes.append(Take(value, self._inside and not self.reuse and self.plan.home is None))
-        return values, results
+        given = {id(value) for value in self._worker.turn.into.values()}
+        made = zip(self.layout.returns, results, strict=True)
+        found = {id(v): v for r, v in made if r.given is None and isinstance(v, torch.Tensor)}
+        return values, results, [Take(v, self._copies_out and id(v) not in given) for v in found.values()]
 
     def reads(self, leaves: Sequence[Any]) -> bool:
         """Whether the inputs that are read where they were are there again."""
@@ -123,9 +162,9 @@ class CapturedCall:
 
     def __call__(self, leaves: Sequence[Any], stream: int) -> list[Any]:
         """The outputs for these inputs, on the current stream, whose handle is given."""
-        made = self._replay(leaves, stream)
+        made: Sequence[torch.Tensor | None] = self._replay(leaves, stream)
         if not self._replay.complete:
-            made = tuple(m if m is not None else self._given(t.value) for m, t in zip(made, self.takes, strict=True))
+            made = [m if m is not None else self._given(t.value) for m, t in zip(made, self.takes, strict=True)]
         if self.written:
             self._write(leaves)
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,22 +18,28 @@ from pipeline.settings import CompilationSettings
 
 
 class Turn:
-    """What the run under way is told: its stream, and whether it is captured in a CUDA graph."""
+    """What the run under way is told: its stream, whether it is captured in a CUDA graph, and which memory it is given
+    for values that engines make, by slot."""
 
     def __init__(self) -> None:
         self.stream: Any = None
         self.captured = False
+        self.into: Mapping[int, torch.Tensor] = {}
 
 
 class EngineStep:
-    """An engine as a step of a program. ``own``: nobody keeps its outputs, so that they need not be copied."""
+    """An engine as a step of a program, which fills the slots ``gives``. ``own``: nobody keeps its outputs, so they
+    are not copied."""
 
-    def __init__(self, session: Session, turn: Turn, own: bool) -> None:
-        self.session, self.turn, self.own = session, turn, own
+    def __init__(self, session: Session, turn: Turn, gives: Sequence[int], own: bool) -> None:
+        self.session, self.turn, self.gives, self.own = session, turn, gives, own
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         turn = self.turn
-        return self.session(inputs, turn.stream, own=self.own, loose=turn.captured)
+        if not turn.captured:
+            return self.session(inputs, turn.stream, own=self.own)
+        into = {i: turn.into[slot] for i, slot in enumerate(self.gives) if slot in turn.into}
+        return self.session(inputs, turn.stream, own=self.own, loose=True, into=into)
 
 
 class CudaWorker:
@@ -55,7 +61,7 @@ class CudaWorker:
                 return part
             launched = settings.engine_graphs and graphs is None
             session = self.lane.run(lambda stream: Session(part, stream, arena, graph=launched))
-            return EngineStep(session, self.turn, settings.reuse_outputs or _inner(layout, step))
+            return EngineStep(session, self.turn, step.gives, settings.reuse_outputs or _inner(layout, step))
 
         with torch.cuda.device(device):
             runners = [runner(step, part) for step, part in zip(layout.steps, parts, strict=True)]

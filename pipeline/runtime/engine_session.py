@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ COPIED = 16 << 20
 """Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
 TensorRT-RTX 1.4 about 0.12 ms of the host for ResNet-50 (all its kernels are told again), a copy of 16 MiB on an H200
 0.01 ms of the GPU and 5 us of the host."""
+NOWHERE: Mapping[int, torch.Tensor] = MappingProxyType({})
 PLANS = 64
 """How many shapes a session remembers."""
 
@@ -87,7 +89,13 @@ class Session:
             self._require(self.context.set_optimization_profile_async(0, stream.cuda_stream), "profile 0", said)
 
     def __call__(
-        self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, own: bool = False, loose: bool = False
+        self,
+        inputs: Sequence[Any],
+        stream: torch.cuda.Stream,
+        *,
+        own: bool = False,
+        loose: bool = False,
+        into: Mapping[int, torch.Tensor] = NOWHERE,
     ) -> list[Any]:
         """The outputs of a run on the stream, which has to be the current one.
 
@@ -96,6 +104,7 @@ class Session:
             stream: where the run is enqueued.
             own: give the session's own memory, which the next run overwrites, instead of copies of it.
             loose: copy nothing: read every input where it is, write every output to new memory.
+            into: the memory of outputs, by number, that get no new one.
 
         Raises:
             ExecutionError: an input is not what the engine takes, TensorRT refuses to run, or the caller captures a run
@@ -116,8 +125,10 @@ class Session:
                 memory.copy_(inputs[position])
         held = [self._read(self.inputs[i], inputs[i]) for i in plan.loose]
         results = [
-            memory if memory is not None else self._receive(binding, shape)
-            for binding, shape, memory in zip(self.outputs, plan.outputs, plan.results, strict=True)
+            memory if memory is not None else self._receive(binding, shape, into.get(number))
+            for number, (binding, shape, memory) in enumerate(
+                zip(self.outputs, plan.outputs, plan.results, strict=True)
+            )
         ]
         self._enqueue(stream)
         del held
@@ -261,11 +272,14 @@ class Session:
             raise ExecutionError(f"{self.network.name}: shapes cannot be inferred: {error} ({said()})") from error
         self._require(not missing, f"to infer shapes without more about {', '.join(missing)}", said)
 
-    def _receive(self, binding: Binding, shape: tuple[int, ...] | None) -> torch.Tensor | OutputBuffer:
-        """Bind an output to new memory, or where its shape is not known yet to a buffer that is asked for memory."""
+    def _receive(
+        self, binding: Binding, shape: tuple[int, ...] | None, into: torch.Tensor | None
+    ) -> torch.Tensor | OutputBuffer:
+        """Bind an output to new memory, if it is given none, or where its shape is not known yet to a buffer that is
+        asked for memory."""
         if shape is None:
             return self._buffer(binding)
-        tensor = torch.empty(shape, dtype=binding.dtype, device=self._home(binding))
+        tensor = into if into is not None else torch.empty(shape, dtype=binding.dtype, device=self._home(binding))
         self._address(binding.name, tensor)
         return tensor
 

@@ -84,6 +84,7 @@ class Instance:
         reads: its copies of inputs; None for what is copied otherwise.
         writes: its copies of outputs, likewise.
         another: not the instance that PyTorch made and replays.
+        kept: what has to live as long.
     """
 
     def __init__(
@@ -93,13 +94,14 @@ class Instance:
         writes: Sequence[Copy | None],
         *,
         another: bool = False,
+        kept: object = None,
     ) -> None:
         if another:
             (executable,) = _checked(cudart.cudaGraphInstantiate(cudart.cudaGraph_t(graph.raw_cuda_graph()), 0))
             weakref.finalize(self, cudart.cudaGraphExecDestroy, executable)
         else:
             executable = cudart.cudaGraphExec_t(graph.raw_cuda_graph_exec())
-        self._executable = executable
+        self._executable, self._kept = executable, (graph, kept)
         self.reads = [None if copy is None else CopyNode(executable, copy) for copy in reads]
         self._writes = [None if copy is None else CopyNode(executable, copy) for copy in writes]
 

@@ -1,12 +1,15 @@
 """Replays of a captured CUDA graph: which inputs it reads, which memory it writes to, which instance of it is launched.
 
 A graph is told an address between launches, which costs the host 4 us. Callers most often drop each result when the
-next one comes, so that their memory returns: an instance for each of a few addresses never needs to be told.
+next one comes, so that their memory returns: an instance for each of a few addresses never needs to be told. Where the
+copy of a large output would take the GPU long, the call is captured anew for memory that returned, and makes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +17,8 @@ import torch
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.graph_copies import Copy, CopyNode, Instance
+
+log = logging.getLogger(__name__)
 
 INSTANCES = 3
 """Of three results in turn one is the caller's, one is returned, and one waits for the next call."""
@@ -38,13 +43,32 @@ class Feed:
 
 
 class Take:
-    """An output in the graph's memory, and what the graph copies it to: memory like that which the caller is given."""
+    """An output where the graph writes it, and memory like the caller's that it copies it to, if it does."""
 
     def __init__(self, value: torch.Tensor, inside: bool) -> None:
         self.value = value
         self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if inside else value
         if inside:
             self.example.copy_(value)
+
+    def outline(self) -> torch.Tensor:
+        """Something of its shape, dtype and device. The example's memory is let go: the graph is told another."""
+        like, self.example = self.example.new_empty(1).expand(self.example.shape), self.value
+        return like
+
+
+def copies_of(
+    graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]
+) -> tuple[list[Copy | None], list[Copy | None]]:
+    """The graph's own copies of its inputs and outputs; None for what it does not copy."""
+    known = graph_copies.copies(graph)
+    reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
+    return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
+
+
+def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]) -> Instance:
+    """The instance of a graph that PyTorch made. It keeps what it writes to."""
+    return Instance(graph, *copies_of(graph, feeds, takes), kept=takes)
 
 
 class Next(NamedTuple):
@@ -63,37 +87,45 @@ class Replays:
         feeds: the inputs that it copies.
         takes: its outputs.
         random: it may draw random numbers, which only PyTorch's own replays do anew.
+        again: captures the call another time, for inputs like these and memory of the outputs that is written at once.
     """
 
     def __init__(
-        self, graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take], *, random: bool
+        self,
+        graph: torch.cuda.CUDAGraph,
+        feeds: Sequence[Feed],
+        takes: Sequence[Take],
+        *,
+        random: bool,
+        again: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], Instance] | None = None,
     ) -> None:
         self.graph, self.feeds, self.takes, self.random = graph, feeds, takes, random
         self._reads: list[Copy | None] = []
         self._writes: list[Copy | None] = [None] * len(takes)
+        self._own: Instance | None = None
         self._instances: dict[tuple[int, ...], Instance] = {}
+        self._once = deque[tuple[int, ...]](maxlen=2 * INSTANCES)
         self._next: Next | None = None
         if graph_copies.available():
             graph.instantiate()
-            known = graph_copies.copies(graph)
-            self._reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
-            self._writes = [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
-            self._instances[()] = Instance(graph, self._reads, self._writes)
-        self._likes = [None if c is None else t.example for c, t in zip(self._writes, takes, strict=True)]
+            self._reads, self._writes = copies_of(graph, feeds, takes)
+            self._own = Instance(graph, self._reads, self._writes)
+        self._likes = [None if c is None else take.outline() for c, take in zip(self._writes, takes, strict=True)]
         self.complete = None not in self._writes
         """Whether the graph copies every output."""
+        self._again = again if self.complete else None
 
     def __call__(self, leaves: Sequence[Any], stream: int) -> tuple[torch.Tensor | None, ...]:
         """Launch on the current stream, whose handle is given. Gives each output that the graph copied for the caller;
         None for those that are only in its own memory."""
-        if not self._instances:
+        if self._own is None:
             for feed in self.feeds:
                 feed(leaves[feed.given], None)
             self.graph.replay()
             return (None,) * len(self.takes)
         now = self._next
         if now is None or now.stream != stream:
-            now = self._following(stream)
+            now = self._following(self._own, leaves, stream)
         instance = now.instance
         for feed, node in zip(self.feeds, instance.reads, strict=True):
             feed(leaves[feed.given], node)
@@ -102,24 +134,46 @@ class Replays:
         else:
             instance.launch(stream)
         try:
-            self._next = self._following(stream)  # while the GPU is busy
+            self._next = self._following(self._own, leaves, stream)  # while the GPU is busy
         except torch.OutOfMemoryError:
             self._next = None  # the next call will say so
         return now.made
 
-    def _following(self, stream: int) -> Next:
-        """The next launch, if it is on this stream: outputs have memory, and the instance knows it."""
-        made = tuple([None if like is None else torch.empty_like(like) for like in self._likes])
+    def _following(self, own: Instance, leaves: Sequence[Any], stream: int) -> Next:
+        """The next launch, if it is on this stream: outputs have memory, and an instance writes to it."""
+        made = tuple([None if like is None else _memory(like) for like in self._likes])
         addresses = tuple([0 if value is None else value.data_ptr() for value in made])
-        instance = self._instances.get(addresses)
-        return Next(self._told(addresses) if instance is None else instance, made, stream)
+        found = self._instances.get(addresses)
+        if found is None:
+            found = self._another(own, leaves, made, addresses)
+            found.write_to(addresses)
+        return Next(found, made, stream)
 
-    def _told(self, addresses: tuple[int, ...]) -> Instance:
-        """An instance that writes to these addresses: one more, or the one that was told longest ago."""
-        if () in self._instances or self.random or len(self._instances) == INSTANCES:
-            instance = self._instances.pop(next(iter(self._instances)))
-        else:
-            instance = Instance(self.graph, self._reads, self._writes, another=True)
-        instance.write_to(addresses)
-        self._instances[addresses] = instance
-        return instance
+    def _another(
+        self, own: Instance, leaves: Sequence[Any], made: Sequence[torch.Tensor | None], addresses: tuple[int, ...]
+    ) -> Instance:
+        """The graph's own instance; or one that is kept for these addresses: captured for them, told of them, or told
+        of others, longest ago."""
+        if self._again is not None and addresses in self._once:
+            try:
+                return self._kept(self._again(leaves, made), addresses)
+            except Exception as error:
+                log.warning("a call is not captured again for memory that it was given before: %s", error)
+                self._again = None
+        self._once.append(addresses)
+        if self.random or self._again is not None:
+            return own
+        if len(self._instances) >= INSTANCES:
+            return self._kept(self._instances[next(iter(self._instances))], addresses)
+        first = own not in self._instances.values()
+        return self._kept(own if first else Instance(self.graph, self._reads, self._writes, another=True), addresses)
+
+    def _kept(self, found: Instance, addresses: tuple[int, ...]) -> Instance:
+        while len(self._instances) >= INSTANCES:
+            self._instances.pop(next(iter(self._instances)))
+        self._instances[addresses] = found
+        return found
+
+
+def _memory(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)

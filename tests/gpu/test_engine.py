@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import attrs
@@ -14,6 +13,7 @@ from pipeline.runtime.engine import EngineRunner
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.trt import CAPABILITIES, to_trt, trt
 from tests.gpu.networks import Ranges, engine_of, on_gpu, runner_of
+from tests.gpu.threads import in_threads
 from tests.runtime.reference_networks import Net
 
 pytestmark = pytest.mark.gpu
@@ -220,23 +220,13 @@ def test_work_before_and_after_is_in_order(default: bool) -> None:
 
 
 def test_threads_take_turns(batched: EngineRunner) -> None:
-    errors: list[BaseException] = []
-
     def work(seed: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream() if seed % 2 else torch.cuda.default_stream()):
-                for i in range(25):
-                    x = torch.full((1 + (seed + i) % 8, 3), float(seed * 100 + i), device="cuda")
-                    assert torch.equal(one(batched, x), x + x), f"thread {seed}, run {i}"
-        except BaseException as error:
-            errors.append(error)
+        with torch.cuda.stream(torch.cuda.Stream() if seed % 2 else torch.cuda.default_stream()):
+            for i in range(25):
+                x = torch.full((1 + (seed + i) % 8, 3), float(seed * 100 + i), device="cuda")
+                assert torch.equal(one(batched, x), x + x), f"thread {seed}, run {i}"
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors
+    in_threads(work, 6)
 
 
 def test_two_runners_of_one_engine(batched: EngineRunner) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pipeline
 from pipeline.errors import ExecutionError
 from pipeline.runtime import engine_session
 from tests.gpu.test_runtime_gpu import APART, Counter, Mixed, X, compiled, values
+from tests.gpu.threads import in_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -52,28 +52,19 @@ def test_buffers_and_inputs_are_written() -> None:
 @pytest.mark.parametrize("default", [False, True], ids=["own stream", "default stream"])
 def test_threads_that_allocate_meanwhile(default: bool) -> None:
     """Graphs are recorded while other threads allocate, copy and wait; contexts come to life one after the other."""
-    errors: list[BaseException] = []
+    program = compiled(Mixed(), X)
 
     def work(seed: int) -> None:
-        try:
-            stream = torch.cuda.default_stream() if default and seed % 2 else torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    run = program.module(execution_contexts=2)
-                    for i in range(20):
-                        x = values(4, seed * 13 + i)
-                        torch.empty(1 + (seed + i) * 2**20, dtype=torch.uint8, device="cuda")
-                        assert right(x, *run(x))
-        except BaseException as error:
-            errors.append(error)
+        stream = torch.cuda.default_stream() if default and seed % 2 else torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run = program.module(execution_contexts=2)
+                for i in range(20):
+                    x = values(4, seed * 13 + i)
+                    torch.empty(1 + (seed + i) * 2**20, dtype=torch.uint8, device="cuda")
+                    assert right(x, *run(x))
 
-    program = compiled(Mixed(), X)
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors[0]
+    in_threads(work)
 
 
 @pytest.mark.parametrize("warm", [0, 1, 5])

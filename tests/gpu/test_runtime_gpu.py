@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pipeline import Compiled
 from pipeline.runtime import cuda_graphs, engine_session
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.trt import CAPABILITIES
+from tests.gpu.threads import in_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -73,6 +73,51 @@ def test_alternating_shapes_with_graphs(options: dict[str, Any]) -> None:
         expected_y, expected_z = Mixed()(x.cpu())
         assert torch.equal(y.cpu(), expected_y)
         assert torch.equal(z.cpu(), expected_z)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every output is taken for a large one."""
+    monkeypatch.setattr(cuda_graphs, "LARGE", 1)
+
+
+def replays(run: Any) -> list[Any]:
+    """What replays each graph."""
+    graphs = worker(run).graphs
+    assert graphs is not None and graphs.refused == {}
+    return [call._replay for call in graphs.kept.values()]
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_large_outputs_are_written_at_once(at_once: None, moving: bool) -> None:
+    """Results that are dropped, and results that are kept, of inputs that move or stay."""
+    run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=True)
+    x, held = values(4, 0), []
+    for i in range(60):
+        if moving:
+            x = values(4, i)
+        else:
+            x.copy_(values(4, i))
+        y, z = run(x)
+        want = torch.relu(x * Mixed().scale.cuda() + 1) * 2 - x
+        assert torch.equal(y, want)
+        assert torch.equal(z, torch.relu(torch.cumsum(want, 0) * 0.5) + x)
+        if i % 20 >= 14:
+            held.append((y, z, y.clone(), z.clone()))
+    assert all(torch.equal(y, u) and torch.equal(z, v) for y, z, u, v in held)
+    [replay] = replays(run)
+    assert replay._again is not None and replay._instances
+    assert replay._own not in replay._instances.values()
+
+
+def test_large_outputs_of_several_shapes(at_once: None) -> None:
+    run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=True)
+    for i in range(30):
+        for n in (4, 1, 64, 7):
+            x = values(n, i)
+            for actual, expected in zip(run(x), Mixed()(x.cpu()), strict=True):
+                assert torch.equal(actual.cpu(), expected)
+    assert [replay._again is not None for replay in replays(run)] == [True] * 4
 
 
 def test_the_graphs_are_bounded() -> None:
@@ -276,25 +321,22 @@ def test_architectures_with_graphs(name: str) -> None:
     assert graphs is not None and (len(graphs.kept), graphs.refused) == (3, {})
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_eight_threads_on_one_compiled(graphs: bool) -> None:
+@pytest.mark.parametrize("graphs", ["none", "copied from", "written at once"])
+def test_eight_threads_on_one_compiled(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 calls in all, each with values and a shape of its own, on streams of their own and the default one."""
-    run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=graphs, execution_contexts=4)
-    errors: list[BaseException] = []
+    monkeypatch.setattr(cuda_graphs, "LARGE", 1 if graphs == "written at once" else 1 << 20)
+    run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=graphs != "none", execution_contexts=4)
 
     def work(seed: int) -> None:
-        try:
-            stream = torch.cuda.default_stream() if seed % 4 == 0 else torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                held = []
-                for i in range(1250):
-                    x = values(1 + (seed + i) % 5, seed * 13 + i % 11)
-                    held.append((x, *run(x)))
-                    if len(held) == 50:
-                        check(held)
-                        held.clear()
-        except BaseException as error:
-            errors.append(error)
+        stream = torch.cuda.default_stream() if seed % 4 == 0 else torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            held = []
+            for i in range(1250):
+                x = values(1 + (seed + i) % 5, seed * 13 + i % 11)
+                held.append((x, *run(x)))
+                if len(held) == 50:
+                    check(held)
+                    held.clear()
 
     def check(held: list[Any]) -> None:
         scale = torch.tensor([0.5, 2.0, 4.0], device="cuda")
@@ -303,17 +345,15 @@ def test_eight_threads_on_one_compiled(graphs: bool) -> None:
             assert torch.equal(y, want)
             assert torch.equal(z, torch.relu(torch.cumsum(want, 0) * 0.5) + x)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors[0]
+    in_threads(work)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_memory_stays(graphs: bool) -> None:
-    run = compiled(Mixed(), X, dynamic=BATCH, **APART).module(cuda_graphs=graphs)
+@pytest.mark.parametrize("graphs", ["none", "copied from", "written at once"])
+def test_memory_stays(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "LARGE", 1 if graphs == "written at once" else 1 << 20)
+    run = compiled(Mixed(), X, dynamic=BATCH, **({} if graphs == "written at once" else APART)).module(
+        cuda_graphs=graphs != "none"
+    )
     sizes = []
     for _ in range(3):
         for i in range(40):

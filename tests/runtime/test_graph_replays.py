@@ -90,13 +90,13 @@ class FakeGraph:
 Made = tuple[Replays, Any, Any]
 
 
-def replays(monkeypatch: pytest.MonkeyPatch, *, random: bool = False) -> Made:
+def replays(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
     feed, take = Feed(0, torch.zeros(4), inside=True), Take(torch.zeros(4), inside=True)
     cuda, graph = FakeCuda(feed, take), FakeGraph()
     graph.cuda = cuda
     monkeypatch.setattr(graph_copies, "cudart", cuda.cudart)
     monkeypatch.setattr(graph_copies, "available", lambda: True)
-    made: Any = Replays(graph, [feed], [take], random=random)  # type: ignore[arg-type]
+    made: Any = Replays(graph, [feed], [take], **{"random": False, **options})  # type: ignore[arg-type]
     return made, cuda, graph
 
 
@@ -104,7 +104,7 @@ def memory(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     """An allocator that gives so many blocks in turn."""
     free = [torch.empty(4) for _ in range(blocks)]
 
-    def empty_like(like: torch.Tensor) -> torch.Tensor:
+    def empty_like(like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
         free.append(free.pop(0))
         return free[-1]
 
@@ -159,7 +159,7 @@ def test_memory_that_is_missing_is_the_next_calls_error(monkeypatch: pytest.Monk
     run, _, _ = replays(monkeypatch)
     call(run, 1)
 
-    def full(like: torch.Tensor) -> torch.Tensor:
+    def full(like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(graph_replays.torch, "empty_like", full)
@@ -169,6 +169,74 @@ def test_memory_that_is_missing_is_the_next_calls_error(monkeypatch: pytest.Monk
     monkeypatch.undo()
     run, _, _ = replays(monkeypatch)
     call(run, 4)
+
+
+class Again:
+    """Instances captured for some memory, to which they write without a copy."""
+
+    def __init__(self) -> None:
+        self.feed: Any = None
+        self.captured: list[int] = []
+        self.launched: list[int] = []
+
+    def __call__(self, leaves: Any, made: Any) -> Any:
+        [memory] = made
+        address = memory.data_ptr()
+        self.captured.append(address)
+
+        def launch(stream: int) -> None:
+            self.launched.append(address)
+            memory.copy_(self.feed.example + 1)
+
+        node = SimpleNamespace(read_from=lambda address: None)
+        return SimpleNamespace(reads=[node], launch=launch, write_to=lambda addresses: None)
+
+
+def test_memory_that_returns_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again()
+    run, cuda, _ = replays(monkeypatch, again=again)
+    again.feed = cuda.feed
+    memory(monkeypatch, INSTANCES)
+    for i in range(4 * INSTANCES):
+        call(run, i)
+    assert len(again.captured) == len(set(again.captured)) == INSTANCES
+    assert [handle for handle, _ in cuda.launched] == ["own"] * INSTANCES
+    assert again.launched == again.captured * 3
+
+
+def test_memory_that_never_returns_is_copied_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again()
+    run, cuda, _ = replays(monkeypatch, again=again)
+    memory(monkeypatch, 30)
+    kept = [call(run, i) for i in range(20)]
+    assert [float(value[0]) for value in kept] == [i + 1 for i in range(20)]
+    assert (again.captured, list(cuda.told)) == ([], ["own"])
+
+
+def test_other_memory_that_returns_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again()
+    run, cuda, _ = replays(monkeypatch, again=again)
+    again.feed = cuda.feed
+    for _ in range(3):
+        memory(monkeypatch, INSTANCES)
+        for i in range(4 * INSTANCES):
+            call(run, i)
+    assert len(run._instances) == INSTANCES
+    assert len(set(again.launched)) > INSTANCES
+
+
+def test_what_cannot_be_captured_again_is_copied(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(leaves: Any, made: Any) -> Any:
+        raise RuntimeError("not now")
+
+    run, cuda, _ = replays(monkeypatch, again=fails)
+    memory(monkeypatch, INSTANCES)
+    for i in range(10):
+        call(run, i)
+    assert caplog.text.count("not captured again for memory that it was given before: not now") == 1
+    assert len(cuda.told) == INSTANCES
 
 
 def test_instances_go_with_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
