@@ -105,7 +105,7 @@ class CapturedCall:
 
     def _captured(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Take]]:
         turn, lane = self._worker.turn, self._worker.lane
-        stream, caller = torch.cuda.Stream(lane.device), lane.here()
+        stream, caller = graph_copies.capture_stream(lane.device), lane.here()
         for given, value in self._arriving(leaves):
             self._fed[given].held.copy_(value)
             self._fed[given].example.copy_(value)
@@ -126,7 +126,7 @@ class CapturedCall:
     def _captured_for(self, leaves: Sequence[Any], made: Sequence[torch.Tensor | None]) -> Instance:
         """An instance whose large outputs are written to this memory, without a copy."""
         turn, graph = self._worker.turn, self._new_graph()
-        with _capturing, torch.cuda.stream(torch.cuda.Stream(self._worker.lane.device)):
+        with _capturing, torch.cuda.stream(graph_copies.capture_stream(self._worker.lane.device)):
             turn.stream, turn.captured = torch.cuda.current_stream(), True
             turn.into = {slot: value for i, slot in self._large.items() if (value := made[i]) is not None}
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,17 @@ except ImportError:
 def available() -> bool:
     """Whether a graph's nodes can be told other addresses here."""
     return cudart is not None and hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream for captures alone, one at a time: PyTorch's come from a pool, so that what another thread does on the
+    same one would be captured, or spoil the capture."""
+    if cudart is None:
+        return torch.cuda.Stream(device, priority=-1)
+    with torch.cuda.device(device):
+        (made,) = _checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking))
+    return torch.cuda.ExternalStream(int(made), device)
 
 
 @frozen
@@ -121,5 +133,5 @@ class Instance:
 def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
     error, *values = result
     if error != cudart.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"CUDA refused what a graph was asked for: {error.name}")
+        raise RuntimeError(f"CUDA refused what was asked of it for a graph: {error.name}")
     return tuple(values)

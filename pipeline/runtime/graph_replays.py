@@ -21,7 +21,8 @@ from pipeline.runtime.graph_copies import Copy, CopyNode, Instance
 log = logging.getLogger(__name__)
 
 INSTANCES = 3
-"""Of three results in turn one is the caller's, one is returned, and one waits for the next call."""
+"""Of three results in turn one is the caller's, one is returned, and one waits for the next call. A call is captured at
+most four times as often, so that a caller with other habits does not pay for it at every call."""
 
 
 class Feed:
@@ -104,7 +105,8 @@ class Replays:
         self._writes: list[Copy | None] = [None] * len(takes)
         self._own: Instance | None = None
         self._instances: dict[tuple[int, ...], Instance] = {}
-        self._once = deque[tuple[int, ...]](maxlen=2 * INSTANCES)
+        self._once = deque[tuple[int, ...]](maxlen=4 * INSTANCES)
+        self._left = 4 * INSTANCES
         self._next: Next | None = None
         if graph_copies.available():
             graph.instantiate()
@@ -154,7 +156,8 @@ class Replays:
     ) -> Instance:
         """The graph's own instance; or one that is kept for these addresses: captured for them, told of them, or told
         of others, longest ago."""
-        if self._again is not None and addresses in self._once:
+        if self._again is not None and self._left and addresses in self._once:
+            self._left -= 1
             try:
                 return self._kept(self._again(leaves, made), addresses)
             except Exception as error:

@@ -225,6 +225,17 @@ def test_other_memory_that_returns_takes_its_place(monkeypatch: pytest.MonkeyPat
     assert len(set(again.launched)) > INSTANCES
 
 
+def test_captures_are_few_whatever_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More addresses in turn than there are instances."""
+    again = Again()
+    run, cuda, _ = replays(monkeypatch, again=again)
+    again.feed = cuda.feed
+    memory(monkeypatch, INSTANCES + 2)
+    for i in range(20 * INSTANCES):
+        call(run, i)
+    assert len(again.captured) == 4 * INSTANCES
+
+
 def test_what_cannot_be_captured_again_is_copied(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
