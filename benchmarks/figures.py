@@ -13,7 +13,7 @@ from attrs import frozen
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import where
 from benchmarks.partitions import NODES, TARGETS
-from benchmarks.targets import CHANGING, COMPILING, HOST_US, Row, alone, groups, in_order
+from benchmarks.targets import CHANGING, COMPILING, HOST_US, Row, alone, groups, in_order, quiet
 
 
 @frozen
@@ -113,12 +113,14 @@ COMPILE = Metric(
 
 
 def gpu(data: dict[str, Any]) -> Iterator[Dots]:
-    """The time on the GPU for every dtype and batch; that of the host and of compiling for the first."""
+    """The time on the GPU for every dtype and batch; for the first that of the host, and of compiling if it tells."""
     parts: dict[tuple[str, int], dict[str, dict[str, Row]]] = {}
     for (model, dtype, batch), rows in groups(data["rows"]).items():
         if alone(rows):
             parts.setdefault((dtype, batch), {})[model] = rows
-    wanted = [(TIME, part) for part in parts] + [(metric, part) for metric in (HOST, COMPILE) for part in [*parts][:1]]
+    first = [*parts][:1]
+    told = [part for part in first if all(map(quiet, parts[part].values()))]
+    wanted = [*((TIME, part) for part in parts), *((HOST, part) for part in first), *((COMPILE, part) for part in told)]
     for metric, (dtype, batch) in wanted:
         name = f"{data['name']}-{metric.field}-{dtype}-{batch}"
         title = f"{metric.title}, {dtype}, batch {batch}"

@@ -225,7 +225,12 @@ def by_group(groups: Sequence[Group], methods: Sequence[str], processes: int) ->
         for child in children:
             model, dtype, batch = child.group
             named = {"model": model, "dtype": dtype, "batch": batch}
-            yield [{**named, **row, "side_by_side": len(children)} for row in child.measure()]
+            yield [{**named, **_own(row, len(children)), "side_by_side": len(children)} for row in child.measure()]
+
+
+def _own(row: dict[str, Any], processes: int) -> dict[str, Any]:
+    """A row without what the GPU held in all, if other processes held some of it."""
+    return row if processes == 1 else {key: value for key, value in row.items() if key != "device_mb"}
 
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -44,8 +44,8 @@ than {times} times as long as the GPU said): {groups}.
 """
 
 DETAILS = """In the tables below, host µs is the time until a call returns, compile s that of everything between
-torch.export and the first result, host MB the most memory that this took, GPU MB what is held after it, and the error
-is relative to eager in float32.
+torch.export and the first result (crowded where models got ready side by side), host MB the most memory that this took,
+GPU MB what is held after it, and the error is relative to eager in float32.
 """
 
 
@@ -184,11 +184,28 @@ def starts(data: dict[str, Any]) -> str:
     )
 
 
+COMPILED = """Seconds from torch.export to the first result, and ours as a multiple of Torch-TensorRT's; each model got
+ready by itself.
+"""
+
+
 def before(data: dict[str, Any]) -> str:
-    """What was measured before a change, in one table."""
+    """What was measured before a change: times of calls in one table, seconds of compiling in another."""
     found = groups(data["rows"])
     head = f"## Earlier, on {data['machine']['gpu']}\n"
-    return "\n".join([head, filled(where(data)), filled(SUMMARY), *_summary(found), ""])
+    calls = [head, filled(where(data)), filled(SUMMARY), *_summary(found), ""]
+    return "\n".join([*calls, filled(COMPILED), *_compiled(found), ""])
+
+
+def _compiled(found: dict[Group, dict[str, Row]]) -> Iterator[str]:
+    methods = ["torch.compile", "torch.compile reduce-overhead", "Torch-TensorRT", "pipeline"]
+    cells = []
+    for group, rows in found.items():
+        seconds = {method: rows.get(method, {}).get("compile_seconds") for method in methods}
+        ours, peer = seconds["pipeline"], seconds["Torch-TensorRT"]
+        ratio = f"{ours / peer:.2f}" if ours and peer else ""
+        cells.append([named(group), *("" if s is None else f"{s:.1f}" for s in seconds.values()), ratio])
+    return table(["model", *methods, "ratio"], cells)
 
 
 DYNAMIC = """{model} in {dtype} with dynamic batch and sequence: milliseconds on the GPU (microseconds of the host) for

@@ -18,6 +18,7 @@ import pipeline
 from benchmarks import (
     attention,
     environment,
+    figures,
     gpu,
     gpu_dynamic,
     gpu_profile,
@@ -103,6 +104,24 @@ def test_gpu_results_become_tables() -> None:
     assert "| Torch-TensorRT | failed: a / b |" in text
     details = text.partition("### bert")[2]
     assert len({line.count("|") for line in details.splitlines() if line.startswith("|")}) == 1
+
+
+@pytest.mark.parametrize("processes", [1, 7])
+def test_compiling_is_compared_where_nothing_else_compiled(processes: int) -> None:
+    named = {"model": "vit", "dtype": "float16", "batch": 1, "side_by_side": processes}
+    times = {"pipeline": 2.0, "Torch-TensorRT": 4.0}
+    rows = [{**named, "method": method, "compile_seconds": seconds} for method, seconds in times.items()]
+    text = gpu_tables.gpu({"name": "gpu", **environment.environment(), "rows": rows})
+    [line] = [line for line in text.splitlines() if line.startswith("| Compiled in")]
+    assert ("| 0.500 | 1 of 1 | met |" in line) is (processes == 1)
+    assert ("not measured" in line) is (processes == 7)
+    assert any(plot.name.endswith("compile_seconds-float16-1") for plot in figures.gpu({**SOME, "rows": rows})) is (
+        processes == 1
+    )
+    assert "| vit, float16, batch 1 |  |  | 4.0 | 2.0 | 0.50 |" in gpu_tables.before({**SOME, "rows": rows})
+
+
+SOME: dict[str, Any] = {"name": "gpu", **environment.environment()}
 
 
 def test_gains_and_changing_shapes_become_tables() -> None:
@@ -236,7 +255,7 @@ def test_a_process_that_dies_loses_one_method(tmp_path: Path, monkeypatch: pytes
         "    say(starts=method)\n"
         "    os._exit(3) if method == 'b' else None\n"
         "for method in methods:\n"
-        "    say(method=method, gpu_ms=1.0)\n"
+        "    say(method=method, gpu_ms=1.0, device_mb=7)\n"
     )
     monkeypatch.setattr(gpu, "CHILD", (sys.executable, str(script)))
     groups = [("vit", "float16", batch) for batch in (1, 2, 3)]
@@ -248,6 +267,7 @@ def test_a_process_that_dies_loses_one_method(tmp_path: Path, monkeypatch: pytes
             "c": 1.0,
         }
         assert {row["side_by_side"] for row in rows} == {2 if group[2] < 3 else 1}
+        assert {row.get("device_mb") for row in rows if "gpu_ms" in row} == {None if group[2] < 3 else 7}
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,12 @@ from pipeline.runtime.graph_copies import Copy, CopyNode, Instance
 log = logging.getLogger(__name__)
 
 INSTANCES = 3
-"""Of three results in turn one is the caller's, one is returned, and one waits for the next call. A call is captured at
-most four times as often, so that a caller with other habits does not pay for it at every call."""
+"""Of three results in turn one is the caller's, one is returned, and one waits for the next call."""
+CAPTURED = 8
+"""For so many addresses a call is kept captured: more, since each costs more than to be told."""
+PATIENCE = 64
+"""Calls for each of which a call may be captured again, beyond a few: it costs as much as a call or two, and memory may
+return in other ways, or when others have used it meanwhile."""
 
 
 class Feed:
@@ -105,8 +109,8 @@ class Replays:
         self._writes: list[Copy | None] = [None] * len(takes)
         self._own: Instance | None = None
         self._instances: dict[tuple[int, ...], Instance] = {}
-        self._once = deque[tuple[int, ...]](maxlen=4 * INSTANCES)
-        self._left = 4 * INSTANCES
+        self._once = deque[tuple[int, ...]](maxlen=2 * CAPTURED)
+        self._captures = CAPTURED * PATIENCE
         self._next: Next | None = None
         if graph_copies.available():
             graph.instantiate()
@@ -125,12 +129,14 @@ class Replays:
                 feed(leaves[feed.given], None)
             self.graph.replay()
             return (None,) * len(self.takes)
+        self._captures += 1
         now = self._next
         if now is None or now.stream != stream:
             now = self._following(self._own, leaves, stream)
         instance = now.instance
-        for feed, node in zip(self.feeds, instance.reads, strict=True):
-            feed(leaves[feed.given], node)
+        if self.feeds:
+            for feed, node in zip(self.feeds, instance.reads, strict=True):
+                feed(leaves[feed.given], node)
         if self.random:
             self.graph.replay()
         else:
@@ -156,10 +162,10 @@ class Replays:
     ) -> Instance:
         """The graph's own instance; or one that is kept for these addresses: captured for them, told of them, or told
         of others, longest ago."""
-        if self._again is not None and self._left and addresses in self._once:
-            self._left -= 1
+        if self._again is not None and self._captures >= PATIENCE and addresses in self._once:
+            self._captures -= PATIENCE
             try:
-                return self._kept(self._again(leaves, made), addresses)
+                return self._kept(self._again(leaves, made), addresses, CAPTURED)
             except Exception as error:
                 log.warning("a call is not captured again for memory that it was given before: %s", error)
                 self._again = None
@@ -171,8 +177,8 @@ class Replays:
         first = own not in self._instances.values()
         return self._kept(own if first else Instance(self.graph, self._reads, self._writes, another=True), addresses)
 
-    def _kept(self, found: Instance, addresses: tuple[int, ...]) -> Instance:
-        while len(self._instances) >= INSTANCES:
+    def _kept(self, found: Instance, addresses: tuple[int, ...], most: int = INSTANCES) -> Instance:
+        while len(self._instances) >= most:
             self._instances.pop(next(iter(self._instances)))
         self._instances[addresses] = found
         return found
