@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,11 @@ from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.graph_copies import Copy, CopyNode, Instance
 
 log = logging.getLogger(__name__)
+
+_own: Any = torch._C._dynamo.guards
+_ALLOCATORS = {"cuda": _own._empty_strided_cuda, "cpu": _own._empty_strided_cpu}
+"""New memory by shape, strides and dtype on the current device: torch's own way for generated code, which takes half as
+long as ``empty_like``."""
 
 INSTANCES = 3
 """Of three results in turn one is the caller's, one is returned, and one waits for the next call."""
@@ -56,10 +62,10 @@ class Take:
         if inside:
             self.example.copy_(value)
 
-    def outline(self) -> torch.Tensor:
-        """Something of its shape, dtype and device. The example's memory is let go: the graph is told another."""
-        like, self.example = self.example.new_empty(1).expand(self.example.shape), self.value
-        return like
+    def maker(self) -> Callable[[], torch.Tensor]:
+        """Makes memory like the example. That of the example is let go: the graph is told another."""
+        like, self.example = self.example, self.value
+        return partial(_ALLOCATORS[like.device.type], tuple(like.shape), like.stride(), like.dtype)
 
 
 def copies_of(
@@ -116,7 +122,7 @@ class Replays:
             graph.instantiate()
             self._reads, self._writes = copies_of(graph, feeds, takes)
             self._own = Instance(graph, self._reads, self._writes)
-        self._likes = [None if c is None else take.outline() for c, take in zip(self._writes, takes, strict=True)]
+        self._makers = [None if c is None else take.maker() for c, take in zip(self._writes, takes, strict=True)]
         self.complete = None not in self._writes
         """Whether the graph copies every output."""
         self._again = again if self.complete else None
@@ -149,7 +155,7 @@ class Replays:
 
     def _following(self, own: Instance, leaves: Sequence[Any], stream: int) -> Next:
         """The next launch, if it is on this stream: outputs have memory, and an instance writes to it."""
-        made = tuple([None if like is None else _memory(like) for like in self._likes])
+        made = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in made])
         found = self._instances.get(addresses)
         if found is None:
@@ -182,7 +188,3 @@ class Replays:
             self._instances.pop(next(iter(self._instances)))
         self._instances[addresses] = found
         return found
-
-
-def _memory(like: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(like, memory_format=torch.contiguous_format)

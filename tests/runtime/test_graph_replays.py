@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.runtime import graph_copies, graph_replays
+from pipeline.runtime import graph_copies
 from pipeline.runtime.graph_replays import CAPTURED, INSTANCES, PATIENCE, Feed, Replays, Take
 
 STREAM = 7
@@ -100,15 +100,15 @@ def replays(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
     return made, cuda, graph
 
 
-def memory(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+def memory(run: Any, blocks: int) -> None:
     """An allocator that gives so many blocks in turn."""
     free = [torch.empty(4) for _ in range(blocks)]
 
-    def empty_like(like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    def make() -> torch.Tensor:
         free.append(free.pop(0))
         return free[-1]
 
-    monkeypatch.setattr(graph_replays.torch, "empty_like", empty_like)
+    run._makers = [make]
 
 
 def call(run: Replays, value: float, stream: int = STREAM) -> torch.Tensor:
@@ -120,7 +120,7 @@ def call(run: Replays, value: float, stream: int = STREAM) -> torch.Tensor:
 
 def test_addresses_that_return_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run, cuda, graph = replays(monkeypatch)
-    memory(monkeypatch, INSTANCES)
+    memory(run, INSTANCES)
     for i in range(3 * INSTANCES):
         call(run, i)
     assert len(cuda.told) == cuda.telling == INSTANCES
@@ -128,9 +128,15 @@ def test_addresses_that_return_are_told_once(monkeypatch: pytest.MonkeyPatch) ->
     assert (graph.replayed, run.complete) == (0, True)
 
 
+def test_memory_is_like_what_the_graph_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _, _ = replays(monkeypatch)
+    result = call(run, 1)
+    assert (result.shape, result.stride(), result.dtype, result.device) == ((4,), (1,), torch.float32, RESULT.device)
+
+
 def test_results_that_are_kept_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     run, cuda, _ = replays(monkeypatch)
-    memory(monkeypatch, 20)
+    memory(run, 20)
     kept = [call(run, i) for i in range(10)]
     assert [float(value[0]) for value in kept] == [i + 1 for i in range(10)]
     assert len(cuda.told) == INSTANCES
@@ -138,7 +144,7 @@ def test_results_that_are_kept_stay_what_they_are(monkeypatch: pytest.MonkeyPatc
 
 def test_random_numbers_are_drawn_by_pytorchs_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     run, cuda, graph = replays(monkeypatch, random=True)
-    memory(monkeypatch, INSTANCES)
+    memory(run, INSTANCES)
     for i in range(5):
         call(run, i)
     assert (graph.replayed, list(cuda.told)) == (5, ["own"])
@@ -146,7 +152,7 @@ def test_random_numbers_are_drawn_by_pytorchs_replay(monkeypatch: pytest.MonkeyP
 
 def test_memory_made_for_another_stream_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     run, cuda, _ = replays(monkeypatch)
-    memory(monkeypatch, 20)
+    memory(run, 20)
     first = call(run, 1)
     waiting = run._next
     assert waiting is not None and waiting.stream == STREAM
@@ -159,15 +165,15 @@ def test_memory_that_is_missing_is_the_next_calls_error(monkeypatch: pytest.Monk
     run, _, _ = replays(monkeypatch)
     call(run, 1)
 
-    def full(like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    def full() -> torch.Tensor:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(graph_replays.torch, "empty_like", full)
+    made = run._makers
+    run._makers = [full]
     call(run, 2)
     with pytest.raises(torch.OutOfMemoryError, match="full"):
         call(run, 3)
-    monkeypatch.undo()
-    run, _, _ = replays(monkeypatch)
+    run._makers = made
     call(run, 4)
 
 
@@ -196,7 +202,7 @@ def test_memory_that_returns_is_written_at_once(monkeypatch: pytest.MonkeyPatch)
     again = Again()
     run, cuda, _ = replays(monkeypatch, again=again)
     again.feed = cuda.feed
-    memory(monkeypatch, INSTANCES)
+    memory(run, INSTANCES)
     for i in range(4 * INSTANCES):
         call(run, i)
     assert len(again.captured) == len(set(again.captured)) == INSTANCES
@@ -207,7 +213,7 @@ def test_memory_that_returns_is_written_at_once(monkeypatch: pytest.MonkeyPatch)
 def test_memory_that_never_returns_is_copied_to(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
     run, cuda, _ = replays(monkeypatch, again=again)
-    memory(monkeypatch, 30)
+    memory(run, 30)
     kept = [call(run, i) for i in range(20)]
     assert [float(value[0]) for value in kept] == [i + 1 for i in range(20)]
     assert (again.captured, list(cuda.told)) == ([], ["own"])
@@ -218,7 +224,7 @@ def test_other_memory_that_returns_takes_its_place(monkeypatch: pytest.MonkeyPat
     run, cuda, _ = replays(monkeypatch, again=again)
     again.feed = cuda.feed
     for _ in range(3):
-        memory(monkeypatch, INSTANCES)
+        memory(run, INSTANCES)
         for i in range(4 * INSTANCES):
             call(run, i)
     assert len(run._instances) == CAPTURED
@@ -230,7 +236,7 @@ def test_captures_are_few_whatever_returns(monkeypatch: pytest.MonkeyPatch) -> N
     again = Again()
     run, cuda, _ = replays(monkeypatch, again=again)
     again.feed = cuda.feed
-    memory(monkeypatch, CAPTURED + 2)
+    memory(run, CAPTURED + 2)
     for i in range(4 * PATIENCE):
         call(run, i)
     assert CAPTURED < len(again.captured) <= CAPTURED + 4
@@ -243,7 +249,7 @@ def test_what_cannot_be_captured_again_is_copied(
         raise RuntimeError("not now")
 
     run, cuda, _ = replays(monkeypatch, again=fails)
-    memory(monkeypatch, INSTANCES)
+    memory(run, INSTANCES)
     for i in range(10):
         call(run, i)
     assert caplog.text.count("not captured again for memory that it was given before: not now") == 1
@@ -252,7 +258,7 @@ def test_what_cannot_be_captured_again_is_copied(
 
 def test_instances_go_with_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     run, cuda, _ = replays(monkeypatch)
-    memory(monkeypatch, INSTANCES)
+    memory(run, INSTANCES)
     for i in range(INSTANCES):
         call(run, i)
     del run
