@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pipeline
 from benchmarks.kernels import CAPABILITY
 from pipeline.trt import CAPABILITIES
-from pipeline.unwritten import unwritten
+from pipeline.wrong_kernels import unwritten
 
 pytestmark = pytest.mark.skipif(
     CAPABILITIES.flavour != "tensorrt_rtx", reason="the plans of TensorRT-RTX hold the sources of its kernels"

@@ -19,7 +19,8 @@ from pipeline.parcel import Job, Parcel, gathered
 from pipeline.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.program import Built, Converted, Engine
 from pipeline.spill import leave_memory
-from pipeline.unwritten import unwritten
+from pipeline.trt import CAPABILITIES
+from pipeline.wrong_kernels import rounded_last, unwritten
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +81,15 @@ build = Build()
 
 
 def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
-    """The record of an engine. A warning says which of its kernels forget a result, as far as that can be seen."""
-    for kernel, tensor in unwritten(data):
+    """The record of an engine. A warning says which of its kernels are wrong, as far as that can be seen."""
+    wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data)]
+    if not CAPABILITIES.bfloat16_after_products:
+        wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
+    for kernel, fault in wrong:
         log.warning(
-            "%s: TensorRT's kernel %s never writes %s, so results may be wrong: compare them with eager's, and run "
-            "operators that its name tells in PyTorch (torch_executed_ops)",
-            *(order.name, kernel, tensor),
+            "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run operators that "
+            "its name tells in PyTorch (torch_executed_ops)",
+            *(order.name, kernel, fault),
         )
     leave_memory(data)
     return Engine(order.name, data, plan.library, order.refittable, plan.digest)

@@ -34,6 +34,18 @@ class Heads(nn.Module):
         return self.o(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+class OneHead(nn.Module):
+    """Attention of one head, with nothing between it and its products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, 64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, S, 768] -> [N, S, 64]"""
+        return nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+
+
 class Alone(nn.Module):
     """Attention without products around it."""
 
@@ -77,6 +89,7 @@ PIECES: dict[str, Any] = {
     "residual and norm": lambda: Residual(normed=True),
     "norm": lambda: nn.LayerNorm(WIDTH),
     "attention": Heads,
+    "attention of one head": OneHead,
     "attention alone": Alone,
     "patches": Patches,
 }

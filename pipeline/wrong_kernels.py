@@ -1,8 +1,7 @@
-"""Tensors that an engine's kernels are said to write and never mention.
+"""Kernels that TensorRT-RTX is known to get wrong, as far as an engine's plan tells.
 
-TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (docs/tensorrt.md, "Networks"), and
-then whatever lay in memory is taken for them. Their plans hold the kernels' sources, in a form that is documented
-nowhere: so what is found here is a warning, and a plan in which nothing is found has passed no test.
+Plans hold the kernels' descriptions and sources, in a form that is documented nowhere: so what is found here is a
+warning, and a plan in which nothing is found has passed no test.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ _NAME = re.compile(rb'"([^"]*)"')
 def unwritten(plan: Any) -> tuple[tuple[str, str], ...]:
     """(kernel, tensor) for what is forgotten in a serialized engine: bytes, or anything that has them and ``find``.
 
-    Kernels that come without a source are not looked at. Cost: 0.04 s for 100 MB.
+    TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (docs/tensorrt.md, "Networks"), and
+    then whatever lay in memory is taken for them. Kernels that come without a source are not looked at. Cost: 0.04 s
+    for 100 MB.
     """
     sources: dict[bytes, int] = {}
     for found in _SOURCE.finditer(plan):
@@ -39,3 +40,17 @@ def _forgotten(plan: Any, start: int, call: re.Match[bytes]) -> list[bytes]:
     parameters = [*zip(_NAME.findall(call["args"]), re.findall(rb"__v\d+", head), strict=False)]
     mentioned = {argument for argument, p in parameters if re.search(p + rb"\b", body)}
     return [tensor for tensor in _NAME.findall(call["written"]) if tensor not in mentioned]
+
+
+_ROUNDED = re.compile(
+    rb'runtime_fusion=\{ name=(?P<name>\S+Cast) [^\n]*output_args=\{ "(?P<tensor>[^"]*)"[^\n]*backbone=(?:gemm|conv)'
+)
+_HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
+
+
+def rounded_last(plan: Any) -> tuple[tuple[str, str], ...]:
+    """(kernel, result) for the kernels of products and convolutions in a serialized engine that end in a cast to
+    bfloat16, which TensorRT-RTX 1.4 gets wrong (docs/tensorrt.md, "Numbers")."""
+    found = [(each["name"], each["tensor"]) for each in _ROUNDED.finditer(plan)]
+    halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
+    return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor in halves)
