@@ -94,6 +94,15 @@ def test_nor_does_one_of_a_model(name: str) -> None:
     assert rounded_last(compiled.engines[0].plan) == ()
 
 
+@needed
+def test_nor_does_one_of_a_convolution_of_one_spatial_dim() -> None:
+    """For which TensorRT has two: the cast comes before they are one again."""
+    layers = nn.Conv1d(64, 64, 9, padding=4, groups=64, bias=False), nn.Conv1d(64, 32, 1)
+    compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
+    x = torch.randn(2, 64, 33, dtype=torch.bfloat16)
+    assert rounded_last(compile(nn.Sequential(*layers).eval().to(x.dtype), args=(x,)).engines[0].plan) == ()
+
+
 @pytest.mark.parametrize(("groups", "wide"), [(1, False), (4, False), (8, True)])
 def test_depthwise_is_computed_in_float32(groups: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, depthwise_bfloat16=False))

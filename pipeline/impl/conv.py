@@ -77,12 +77,16 @@ def deconvolution(
 
 
 def _widened(ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """The layer, which TensorRT does not have in bfloat16: that is computed in float32."""
+    """The layer, which TensorRT does not have in bfloat16: that is computed in float32, and rounded in its kernel."""
     if base.dtype_of(x) != torch.bfloat16:
         return _batched(ctx, name, x, weight, bias, layer)
+
+    def rounded(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
+        return base.cast(ctx, name, layer(x, weight, bias, flat), torch.bfloat16)
+
     x, weight = (base.tensor(ctx, name, v, torch.float32) for v in (x, weight))
     bias = None if bias is None else base.tensor(ctx, name, bias, torch.float32)
-    return base.cast(ctx, name, _batched(ctx, name, x, weight, bias, layer), torch.bfloat16)
+    return _batched(ctx, name, x, weight, bias, rounded)
 
 
 def _batched(ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:

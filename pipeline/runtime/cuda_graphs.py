@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import torch
 from attrs import evolve
@@ -57,7 +58,7 @@ class CapturedCall:
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.still = tuple(still.items())
-        self._worker, self._executor, self._pool = worker, worker.executor, pool
+        self._executor, self._turn, self._lane, self._pool = worker.executor, worker.turn, worker.lane, pool
         self._inside = graph_copies.available()
         self._fed = {given: Feed(given, value, self._inside) for given, value in self._arriving(leaves)}
         self.graph = self._new_graph()
@@ -66,15 +67,11 @@ class CapturedCall:
         self.results = [(r.given, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
         self.written = [(w.given, values[w.slot]) for w in self.layout.writes if w.given is not None]
         self._large = self._written_at_once(values)
-        self._replay = Replays(
-            self.graph,
-            list(self._fed.values()),
-            self.takes,
-            random=any(step.segment.kind == "torch" for step in self.layout.steps),
-            again=self._captured_for if self._large else None,
-        )
-        plain = [(given, i) for given, i, _ in self.results] == [(None, i) for i in range(len(self.takes))]
-        self._as_made = plain and self._replay.complete and not self.written
+        random = any(step.segment.kind == "torch" for step in self.layout.steps)
+        again = WeakMethod(self._captured_for) if self._large else None  # so that what is forgotten is freed at once
+        self._replay = Replays(self.graph, list(self._fed.values()), self.takes, random=random, again=again)
+        in_order = [(given, i) for given, i, _ in self.results] == [(None, i) for i in range(len(self.takes))]
+        self._as_made = in_order and self._replay.complete and not self.written
 
     def _new_graph(self) -> torch.cuda.CUDAGraph:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
@@ -106,8 +103,7 @@ class CapturedCall:
         return values, self._executor.results(values, leaves, evolve(self.plan, home=None))
 
     def _captured(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Take]]:
-        turn, lane = self._worker.turn, self._worker.lane
-        stream, caller = graph_copies.capture_stream(lane.device), lane.here()
+        turn, stream, caller = self._turn, graph_copies.capture_stream(self._lane.device), self._lane.here()
         for given, value in self._arriving(leaves):
             self._fed[given].held.copy_(value)
             self._fed[given].example.copy_(value)
@@ -127,8 +123,8 @@ class CapturedCall:
     @torch.no_grad()
     def _captured_for(self, leaves: Sequence[Any], made: Sequence[torch.Tensor | None]) -> Instance:
         """An instance whose large outputs are written to this memory, without a copy."""
-        turn, graph = self._worker.turn, self._new_graph()
-        with _capturing, torch.cuda.stream(graph_copies.capture_stream(self._worker.lane.device)):
+        turn, graph = self._turn, self._new_graph()
+        with _capturing, torch.cuda.stream(graph_copies.capture_stream(self._lane.device)):
             turn.stream, turn.captured = torch.cuda.current_stream(), True
             turn.into = {slot: value for i, slot in self._large.items() if (value := made[i]) is not None}
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -149,7 +145,7 @@ class CapturedCall:
         for write in self.layout.writes:
             if write.buffer is not None:
                 values[write.buffer].copy_(values[write.slot])
-        given = {id(value) for value in self._worker.turn.into.values()}
+        given = {id(value) for value in self._turn.into.values()}
         made = zip(self.layout.returns, results, strict=True)
         found = {id(v): v for r, v in made if r.given is None and isinstance(v, torch.Tensor)}
         return values, results, [Take(v, self._copies_out and id(v) not in given) for v in found.values()]

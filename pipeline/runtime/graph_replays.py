@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -82,6 +82,9 @@ def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence
     return Instance(graph, *copies_of(graph, feeds, takes), kept=takes)
 
 
+Again: TypeAlias = Callable[[Sequence[Any], Sequence[torch.Tensor | None]], Instance]
+
+
 class Next(NamedTuple):
     """An instance that will be launched on a stream, and the memory that it writes outputs to, if it does."""
 
@@ -98,7 +101,8 @@ class Replays:
         feeds: the inputs that it copies.
         takes: its outputs.
         random: it may draw random numbers, which only PyTorch's own replays do anew.
-        again: captures the call another time, for inputs like these and memory of the outputs that is written at once.
+        again: gives the function that captures the call another time, for inputs like these and memory of the outputs
+            that is written at once.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class Replays:
         takes: Sequence[Take],
         *,
         random: bool,
-        again: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], Instance] | None = None,
+        again: Callable[[], Again | None] | None = None,
     ) -> None:
         self.graph, self.feeds, self.takes, self.random = graph, feeds, takes, random
         self._reads: list[Copy | None] = []
@@ -168,10 +172,11 @@ class Replays:
     ) -> Instance:
         """The graph's own instance; or one that is kept for these addresses: captured for them, told of them, or told
         of others, longest ago."""
-        if self._again is not None and self._captures >= PATIENCE and addresses in self._once:
+        again = self._again() if self._again is not None else None
+        if again is not None and self._captures >= PATIENCE and addresses in self._once:
             self._captures -= PATIENCE
             try:
-                return self._kept(self._again(leaves, made), addresses, CAPTURED)
+                return self._kept(again(leaves, made), addresses, CAPTURED)
             except Exception as error:
                 log.warning("a call is not captured again for memory that it was given before: %s", error)
                 self._again = None

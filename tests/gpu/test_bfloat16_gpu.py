@@ -120,6 +120,9 @@ IMAGES: dict[str, Any] = {
     "depthwise": lambda: normed(groups=32),
     "depthwise, no bias": lambda: normed(groups=32, bias=False),
     "depthwise, wide": lambda: nn.Conv2d(32, 64, 7, padding=3, groups=32),
+    "depthwise, one dim": lambda: nn.Sequential(
+        nn.Flatten(2), nn.Conv1d(32, 32, 9, padding=4, groups=32, bias=False), nn.Conv1d(32, 8, 1)
+    ),
     "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(32, 16, 2, stride=2), nn.GELU()),
 }
 

@@ -200,7 +200,7 @@ class Again:
 
 def test_memory_that_returns_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    run, cuda, _ = replays(monkeypatch, again=again)
+    run, cuda, _ = replays(monkeypatch, again=lambda: again)
     again.feed = cuda.feed
     memory(run, INSTANCES)
     for i in range(4 * INSTANCES):
@@ -212,7 +212,7 @@ def test_memory_that_returns_is_written_at_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_memory_that_never_returns_is_copied_to(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    run, cuda, _ = replays(monkeypatch, again=again)
+    run, cuda, _ = replays(monkeypatch, again=lambda: again)
     memory(run, 30)
     kept = [call(run, i) for i in range(20)]
     assert [float(value[0]) for value in kept] == [i + 1 for i in range(20)]
@@ -221,7 +221,7 @@ def test_memory_that_never_returns_is_copied_to(monkeypatch: pytest.MonkeyPatch)
 
 def test_other_memory_that_returns_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again()
-    run, cuda, _ = replays(monkeypatch, again=again)
+    run, cuda, _ = replays(monkeypatch, again=lambda: again)
     again.feed = cuda.feed
     for _ in range(3):
         memory(run, INSTANCES)
@@ -234,7 +234,7 @@ def test_other_memory_that_returns_takes_its_place(monkeypatch: pytest.MonkeyPat
 def test_captures_are_few_whatever_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """More addresses in turn than there are instances."""
     again = Again()
-    run, cuda, _ = replays(monkeypatch, again=again)
+    run, cuda, _ = replays(monkeypatch, again=lambda: again)
     again.feed = cuda.feed
     memory(run, CAPTURED + 2)
     for i in range(4 * PATIENCE):
@@ -248,7 +248,7 @@ def test_what_cannot_be_captured_again_is_copied(
     def fails(leaves: Any, made: Any) -> Any:
         raise RuntimeError("not now")
 
-    run, cuda, _ = replays(monkeypatch, again=fails)
+    run, cuda, _ = replays(monkeypatch, again=lambda: fails)
     memory(run, INSTANCES)
     for i in range(10):
         call(run, i)
