@@ -90,7 +90,7 @@ def environment(
         for symbol in sorted(_new_symbols(node, shapes), key=str):
             made = _data_dependent(node, ranges.get(symbol), shapes)
             shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
-    return shapes
+    return _tuned_together(graph, shapes)
 
 
 def _check_varying(inputs: Mapping[str, Any], asked: Mapping[str, Ends]) -> None:
@@ -335,6 +335,24 @@ def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
     whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
     known = [size for size in whole if {s.name for s in getattr(size, "free_symbols", ())} <= set(shapes)]
     return min((bounds(size, shapes).max for size in known), default=None)
+
+
+def _tuned_together(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> ShapeEnvironment:
+    """The environment with pieces of a whole tuned for as if they were alike: the sizes that TensorRT tunes for have to
+    fit together, also where the pieces are one again."""
+    symbols = dict(shapes.symbols)
+    for node in graph.nodes:
+        if node.target is aten.split_with_sizes.default:
+            whole = shape_of(argument(node, "self").meta["val"])[argument(node, "dim")]
+            told = [expression(n.meta["val"]) for n in argument(node, "split_sizes") if isinstance(n, torch.fx.Node)]
+            names = [expr.name for expr in told if isinstance(expr, sympy.Symbol) and expr.name in symbols]
+            if names and len(names) == len(told) == len(argument(node, "split_sizes")):
+                opt = value_of(whole, {name: symbol.range.opt for name, symbol in symbols.items()})
+                for number, name in enumerate(names):
+                    given = symbols[name].range
+                    part = (opt + number) // len(names)
+                    symbols[name] = evolve(symbols[name], range=Range(given.min, min(part, given.max), given.max))
+    return evolve(shapes, symbols=FrozenDict(symbols))
 
 
 def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:

@@ -103,6 +103,21 @@ def test_pieces_are_as_long_as_the_whole_at_most() -> None:
         torch.testing.assert_close(result(x, counts), weighted(x, counts))
 
 
+def test_pieces_that_are_one_again_fit_the_whole() -> None:
+    """The sizes that an engine is tuned for have to: TensorRT refuses to build it otherwise."""
+
+    def weighted(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        pieces = x.split(counts.tolist())
+        return torch.cat([piece * (i + 1) + 1 for i, piece in enumerate(pieces)]) * x
+
+    result = compiled(weighted, [{0: Dim("n", min=2, max=50)}, None], torch.randn(20, 4), torch.tensor([3, 2, 15]))
+    opts = [symbol.range.opt for name, symbol in result.program.shapes.symbols.items() if name.startswith("u")]
+    assert sum(opts) == 20 and max(opts) - min(opts) <= 1
+    for each in ([3, 0, 33], [0, 36, 0]):
+        x, counts = torch.randn(36, 4), torch.tensor(each)
+        torch.testing.assert_close(result(x, counts), weighted(x, counts))
+
+
 def test_repeats_have_a_bound_by_default_and_an_error_beyond_it(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor, repeats: torch.Tensor) -> torch.Tensor:
         return torch.relu(torch.repeat_interleave(x, repeats, 0) * 2 - 1) * 3 + 1
