@@ -30,6 +30,8 @@ INSTANCES = 3
 """Of three results in turn one is the caller's, one is returned, and one waits for the next call."""
 CAPTURED = 8
 """For so many addresses a call is kept captured: more, since each costs more than to be told."""
+AHEAD = 16 << 20
+"""Up to so many bytes memory for the next call's outputs is made when a call was launched, and waits for it."""
 PATIENCE = 64
 """Calls for each of which a call may be captured again, beyond a few: it costs as much as a call or two, and memory may
 return in other ways, or when others have used it meanwhile."""
@@ -122,6 +124,7 @@ class Replays:
         self._once = deque[tuple[int, ...]](maxlen=2 * CAPTURED)
         self._captures = CAPTURED * PATIENCE
         self._next: Next | None = None
+        self._ahead = sum(take.value.nbytes for take in takes) <= AHEAD
         if graph_copies.available():
             graph.instantiate()
             self._reads, self._writes = copies_of(graph, feeds, takes)
@@ -151,10 +154,11 @@ class Replays:
             self.graph.replay()
         else:
             instance.launch(stream)
-        try:
-            self._next = self._following(self._own, leaves, stream)  # while the GPU is busy
-        except torch.OutOfMemoryError:
-            self._next = None  # the next call will say so
+        if self._ahead:
+            try:
+                self._next = self._following(self._own, leaves, stream)  # while the GPU is busy
+            except torch.OutOfMemoryError:
+                self._next = None  # the next call will say so
         return now.made
 
     def _following(self, own: Instance, leaves: Sequence[Any], stream: int) -> Next:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.runtime import graph_copies
+from pipeline.runtime import graph_copies, graph_replays
 from pipeline.runtime.graph_replays import CAPTURED, INSTANCES, PATIENCE, Feed, Replays, Take
 
 STREAM = 7
@@ -159,6 +159,16 @@ def test_memory_made_for_another_stream_is_not_written(monkeypatch: pytest.Monke
     second = call(run, 2, stream=8)
     assert waiting.made[0] is not second is not first
     assert [stream for _, stream in cuda.launched] == [STREAM, 8]
+
+
+def test_no_large_memory_waits_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_replays, "AHEAD", RESULT.nbytes - 1)
+    run, cuda, _ = replays(monkeypatch)
+    memory(run, 2)
+    for i in range(10):
+        call(run, i)
+    assert run._next is None
+    assert len(cuda.told) == cuda.telling == 2
 
 
 def test_memory_that_is_missing_is_the_next_calls_error(monkeypatch: pytest.MonkeyPatch) -> None:
