@@ -32,7 +32,7 @@ _capturing = threading.Lock()
 
 LARGE = 1 << 20
 """Outputs of so many bytes and more are written to the caller's memory at once where it was a result's before: the call
-is captured again for it. A copy of GPT-2's logits at batch 8 moves 206 MB, by its bandwidth some 5 % of an H200's call."""
+is captured again for it. A copy of GPT-2's logits at batch 8 moves 206 MB: by an H200's bandwidth 5 % of the call."""
 
 
 class CapturedCall:
