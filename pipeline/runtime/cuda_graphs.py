@@ -60,7 +60,8 @@ class CapturedCall:
         self.still = tuple(still.items())
         self._executor, self._turn, self._lane, self._pool = worker.executor, worker.turn, worker.lane, pool
         self._inside = graph_copies.available()
-        self._fed = {given: Feed(given, value, self._inside) for given, value in self._arriving(leaves)}
+        moving = [given for given, _, _ in plan.moves if given not in still]
+        self._fed = {i: Feed(i, self._executor.arrive(leaves[i]), self._inside) for i in moving}
         self.graph = self._new_graph()
         values, results, self.takes = self._captured(leaves)
         taken = {id(take.value): i for i, take in enumerate(self.takes)}
@@ -75,11 +76,6 @@ class CapturedCall:
 
     def _new_graph(self) -> torch.cuda.CUDAGraph:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
-
-    def _arriving(self, leaves: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
-        """The inputs that the graph has a copy of, as they come to the program."""
-        still = dict(self.still)
-        return [(i, self._executor.arrive(leaves[i])) for i, _, _ in self.plan.moves if i not in still]
 
     def _written_at_once(self, values: Sequence[Any]) -> dict[int, int]:
         """The slots of large outputs, by number, that engines fill: if nothing else is done with them."""
@@ -104,9 +100,6 @@ class CapturedCall:
 
     def _captured(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Take]]:
         turn, stream, caller = self._turn, graph_copies.capture_stream(self._lane.device), self._lane.here()
-        for given, value in self._arriving(leaves):
-            self._fed[given].held.copy_(value)
-            self._fed[given].example.copy_(value)
         stream.wait_stream(caller)
         turn.captured = True
         try:

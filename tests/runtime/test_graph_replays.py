@@ -252,18 +252,26 @@ def test_captures_are_few_whatever_returns(monkeypatch: pytest.MonkeyPatch) -> N
     assert CAPTURED < len(again.captured) <= CAPTURED + 4
 
 
+@pytest.mark.parametrize("before", [0, 2])
 def test_what_cannot_be_captured_again_is_copied(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    before: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(leaves: Any, made: Any) -> Any:
-        raise RuntimeError("not now")
+    """Captures that came before stay for their addresses, and are told no others."""
+    again = Again()
 
-    run, cuda, _ = replays(monkeypatch, again=lambda: fails)
-    memory(run, INSTANCES)
-    for i in range(10):
+    def few(leaves: Any, made: Any) -> Any:
+        if len(again.captured) == before:
+            raise RuntimeError("not now")
+        return again(leaves, made)
+
+    run, cuda, _ = replays(monkeypatch, again=lambda: few)
+    again.feed = cuda.feed
+    memory(run, 2 * INSTANCES)
+    for i in range(8 * INSTANCES):
         call(run, i)
     assert caplog.text.count("not captured again for memory that it was given before: not now") == 1
-    assert len(cuda.told) == INSTANCES
+    assert list(cuda.told) == ["own"]
+    assert set(again.launched) == set(again.captured) and len(again.captured) == before
 
 
 def test_instances_go_with_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
