@@ -344,14 +344,16 @@ def _tuned_together(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> ShapeEnv
     for node in graph.nodes:
         if node.target is aten.split_with_sizes.default:
             whole = shape_of(argument(node, "self").meta["val"])[argument(node, "dim")]
-            told = [expression(n.meta["val"]) for n in argument(node, "split_sizes") if isinstance(n, torch.fx.Node)]
-            names = [expr.name for expr in told if isinstance(expr, sympy.Symbol) and expr.name in symbols]
-            if names and len(names) == len(told) == len(argument(node, "split_sizes")):
-                opt = value_of(whole, {name: symbol.range.opt for name, symbol in symbols.items()})
+            given = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in argument(node, "split_sizes")]
+            told = [expression(size) if isinstance(size, torch.SymInt) else size for size in given]
+            names = [str(size) for size in told if str(size) in symbols]
+            fixed = [size for size in told if isinstance(size, int)]
+            if names and len(names) + len(fixed) == len(told):
+                opt = value_of(whole, {name: symbol.range.opt for name, symbol in symbols.items()}) - sum(fixed)
                 for number, name in enumerate(names):
-                    given = symbols[name].range
-                    part = (opt + number) // len(names)
-                    symbols[name] = evolve(symbols[name], range=Range(given.min, min(part, given.max), given.max))
+                    low, high = symbols[name].range.min, symbols[name].range.max
+                    part = min(max((opt + number) // len(names), low), high)
+                    symbols[name] = evolve(symbols[name], range=Range(low, part, high))
     return evolve(shapes, symbols=FrozenDict(symbols))
 
 

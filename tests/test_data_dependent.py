@@ -118,6 +118,22 @@ def test_pieces_that_are_one_again_fit_the_whole() -> None:
         torch.testing.assert_close(result(x, counts), weighted(x, counts))
 
 
+def test_pieces_are_tuned_for_within_their_ranges() -> None:
+    """Beside a piece of known size, and where there is more of one than its share."""
+
+    def weighted(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        first, second = counts.tolist()
+        torch._check(first >= 8)
+        pieces = x.split([4, first, second])
+        return torch.cat([piece * (i + 1) + 1 for i, piece in enumerate(pieces)])
+
+    result = compiled(weighted, [{0: Dim("n", min=12, max=50)}, None], torch.randn(14, 4), torch.tensor([9, 1]))
+    ranges = [symbol.range for name, symbol in result.program.shapes.symbols.items() if name.startswith("u")]
+    assert [(r.min, r.opt) for r in ranges] == [(8, 8), (0, 5)]
+    x, counts = torch.randn(36, 4), torch.tensor([20, 12])
+    torch.testing.assert_close(result(x, counts), weighted(x, counts))
+
+
 def test_repeats_have_a_bound_by_default_and_an_error_beyond_it(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor, repeats: torch.Tensor) -> torch.Tensor:
         return torch.relu(torch.repeat_interleave(x, repeats, 0) * 2 - 1) * 3 + 1
