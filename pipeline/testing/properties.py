@@ -142,12 +142,8 @@ def _builds(call: Call, every: int) -> bool:
     return every > 0 and zlib.crc32(repr(call).encode()) % every == 0
 
 
-FEW = 3
-"""So many calls may be none that PyTorch takes, whatever share of the calls that is."""
-
-
 def _something_was_tested(target: Any, tally: Tally) -> None:
-    if len(tally.refused) > max(len(tally.seen) / 2, FEW):
+    if len(tally.refused) > len(tally.seen) / 2:
         raise AssertionError(
             f"{qualified_name(target)}: most calls that are drawn are none\n{tally}"
         ) from tally.refused[0]
