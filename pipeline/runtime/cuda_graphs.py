@@ -19,6 +19,7 @@ from attrs import evolve
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.graph_copies import Instance
+from pipeline.runtime.graph_fills import instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
 from pipeline.runtime.plan import CallPlan
 
@@ -126,7 +127,7 @@ class CapturedCall:
             finally:
                 turn.captured, turn.into = False, {}
                 graph.capture_end()
-        graph.instantiate()
+        instantiate(graph)
         return instance(graph, list(self._fed.values()), takes)
 
     def _body(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Take]]:

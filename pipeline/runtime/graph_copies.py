@@ -15,9 +15,10 @@ import torch
 from attrs import frozen
 
 try:
-    from cuda.bindings import runtime as cudart
+    from cuda.bindings import runtime
 except ImportError:
-    cudart = None
+    runtime = None
+cudart: Any = runtime
 
 
 def available() -> bool:
@@ -32,7 +33,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     if cudart is None:
         return torch.cuda.Stream(device, priority=-1)
     with torch.cuda.device(device):
-        (made,) = _checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking))
+        (made,) = checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking))
     return torch.cuda.ExternalStream(int(made), device)
 
 
@@ -48,17 +49,20 @@ class Copy:
 
 def copies(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Copy]:
     """The copies of a graph (made with ``keep_graph=True``) by source and target address."""
-    whole = cudart.cudaGraph_t(graph.raw_cuda_graph())
-    _, count = _checked(cudart.cudaGraphGetNodes(whole))
-    nodes, _ = _checked(cudart.cudaGraphGetNodes(whole, count))
     found = {}
-    for node in nodes:
-        (kind,) = _checked(cudart.cudaGraphNodeGetType(node))
-        if kind == cudart.cudaGraphNodeType.cudaGraphNodeTypeMemcpy:
-            (form,) = _checked(cudart.cudaGraphMemcpyNodeGetParams(node))
-            source, target = int(form.srcPtr.ptr), int(form.dstPtr.ptr)
-            found[source, target] = Copy(node, source, target, int(form.extent.width))
+    for node in nodes(cudart.cudaGraph_t(graph.raw_cuda_graph()), "Memcpy"):
+        (form,) = checked(cudart.cudaGraphMemcpyNodeGetParams(node))
+        source, target = int(form.srcPtr.ptr), int(form.dstPtr.ptr)
+        found[source, target] = Copy(node, source, target, int(form.extent.width))
     return found
+
+
+def nodes(whole: Any, kind: str) -> list[Any]:
+    """The nodes of a kind, such as ``Memset``, in a graph of CUDA's."""
+    _, count = checked(cudart.cudaGraphGetNodes(whole))
+    every, _ = checked(cudart.cudaGraphGetNodes(whole, count))
+    wanted = getattr(cudart.cudaGraphNodeType, f"cudaGraphNodeType{kind}")
+    return [node for node in every if checked(cudart.cudaGraphNodeGetType(node)) == (wanted,)]
 
 
 class CopyNode:
@@ -84,7 +88,7 @@ class CopyNode:
             self._executable, self._node, target, source, self._nbytes, self._kind
         )
         if error:
-            _checked((error,))
+            checked((error,))
         self._source, self._target = source, target
 
 
@@ -109,7 +113,7 @@ class Instance:
         kept: object = None,
     ) -> None:
         if another:
-            (executable,) = _checked(cudart.cudaGraphInstantiate(cudart.cudaGraph_t(graph.raw_cuda_graph()), 0))
+            (executable,) = checked(cudart.cudaGraphInstantiate(cudart.cudaGraph_t(graph.raw_cuda_graph()), 0))
             weakref.finalize(self, cudart.cudaGraphExecDestroy, executable)
         else:
             executable = cudart.cudaGraphExec_t(graph.raw_cuda_graph_exec())
@@ -127,10 +131,11 @@ class Instance:
         """On the stream of this handle; a replay of PyTorch's would also draw new random numbers."""
         (error,) = cudart.cudaGraphLaunch(self._executable, stream)
         if error:
-            _checked((error,))
+            checked((error,))
 
 
-def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+def checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call of CUDA's gave besides its error, which is raised."""
     error, *values = result
     if error != cudart.cudaError_t.cudaSuccess:
         raise RuntimeError(f"CUDA refused what was asked of it for a graph: {error.name}")

@@ -19,6 +19,7 @@ import torch
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.graph_copies import Copy, CopyNode, Instance
+from pipeline.runtime.graph_fills import instantiate
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class Replays:
         self._next: Next | None = None
         self._ahead = sum(take.value.nbytes for take in takes) <= AHEAD
         if graph_copies.available():
-            graph.instantiate()
+            instantiate(graph)
             self._reads, self._writes = copies_of(graph, feeds, takes)
             self._own = Instance(graph, self._reads, self._writes)
         self._makers = [None if c is None else take.maker() for c, take in zip(self._writes, takes, strict=True)]

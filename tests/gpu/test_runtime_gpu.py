@@ -359,12 +359,12 @@ def test_memory_stays(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
         cuda_graphs=graphs != "none"
     )
     sizes = []
-    for _ in range(3):
+    for _ in range(20):
         for i in range(40):
             run(values(1 + i % 4, i))
         torch.cuda.synchronize()
         sizes.append(torch.cuda.memory_allocated())
-    assert sizes[1] == sizes[2], sizes
+    assert len(set(sizes[10:])) == 1, sizes  # by then each of the four shapes is captured for eight addresses
 
 
 def test_engines_of_one_program_share_their_scratch_memory() -> None:

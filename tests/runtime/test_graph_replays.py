@@ -31,7 +31,7 @@ class FakeCuda:
         self.cudart = SimpleNamespace(
             cudaError_t=SimpleNamespace(cudaSuccess=0),
             cudaMemcpyKind=SimpleNamespace(cudaMemcpyDeviceToDevice=3),
-            cudaGraphNodeType=SimpleNamespace(cudaGraphNodeTypeMemcpy=1),
+            cudaGraphNodeType=SimpleNamespace(cudaGraphNodeTypeMemcpy=1, cudaGraphNodeTypeMemset=2),
             cudaGraph_t=lambda handle: handle,
             cudaGraphExec_t=lambda handle: handle,
             cudaGraphGetNodes=lambda whole, count=0: (0, list(self.nodes), len(self.nodes)),
