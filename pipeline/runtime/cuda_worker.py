@@ -78,7 +78,7 @@ class CudaWorker:
         if self.graphs is not None:
             graph = self.graphs.of(plan, leaves, self)
             if graph is not None:
-                return graph(leaves, self.lane.here().cuda_stream)
+                return graph(leaves, self.lane.handle())
 
         def body(stream: torch.cuda.Stream) -> list[Any]:
             self.turn.stream = stream
