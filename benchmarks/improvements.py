@@ -24,8 +24,10 @@ from examples.models import full
 from pipeline.improvements import PASSES
 from pipeline.stages.improve import Improve
 
-CASES = (*MODELS, "swin", "resnet50 refittable", "vit spelled out", "bert spelled out", "gpt2 spelled out")
-"""Models, some with weights that can be refitted, or with attention as transformers' ``"eager"`` spells it out."""
+SPELLED_OUT = ("vit spelled out", "bert spelled out", "gpt2 spelled out")
+CASES = (*MODELS, "swin", "resnet50 at 8", "resnet50 refittable", *SPELLED_OUT)
+"""Models at batch 1 or another, some with weights that can be refitted, or with attention as transformers' ``"eager"``
+spells it out."""
 
 
 def variants(model: torch.nn.Module, inputs: dict[str, torch.Tensor], **settings: Any) -> dict[str, pipeline.Compiled]:
@@ -47,15 +49,21 @@ def _with(passes: Iterable[str], **settings: Any) -> Any:
     return pipeline.default(require_full_compilation=True, **settings).replace("improve", Improve(passes=passes))
 
 
-def measured(name: str, batch: int) -> list[dict[str, Any]]:
-    """Rows of a model: each variant with its layers, milliseconds, and the ratio of what it lacks to ``all``."""
+def chosen(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor], dict[str, Any]]:
+    """A case by name: the model in float16, its inputs, and settings."""
     kind, _, special = name.partition(" ")
     case = full(kind, torch.float16)
     if special == "spelled out":
         case.model.set_attn_implementation("eager")
-    model = Plain(case.model).cuda().eval()
-    inputs = {key: value.cuda() for key, value in case.inputs(batch=batch).items()}
-    compiled = variants(model, inputs, immutable_weights=special != "refittable")
+    batch = int(special.removeprefix("at ")) if special.startswith("at ") else 1
+    return Plain(case.model).eval(), case.inputs(batch=batch), {"immutable_weights": special != "refittable"}
+
+
+def measured(name: str) -> list[dict[str, Any]]:
+    """Rows of a case: each variant with its layers, milliseconds, and the ratio of what it lacks to ``all``."""
+    model, given, settings = chosen(name)
+    inputs = {key: value.cuda() for key, value in given.items()}
+    compiled = variants(model.cuda(), inputs, **settings)
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         calls = {key: driven(each, inputs, graph=True) for key, each in compiled.items()}
         with turn():
@@ -64,7 +72,6 @@ def measured(name: str, batch: int) -> list[dict[str, Any]]:
         {
             "model": name,
             "dtype": "float16",
-            "batch": batch,
             "passes": key,
             "layers": len(compiled[key].networks[0].layers),
             "gpu_ms": times[key]["gpu_ms"],
@@ -77,8 +84,7 @@ def measured(name: str, batch: int) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints; 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description="what each pass gains on this GPU")
-    parser.add_argument("--models", nargs="+", default=CASES)
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--models", nargs="+", default=CASES, help="such as vit, or 'vit at 8' for another batch")
     parser.add_argument("--processes", type=int, default=5)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -86,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     rows: list[dict[str, Any]] = []
     with side_by_side(options.processes) as pool:
-        for found in pool.map(measured, options.models, [options.batch] * len(options.models)):
+        for found in pool.map(measured, options.models):
             rows += found
             path = save(f"improvements-{gpu_name()}", {"gains": rows})
             print(*map(json.dumps, found), sep="\n", flush=True)

@@ -14,13 +14,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from attrs import frozen
 
 from benchmarks.environment import save
-from benchmarks.gpu import Plain
-from benchmarks.improvements import CASES, variants
-from examples.models import full
+from benchmarks.improvements import CASES, chosen, variants
 from pipeline import Compiled
 
 CAPABILITY = "8.9"
@@ -66,12 +63,9 @@ def of(compiled: Compiled) -> tuple[Kernel, ...]:
 
 
 def measured(name: str) -> list[dict[str, Any]]:
-    """Rows of a model in float16, batch 1: each variant's kernels, by role."""
-    kind, _, special = name.partition(" ")
-    case = full(kind, torch.float16)
-    if special == "spelled out":
-        case.model.set_attn_implementation("eager")
-    compiled = variants(Plain(case.model).eval(), case.inputs(batch=1), compute_capabilities=(CAPABILITY,))
+    """Rows of a case: each variant's kernels, by role."""
+    model, inputs, settings = chosen(name)
+    compiled = variants(model, inputs, compute_capabilities=(CAPABILITY,), **settings)
     return [{"model": name, "passes": passes, **_counted(of(each))} for passes, each in compiled.items()]
 
 

@@ -71,21 +71,22 @@ class CudaWorker:
         """The program's outputs for these inputs, in the order of the current stream."""
         if self.lane.elsewhere():
             with torch.cuda.device(self.lane.device):
-                return self._run(plan, leaves)
-        return self._run(plan, leaves)
-
-    def _run(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+                return self(plan, leaves)
         if self.graphs is not None:
             graph = self.graphs.of(plan, leaves, self)
             if graph is not None:
                 return graph(leaves, self.lane.handle())
+        return self._run(plan, leaves)
+
+    @torch.no_grad()
+    def _run(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+        """The same without a graph."""
 
         def body(stream: torch.cuda.Stream) -> list[Any]:
             self.turn.stream = stream
             return self.executor(plan, leaves)
 
-        with torch.no_grad():
-            return self.lane.run(body)
+        return self.lane.run(body)
 
 
 def _inner(layout: Layout, step: Step) -> bool:

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -84,19 +84,17 @@ def copies_of(
 
 
 def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]) -> Instance:
-    """The instance of a graph that PyTorch made. It keeps what it writes to."""
-    return Instance(graph, *copies_of(graph, feeds, takes), kept=takes)
+    """The instance of a graph that PyTorch made. It keeps the outputs that it copies; others are in the caller's
+    memory, which has to return to be written again."""
+    kept = [take.value for take in takes if take.value is not take.example]
+    return Instance(graph, *copies_of(graph, feeds, takes), kept=kept)
 
 
 Again: TypeAlias = Callable[[Sequence[Any], Sequence[torch.Tensor | None]], Instance]
 
 
-class Next(NamedTuple):
-    """An instance that will be launched on a stream, and the memory that it writes outputs to, if it does."""
-
-    instance: Instance
-    made: tuple[torch.Tensor | None, ...]
-    stream: int
+Next: TypeAlias = tuple[Instance, tuple[torch.Tensor | None, ...], int]
+"""An instance that will be launched, the memory that it writes each output to, if it does, and on which stream."""
 
 
 class Replays:
@@ -148,9 +146,9 @@ class Replays:
             return (None,) * len(self.takes)
         self._credit += 1
         now = self._next
-        if now is None or now.stream != stream:
+        if now is None or now[2] != stream:
             now = self._following(self._own, leaves, stream)
-        instance = now.instance
+        instance, made, _ = now
         if self.feeds:
             for feed, node in zip(self.feeds, instance.reads, strict=True):
                 feed(leaves[feed.given], node)
@@ -163,7 +161,7 @@ class Replays:
                 self._next = self._following(self._own, leaves, stream)  # while the GPU is busy
             except torch.OutOfMemoryError:
                 self._next = None  # the next call will say so
-        return now.made
+        return made
 
     def _following(self, own: Instance, leaves: Sequence[Any], stream: int) -> Next:
         """The next launch, if it is on this stream: outputs have memory, and an instance writes to it."""
@@ -173,7 +171,7 @@ class Replays:
         if found is None:
             found = self._another(own, leaves, made, addresses)
             found.write_to(addresses)
-        return Next(found, made, stream)
+        return found, made, stream
 
     def _another(
         self, own: Instance, leaves: Sequence[Any], made: Sequence[torch.Tensor | None], addresses: tuple[int, ...]

@@ -75,53 +75,6 @@ def test_alternating_shapes_with_graphs(options: dict[str, Any]) -> None:
         assert torch.equal(z.cpu(), expected_z)
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every output is taken for a large one."""
-    monkeypatch.setattr(cuda_graphs, "LARGE", 1)
-
-
-def replays(run: Any) -> list[Any]:
-    """What replays each graph."""
-    graphs = worker(run).graphs
-    assert graphs is not None and graphs.refused == {}
-    return [call._replay for call in graphs.kept.values()]
-
-
-@pytest.mark.parametrize("moving", [False, True])
-def test_large_outputs_are_written_at_once(at_once: None, moving: bool) -> None:
-    """Results that are dropped, and results that are kept, of inputs that move or stay."""
-    run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=True)
-    x, held = values(4, 0), []
-    for i in range(60):
-        if moving:
-            x = values(4, i)
-        else:
-            x.copy_(values(4, i))
-        y, z = run(x)
-        want = torch.relu(x * Mixed().scale.cuda() + 1) * 2 - x
-        assert torch.equal(y, want)
-        assert torch.equal(z, torch.relu(torch.cumsum(want, 0) * 0.5) + x)
-        if i % 20 >= 14:
-            held.append((y, z, y.clone(), z.clone()))
-    assert all(torch.equal(y, u) and torch.equal(z, v) for y, z, u, v in held)
-    for _ in range(20):
-        run(x)
-    [replay] = replays(run)
-    assert replay._again is not None and replay._instances
-    assert replay._own not in replay._instances.values()
-
-
-def test_large_outputs_of_several_shapes(at_once: None) -> None:
-    run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=True)
-    for i in range(30):
-        for n in (4, 1, 64, 7):
-            x = values(n, i)
-            for actual, expected in zip(run(x), Mixed()(x.cpu()), strict=True):
-                assert torch.equal(actual.cpu(), expected)
-    assert [replay._again is not None for replay in replays(run)] == [True] * 4
-
-
 def test_the_graphs_are_bounded() -> None:
     run = compiled(Mixed(), X, dynamic=BATCH).module(cuda_graphs=True, max_cuda_graphs=2)
     for _ in range(3):

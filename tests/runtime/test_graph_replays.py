@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,9 +157,9 @@ def test_memory_made_for_another_stream_is_not_written(monkeypatch: pytest.Monke
     memory(run, 20)
     first = call(run, 1)
     waiting = run._next
-    assert waiting is not None and waiting.stream == STREAM
+    assert waiting is not None and waiting[2] == STREAM
     second = call(run, 2, stream=8)
-    assert waiting.made[0] is not second is not first
+    assert waiting[1][0] is not second is not first
     assert [stream for _, stream in cuda.launched] == [STREAM, 8]
 
 
@@ -281,6 +283,19 @@ def test_instances_go_with_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         call(run, i)
     del run
     assert list(cuda.told) == ["own"]
+
+
+def test_an_instance_keeps_what_it_copies_and_not_what_the_caller_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is written at once is only written again when it returns."""
+    _, _, graph = replays(monkeypatch)
+    copied, given = torch.zeros(4), torch.zeros(4)
+    inside, outside = weakref.ref(copied), weakref.ref(given)
+    made = graph_replays.instance(graph, [], [Take(copied, inside=True), Take(given, inside=False)])
+    del copied, given
+    gc.collect()
+    assert inside() is not None and outside() is None
+    del made
+    assert inside() is None
 
 
 def test_without_cuda_bindings_pytorch_replays(monkeypatch: pytest.MonkeyPatch) -> None:
