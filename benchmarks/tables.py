@@ -25,7 +25,8 @@ def page(results: Path = RESULTS) -> str:
     found = figures.read(results)
     now = [data for data in found if not figures.earlier(data)]
     parts = [write(data) for key, write in SECTIONS.items() for data in now if key in data]
-    parts += [gpu_tables.before(data) for data in found if figures.earlier(data) and "rows" in data]
+    then = [data for data in found if figures.earlier(data)]
+    parts += [write(data) for key, write in EARLIER.items() for data in then if key in data]
     return "\n".join([HEAD, *parts])
 
 
@@ -153,7 +154,8 @@ def gains(data: dict[str, Any]) -> str:
         [row["model"], row["passes"], str(row["layers"]), f"{row['gpu_ms']:.3f}", f"{row['over_all']:.3f}"]
         for row in data["gains"]
     ]
-    head = f"## What the passes gain on {data['machine']['gpu']}\n"
+    earlier = ", earlier" if figures.earlier(data) else ""
+    head = f"## What the passes gain on {data['machine']['gpu']}{earlier}\n"
     lines = table(["model", "passes", "layers", "GPU ms", "over all passes"], rows)
     return "\n".join([head, filled(where(data)), filled(GAINS), *lines, ""])
 
@@ -229,6 +231,9 @@ SECTIONS = {
     "counts": tests,
 }
 """What writes the section of a result that has this key, in the order of the page."""
+
+EARLIER = {"rows": gpu_tables.before, "gains": gains}
+"""The same for results that are kept from before a change."""
 
 
 def main() -> int:

@@ -126,7 +126,8 @@ SOME: dict[str, Any] = {"name": "gpu", **environment.environment()}
 
 def test_gains_and_changing_shapes_become_tables() -> None:
     row = {"model": "vit", "passes": "all but masks", "layers": 5, "gpu_ms": 2.0, "over_all": 1.25}
-    assert "| vit | all but masks | 5 | 2.000 | 1.250 |" in tables.gains({**environment.environment(), "gains": [row]})
+    assert "| vit | all but masks | 5 | 2.000 | 1.250 |" in tables.gains({**SOME, "gains": [row]})
+    assert ", earlier\n" in tables.gains({**SOME, "name": "improvements-before", "gains": [row]})
     shape = {"batch": 2, "sequence": 64, "gpu_ms": 0.5, "host_us": 12.0}
     rows = [{"method": "pipeline", "shapes": [shape], "ratio": 1.05}]
     data = {"name": "gpu-dynamic", **environment.environment(), "model": "bert", "dtype": "float16", "dynamic": rows}
