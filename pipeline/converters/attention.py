@@ -15,7 +15,7 @@ from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.results import converts
 from pipeline.impl import base
-from pipeline.impl.attention import fused, plain
+from pipeline.impl.attention import fused, lets_all_attend, plain
 from pipeline.impl.attention_limits import Case, fitted, unmet
 from pipeline.settings import CompilationSettings
 from pipeline.shapes import shape_of
@@ -62,6 +62,37 @@ def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
     return not settings.decompose_attention and unmet(fitted(_case(node))) is None
 
 
+_EITHER = (aten.logical_or.default, aten.bitwise_or.Tensor)
+_NOT = (aten.logical_not.default, aten.bitwise_not.default)
+
+
+def is_open(mask: Any) -> bool:
+    """Whether a mask shows by how it is made that something is left to attend to in every row: it is another mask, and
+    lets everything through where that has nothing."""
+    while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
+        mask = mask.args[0]
+    if not isinstance(mask, torch.fx.Node):
+        return False
+    if mask.target in _EITHER:
+        return any(_has_nothing(rows, of) for of, rows in (mask.args, mask.args[::-1]))
+    if mask.target is aten.masked_fill.Scalar:
+        of, rows, filled = mask.args
+        return bool(filled == 0) and _has_nothing(rows, of)
+    return False
+
+
+def _has_nothing(rows: Any, mask: Any) -> bool:
+    """Whether one tensor says of each row of another that it has nothing: ``~mask.any(-1, keepdim=True)``."""
+    some = rows.args[0] if isinstance(rows, torch.fx.Node) and rows.target in _NOT else None
+    if not isinstance(some, torch.fx.Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
+        return False
+    counts = some.args[0]
+    if argument(some, "dim") not in (-1, counts.meta["val"].dim() - 1):  # type: ignore[union-attr]
+        return False
+    added = isinstance(counts, torch.fx.Node) and counts.target is aten.ne.Scalar and counts.args[1] == -math.inf
+    return (counts.args[0] if added else counts) is mask  # type: ignore[union-attr]
+
+
 @converts(
     aten.scaled_dot_product_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -74,11 +105,13 @@ def attention(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: 
     given = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | dict(kwargs)
     query, key, value = (base.tensor(ctx, name, given[n]) for n in ("query", "key", "value"))
     mask, scale, case = given.get("attn_mask"), given.get("scale"), _case(ctx.node)
+    some = is_open(argument(ctx.node, "attn_mask")) or lets_all_attend(ctx, mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
     if fuses(ctx.node, ctx.compilation_settings):
-        result = fused(ctx, name, query, key, value, mask, causal=case.causal, scale=scale)
+        result = fused(ctx, name, query, key, value, mask, some=some, causal=case.causal, scale=scale)
     else:
-        result = plain(ctx, name, query, key, value, mask, causal=case.causal, scale=scale, gqa=case.gqa)
+        gqa = case.gqa
+        result = plain(ctx, name, query, key, value, mask, some=some, causal=case.causal, scale=scale, gqa=gqa)
     others = len(target._schema.returns) - 1
     return (result, *(None,) * others) if others else result
 

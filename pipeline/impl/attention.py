@@ -28,17 +28,18 @@ def fused(
     value: ITensor,
     mask: Value | None,
     *,
+    some: bool,
     causal: bool,
     scale: float,
 ) -> ITensor:
     """One kernel, under the conditions of ``attention_limits`` for the fitted case; a query that may attend to nothing
-    gives 0."""
+    gives 0. ``some``: the mask is known to leave something to attend to in every row."""
     rank, own = base.rank(query), base.dims(value)[-1]
     query, key, value = (_fitted(ctx, name, x) for x in (query, key, value))
     bias = None if mask is None else _raised(ctx, name, base.tensor(ctx, name, mask, rank=max(rank, 2)))
     attend = _layer if limits.BY_LAYER else _spelled
     result = attend(ctx, name, _scaled(ctx, name, query, scale), key, value, bias, causal=causal)
-    if bias is not None and not _lets_all_attend(ctx, mask):
+    if bias is not None and not some:
         result = _alive(ctx, name, result, bias)
     if own < limits.HEAD_DIMS[0]:
         result = sampled(ctx, name, result, [3], [0], [own])
@@ -125,6 +126,7 @@ def plain(
     value: ITensor,
     mask: Value | None,
     *,
+    some: bool,
     causal: bool,
     scale: float,
     gqa: bool,
@@ -141,7 +143,7 @@ def plain(
     if added is not None:
         scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, added, torch.float32))
     result = matmul(ctx, name, softmax(ctx, name, scores, -1), value, empty=False)
-    if bias is not None and not _lets_all_attend(ctx, mask):
+    if bias is not None and not some:
         result = _alive(ctx, name, result, bias)
     return base.cast(ctx, name, result, dtype)
 
@@ -194,7 +196,7 @@ def _count(ctx: ConversionContext, name: str, size: Size, rank: int, dim: int) -
     return base.unsqueeze(ctx, name, layer.get_output(0), [i for i in range(rank) if i != dim])
 
 
-def _lets_all_attend(ctx: ConversionContext, mask: Value | None) -> bool:
+def lets_all_attend(ctx: ConversionContext, mask: Value | None) -> bool:
     """Whether a mask is known to leave something to attend to in every row, and stays as it is."""
     if not isinstance(mask, torch.Tensor) or not ctx.compilation_settings.immutable_weights:
         return False

@@ -11,8 +11,9 @@ from pipeline.improvements.masks import masks
 from pipeline.improvements.patches import patches
 from pipeline.improvements.products import heads, products
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
+from pipeline.improvements.rows import rows
 
-PASSES: Final = (gelus, attention, masks, scales, patches, products, heads)
+PASSES: Final = (gelus, attention, masks, rows, scales, patches, products, heads)
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 
 __all__ = ["PASSES", "Improvement", "Rewriting", "improvement"]

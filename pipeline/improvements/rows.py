@@ -1,0 +1,150 @@
+"""Rows of attention whose mask leaves nothing to attend to: 0, by PyTorch's definition, where softmax gives NaN.
+
+To select them costs a kernel after each attention. Most often a linear layer comes next, whose rows are then its bias:
+so they are selected after it, where TensorRT has a kernel for elementwise operators anyway, and the mask that the
+attention sees leaves everything in such rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from attrs import frozen
+
+from pipeline.converters.arguments import argument
+from pipeline.converters.attention import is_open
+from pipeline.improvements.attention import SDPA
+from pipeline.improvements.rewriting import (
+    FLOATS,
+    TRANSPOSES,
+    Node,
+    Rewriting,
+    alike,
+    aten,
+    dtype_of,
+    improvement,
+    is_copy,
+    is_output,
+    only_reader,
+    permutation,
+    rank_of,
+)
+from pipeline.shapes import shape_of
+
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+@frozen
+class Projection:
+    """The linear layer after an attention: its result [B, Q, N], and what it gives for rows of zeros."""
+
+    node: Node
+    bias: Node | None
+
+
+@frozen
+class Opened:
+    """A mask that leaves something in every row, and where the one that it was made of did: [B, Q, 1]."""
+
+    mask: Node
+    rows: Node
+
+
+@improvement
+def rows(rewriting: Rewriting) -> None:
+    """Rows without anything to attend to are selected after the linear layer that follows an attention."""
+    opened: dict[Node, Opened | None] = {}
+    for node in rewriting.nodes(SDPA):
+        mask = argument(node, "attn_mask")
+        projection = _projection(node)
+        if projection is None or not isinstance(mask, Node) or is_open(mask) or not _for_all_heads(mask):
+            continue
+        if rewriting.literal(mask) is not None:
+            continue  # the converter looks at it
+        if mask not in opened:
+            opened[mask] = _opened(rewriting, mask, node)
+        made = opened[mask]
+        if made is not None and _select(rewriting, projection, made):
+            rewriting.offer(node, SDPA, (*node.args[:3], made.mask, *node.args[4:]), dict(node.kwargs))
+    for made in filter(None, opened.values()):
+        rewriting.erase(made.mask)
+        rewriting.erase(made.rows)
+
+
+def _projection(node: Node) -> Projection | None:
+    """The linear layer that alone reads the rows of an attention [B, H, Q, D], as [B, Q, H · D]."""
+    if rank_of(node) != 4:
+        return None
+    batch, heads, length, width = shape_of(node.meta["val"])
+    merged = ((batch, length, heads * width), (batch * length, heads * width))
+    in_order = False
+    while (reader := only_reader(node)) is not None:
+        shape = shape_of(reader.meta["val"]) if dtype_of(reader) is not None else ()
+        same = is_copy(reader) or (reader.target in VIEWS and shape == shape_of(node.meta["val"]))
+        turned = not in_order and reader.target in TRANSPOSES and permutation(reader) == [0, 2, 1, 3]
+        if not (same or turned or (in_order and reader.target in VIEWS and shape in merged)):
+            return _linear(reader, node, (batch, length)) if in_order and rank_of(node) < 4 else None
+        node, in_order = reader, in_order or turned
+    return None
+
+
+def _linear(node: Node, x: Node, leading: tuple[Any, Any]) -> Projection | None:
+    """A linear layer, or a product, of ``x``, seen with these leading dims."""
+    bias = None
+    if node.target is aten.linear.default and node.args[0] is x:
+        bias = argument(node, "bias")
+    elif node.target is aten.addmm.default and node.args[1] is x and not node.kwargs:
+        bias = node.args[0]
+    elif node.target not in (aten.mm.default, aten.matmul.default) or node.args[0] is not x:
+        return None
+    if isinstance(bias, Node) and rank_of(bias) != 1:
+        return None
+    if rank_of(node) == 2:
+        view = only_reader(node)
+        if view is None or view.target not in VIEWS:
+            return None
+        node = view
+    return Projection(node, bias) if shape_of(node.meta["val"])[:-1] == leading and not is_output(node) else None
+
+
+def _for_all_heads(mask: Node) -> bool:
+    """Whether a mask is the same for all heads."""
+    shape = shape_of(mask.meta["val"])
+    return len(shape) >= 2 and all(size == 1 for size in shape[-3:-2])
+
+
+def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
+    """None where no converter takes what it needs."""
+    made: list[Node] = []
+
+    def create(target: Any, *args: Any) -> Node:
+        made.append(rewriting.create(target, args, {}, before))
+        return made[-1]
+
+    if dtype_of(mask) in FLOATS:
+        alive = create(aten.any.dim, create(aten.ne.Scalar, mask, -math.inf), -1, True)
+        everything = create(aten.masked_fill.Scalar, mask, create(aten.logical_not.default, alive), 0.0)
+    else:
+        alive = create(aten.any.dim, mask, -1, True)
+        everything = create(aten.logical_or.default, mask, create(aten.logical_not.default, alive))
+    selected = create(aten.squeeze.dim, alive, -3) if rank_of(mask) > 2 else alive
+    if all(map(rewriting.accepted, made)):
+        return Opened(everything, selected)
+    rewriting.erase(everything)
+    rewriting.erase(selected)
+    return None
+
+
+def _select(rewriting: Rewriting, projection: Projection, opened: Opened) -> bool:
+    """Let all who read a linear layer see its bias in rows that had nothing to attend to."""
+    node, bias = projection.node, projection.bias
+    reader = min(node.users)
+    if bias is None:
+        bias = rewriting.create(aten.full.default, ([], 0.0), {"dtype": dtype_of(node)}, reader)
+    chosen = rewriting.create(aten.where.self, (opened.rows, node, bias), {}, reader)
+    if not rewriting.accepted(chosen) or not alike(node, chosen):
+        rewriting.erase(chosen)
+        return False
+    node.replace_all_uses_with(chosen, delete_user_cb=lambda user: user is not chosen)
+    return True
