@@ -158,6 +158,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "nobody reads the linear layer": (lambda m, a: m.linear(merged(a)), padding),
     "no linear layer": (lambda m, a: torch.relu(merged(a)), padding),
     "heads in front": (lambda m, a: m.linear(a.reshape(a.shape[0], a.shape[2], -1)) + 1, padding),
+    "another order": (lambda m, a: m.linear(a.permute(0, 3, 1, 2).reshape(a.shape[0], a.shape[2], -1)) + 1, padding),
     "known": (AFTER["linear"], lambda c: torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)),
 }
 
