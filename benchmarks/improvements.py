@@ -11,12 +11,13 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import pipeline
-from benchmarks.environment import save
+from benchmarks.environment import RESULTS, save
 from benchmarks.gpu import MODELS, Plain, gpu_name
 from benchmarks.methods import driven
 from benchmarks.turns import in_turns, side_by_side, turn
@@ -85,12 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints; 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description="what each pass gains on this GPU")
     parser.add_argument("--models", nargs="+", default=CASES, help="such as vit, or 'vit at 8' for another batch")
+    parser.add_argument("--add", action="store_true", help="keep what other models gave before")
     parser.add_argument("--processes", type=int, default=5)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("benchmarks.improvements: there is no GPU here", file=sys.stderr)
         return 2
-    rows: list[dict[str, Any]] = []
+    rows = kept(RESULTS / f"improvements-{gpu_name()}.json", options.models) if options.add else []
     with side_by_side(options.processes) as pool:
         for found in pool.map(measured, options.models):
             rows += found
@@ -98,6 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(*map(json.dumps, found), sep="\n", flush=True)
     print(f"written to {path}")
     return 0
+
+
+def kept(path: Path, models: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a file that are of other models."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["gains"] if path.exists() else []
+    return [row for row in rows if row["model"] not in models]
 
 
 if __name__ == "__main__":

@@ -195,6 +195,13 @@ def test_variants_differ_in_their_networks() -> None:
     assert {"none", "all"} <= set(found) <= {"none", "all", "all but patches"}
 
 
+def test_gains_of_other_models_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "improvements.json"
+    assert improvements.kept(path, ["vit"]) == []
+    path.write_text(json.dumps({"gains": [{"model": "vit"}, {"model": "vit spelled out"}]}))
+    assert improvements.kept(path, ["vit"]) == [{"model": "vit spelled out"}]
+
+
 def test_there_must_be_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
