@@ -222,6 +222,7 @@ def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any
         *_squeezed(graph),
         *_reshaped(graph),
         *_sliced(graph),
+        *_attended(graph),
         *_not_negative(graph, shapes),
     ):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
@@ -280,6 +281,15 @@ def _squeezed(graph: torch.fx.Graph) -> Iterator[Any]:
             for dim in [dims] if isinstance(dims, int) else dims:
                 if not isinstance(sizes[dim], int):
                     yield sympy.Ne(sizes[dim], 1, evaluate=False)
+
+
+def _attended(graph: torch.fx.Graph) -> Iterator[Any]:
+    """There is a value for each key, which torch.export does not ask."""
+    for node in graph.nodes:
+        if node.target is aten.scaled_dot_product_attention.default:
+            keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
+            if keys != values:
+                yield sympy.Eq(keys, values, evaluate=False)
 
 
 _SLICE: tuple[Any, ...] = (None, 0, None, None, 1)

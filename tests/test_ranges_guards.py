@@ -126,3 +126,29 @@ def test_keys_and_values_are_of_one_length() -> None:
     program = pipeline.capture(Attend(), given, dynamic_shapes=(length, length, length, both))
     _, k, v, _ = (port.shape[2] for port in program.inputs)
     assert k == v
+
+
+class Attend(nn.Module):
+    """Attention to keys and values, of which torch.export does not ask whether there are as many."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[N, H, Q, D], [N, H, K, D], [N, H, K, D], [N, 1, Q, K] -> [N, H, Q, D]"""
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def test_there_is_a_value_for_each_key() -> None:
+    """Lengths that torch.export keeps apart have to be equal, and have one name in the network, which builds only so."""
+    q, k, v = (torch.randn(2, 2, n, 16, dtype=torch.float16) for n in (3, 5, 5))
+    inputs = (q, k, v, torch.rand(2, 1, 3, 5) > 0.3)
+    auto = Dim.AUTO
+    exported = torch.export.export(
+        Attend(), inputs, dynamic_shapes=({2: auto}, {2: auto}, {2: auto}, {2: auto, 3: auto})
+    )
+    compiled = pipeline.default(require_full_compilation=True)(exported)
+    assert [str(r) for r in compiled.program.shapes.relations] == ["k.shape[2] == v.shape[2]"]
+    names = {tensor.name: [name for name in tensor.dimension_names if name] for tensor in compiled.networks[0].inputs}
+    assert names == {"q": ["q.2"], "k": ["k.2"], "v": ["k.2"], "mask": ["q.2", "k.2"]}
+    run = compiled.module(executor="reference")
+    torch.testing.assert_close(run(*inputs), Attend()(*inputs), rtol=1e-2, atol=2e-3)
+    with pytest.raises(pipeline.ShapeError, match=r"k\.shape\[2\] == v\.shape\[2\]"):
+        run(q, k, v[:, :, :4], inputs[3])

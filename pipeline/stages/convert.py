@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, TypeVar, cast
 
+import sympy
 import torch
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
@@ -27,7 +28,7 @@ from pipeline.network import Held, Network, Profile, Weight, describe, weights_i
 from pipeline.plans import NetworkHandle
 from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
-from pipeline.shapes import Expr, Symbols, bounds, expression, shape_of
+from pipeline.shapes import Expr, Relation, Symbols, bounds, expression, shape_of
 from pipeline.spill import Spill
 from pipeline.trt import Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt, weights_of
 
@@ -83,7 +84,7 @@ class _Conversion:
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
         self.env: dict[str, Any] = {}
-        self.dimension_names = _dimension_names(segment.inputs)
+        self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
         for port in segment.inputs:
             self.input(port)
         self.constants()
@@ -327,14 +328,21 @@ def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
     return given.min == given.max == value
 
 
-def _dimension_names(inputs: Iterable[Port]) -> dict[str, str]:
-    """A name for each dynamic size that several dims of the inputs have: where it is met first (``ids.0``)."""
+def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
+    """A name for each dynamic size that several dims of the inputs have: where it is met first (``ids.0``). Sizes that
+    have to be equal have one name."""
+    same: dict[str, str] = {}
+    for sides in (r.condition.args for r in relations if isinstance(r.condition, sympy.Eq)):
+        if all(side.is_Symbol for side in sides):
+            kept, gone = (same.get(str(side), str(side)) for side in sides)
+            same |= dict.fromkeys((gone, *(s for s, of in same.items() if of == gone)), kept)
     places: dict[str, list[str]] = {}
     for port in inputs:
         for dim, size in enumerate(port.shape):
             if not isinstance(size, int):
-                places.setdefault(str(size), []).append(f"{port.name}.{dim}")
-    return {size: first for size, (first, *others) in places.items() if others}
+                places.setdefault(same.get(str(size), str(size)), []).append(f"{port.name}.{dim}")
+    names = {size: first for size, (first, *others) in places.items() if others}
+    return names | {size: names[one] for size, one in same.items() if one in names}
 
 
 def _profile(segment: Segment) -> Profile | None:
