@@ -137,7 +137,7 @@ class Attend(nn.Module):
 
 
 def test_there_is_a_value_for_each_key() -> None:
-    """Lengths that torch.export keeps apart have to be equal, and have one name in the network, which builds only so."""
+    """Lengths that torch.export keeps apart have to be equal; with one name for both the network builds."""
     q, k, v = (torch.randn(2, 2, n, 16, dtype=torch.float16) for n in (3, 5, 5))
     inputs = (q, k, v, torch.rand(2, 1, 3, 5) > 0.3)
     auto = Dim.AUTO
