@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def cpu() -> str:
     """The processor's name as Linux gives it."""
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     return found[1] if found else platform.processor() or platform.machine()
+
+
+def kept(path: Path, key: str, anew: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """The rows of a result that are not measured anew; none if there is no such file."""
+    rows = json.loads(path.read_text(encoding="utf-8"))[key] if path.exists() else []
+    return [row for row in rows if not anew(row)]
 
 
 def save(name: str, result: dict[str, Any]) -> Path:

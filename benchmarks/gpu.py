@@ -24,7 +24,7 @@ import torch
 from attrs import evolve
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.environment import RESULTS, save
+from benchmarks.environment import RESULTS, kept, save
 from benchmarks.methods import METHODS, Call, Clock, mode
 from benchmarks.targets import Group
 from benchmarks.turns import WARM_UP, in_turns
@@ -265,7 +265,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     groups = [(model, "float16", batch) for model in options.models for batch in options.batches]
     groups += [(model, "bfloat16", 1) for model in options.bf16]
-    rows = kept(RESULTS / f"gpu-{gpu_name()}.json", groups) if options.add else []
+    path = RESULTS / f"gpu-{gpu_name()}.json"
+    rows = kept(path, "rows", lambda row: (row["model"], row["dtype"], row["batch"]) in groups) if options.add else []
     for found in by_group(groups, options.methods, options.processes):
         rows += with_ratios(found)
         path = save(f"gpu-{gpu_name()}", {"rows": rows})
@@ -273,12 +274,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(row), flush=True)
     print(f"written to {path}")
     return 0
-
-
-def kept(path: Path, groups: Sequence[tuple[str, str, int]]) -> list[dict[str, Any]]:
-    """The rows of a file that are of other groups."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    return [row for row in rows if (row["model"], row["dtype"], row["batch"]) not in groups]
 
 
 def gpu_name() -> str:

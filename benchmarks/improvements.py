@@ -11,13 +11,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import pipeline
-from benchmarks.environment import RESULTS, save
+from benchmarks.environment import RESULTS, kept, save
 from benchmarks.gpu import MODELS, Plain, gpu_name
 from benchmarks.methods import driven
 from benchmarks.turns import in_turns, side_by_side, turn
@@ -25,8 +24,10 @@ from examples.models import full
 from pipeline.improvements import PASSES
 from pipeline.stages.improve import Improve
 
-SPELLED_OUT = ("vit spelled out", "bert spelled out", "gpt2 spelled out")
-CASES = (*MODELS, "swin", "resnet50 at 8", "resnet50 refittable", *SPELLED_OUT)
+CASES = (
+    *(*MODELS, "swin", "resnet50 at 8", "resnet50 refittable"),
+    *("vit spelled out", "bert spelled out", "gpt2 spelled out"),
+)
 """Models at batch 1 or another, some with weights that can be refitted, or with attention as transformers' ``"eager"``
 spells it out."""
 
@@ -92,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("benchmarks.improvements: there is no GPU here", file=sys.stderr)
         return 2
-    rows = kept(RESULTS / f"improvements-{gpu_name()}.json", options.models) if options.add else []
+    path = RESULTS / f"improvements-{gpu_name()}.json"
+    rows = kept(path, "gains", lambda row: row["model"] in options.models) if options.add else []
     with side_by_side(options.processes) as pool:
         for found in pool.map(measured, options.models):
             rows += found
@@ -100,12 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(*map(json.dumps, found), sep="\n", flush=True)
     print(f"written to {path}")
     return 0
-
-
-def kept(path: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a file that are of other models."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["gains"] if path.exists() else []
-    return [row for row in rows if row["model"] not in models]
 
 
 if __name__ == "__main__":

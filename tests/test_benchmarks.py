@@ -195,13 +195,6 @@ def test_variants_differ_in_their_networks() -> None:
     assert {"none", "all"} <= set(found) <= {"none", "all", "all but patches"}
 
 
-def test_gains_of_other_models_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "improvements.json"
-    assert improvements.kept(path, ["vit"]) == []
-    path.write_text(json.dumps({"gains": [{"model": "vit"}, {"model": "vit spelled out"}]}))
-    assert improvements.kept(path, ["vit"]) == [{"model": "vit spelled out"}]
-
-
 def test_there_must_be_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
@@ -230,12 +223,13 @@ def test_kernels_are_summed_up_by_what_they_do() -> None:
     assert found["dearest"][0] == {"kernel": "nvjet_hsh", "us": 10.0, "times": 1.0}
 
 
-def test_other_groups_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "gpu.json"
-    assert gpu.kept(path, []) == []
+@pytest.mark.parametrize("key", ["rows", "gains"])
+def test_rows_that_are_not_measured_anew_are_kept(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    assert environment.kept(path, key, lambda row: False) == []
     rows = [{"model": m, "dtype": "float16", "batch": 1} for m in ("bert", "vit")]
-    path.write_text(json.dumps({"rows": rows}))
-    assert gpu.kept(path, [("vit", "float16", 1), ("bert", "float16", 8)]) == rows[:1]
+    path.write_text(json.dumps({key: rows}))
+    assert environment.kept(path, key, lambda row: row["model"] == "vit") == rows[:1]
 
 
 def test_nothing_is_measured_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
