@@ -63,7 +63,7 @@ def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
 
 
 _EITHER = (aten.logical_or.default, aten.bitwise_or.Tensor)
-_NOT = (aten.logical_not.default, aten.bitwise_not.default)
+NOT = (aten.logical_not.default, aten.bitwise_not.default)
 
 
 def is_open(mask: Any) -> bool:
@@ -83,7 +83,7 @@ def is_open(mask: Any) -> bool:
 
 def _has_nothing(rows: Any, mask: Any) -> bool:
     """Whether one tensor says of each row of another that it has nothing: ``~mask.any(-1, keepdim=True)``."""
-    some = rows.args[0] if isinstance(rows, torch.fx.Node) and rows.target in _NOT else None
+    some = rows.args[0] if isinstance(rows, torch.fx.Node) and rows.target in NOT else None
     if not isinstance(some, torch.fx.Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
         return False
     counts = some.args[0]
@@ -107,11 +107,11 @@ def attention(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: 
     mask, scale, case = given.get("attn_mask"), given.get("scale"), _case(ctx.node)
     some = is_open(argument(ctx.node, "attn_mask")) or lets_all_attend(ctx, mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
+    how: dict[str, Any] = {"some": some, "causal": case.causal, "scale": scale}
     if fuses(ctx.node, ctx.compilation_settings):
-        result = fused(ctx, name, query, key, value, mask, some=some, causal=case.causal, scale=scale)
+        result = fused(ctx, name, query, key, value, mask, **how)
     else:
-        gqa = case.gqa
-        result = plain(ctx, name, query, key, value, mask, some=some, causal=case.causal, scale=scale, gqa=gqa)
+        result = plain(ctx, name, query, key, value, mask, gqa=case.gqa, **how)
     others = len(target._schema.returns) - 1
     return (result, *(None,) * others) if others else result
 

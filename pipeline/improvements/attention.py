@@ -16,7 +16,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.converters.arguments import argument
-from pipeline.converters.attention import fuses
+from pipeline.converters.attention import NOT, fuses
 from pipeline.improvements.rewriting import (
     FLOATS,
     TRANSPOSES,
@@ -35,7 +35,6 @@ from pipeline.improvements.rewriting import (
 from pipeline.shapes import shape_of
 
 SDPA = aten.scaled_dot_product_attention.default
-NOT = (aten.logical_not.default, aten.bitwise_not.default)
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
 
 BLOCKED = -1e4

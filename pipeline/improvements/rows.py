@@ -14,6 +14,7 @@ from attrs import frozen
 
 from pipeline.converters.arguments import argument
 from pipeline.converters.attention import is_open
+from pipeline.environment import RESHAPES
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -31,8 +32,6 @@ from pipeline.improvements.rewriting import (
     rank_of,
 )
 from pipeline.shapes import shape_of
-
-VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 @frozen
@@ -81,9 +80,9 @@ def _projection(node: Node) -> Projection | None:
     in_order = False
     while (reader := only_reader(node)) is not None:
         shape = shape_of(reader.meta["val"]) if dtype_of(reader) is not None else ()
-        same = is_copy(reader) or (reader.target in VIEWS and shape == shape_of(node.meta["val"]))
+        same = is_copy(reader) or (reader.target in RESHAPES and shape == shape_of(node.meta["val"]))
         turned = not in_order and reader.target in TRANSPOSES and permutation(reader) == [0, 2, 1, 3]
-        if not (same or turned or (in_order and reader.target in VIEWS and shape in merged)):
+        if not (same or turned or (in_order and reader.target in RESHAPES and shape in merged)):
             return _linear(reader, node, (batch, length)) if in_order and rank_of(node) < 4 else None
         node, in_order = reader, in_order or turned
     return None
@@ -102,7 +101,7 @@ def _linear(node: Node, x: Node, leading: tuple[Any, Any]) -> Projection | None:
         return None
     if rank_of(node) == 2:
         view = only_reader(node)
-        if view is None or view.target not in VIEWS:
+        if view is None or view.target not in RESHAPES:
             return None
         node = view
     return Projection(node, bias) if shape_of(node.meta["val"])[:-1] == leading and not is_output(node) else None
