@@ -8,9 +8,9 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +18,7 @@ import pipeline
 from pipeline.trt import CAPABILITIES
 
 RESULTS = Path(__file__).parent / "results"
+Row: TypeAlias = dict[str, Any]
 
 
 def environment() -> dict[str, Any]:
@@ -46,10 +47,17 @@ def cpu() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def kept(path: Path, key: str, anew: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """The rows of a result that are not measured anew; none if there is no such file."""
-    rows = json.loads(path.read_text(encoding="utf-8"))[key] if path.exists() else []
-    return [row for row in rows if not anew(row)]
+def known(path: Path, key: str) -> list[Row]:
+    """The rows of a result; none if there is no such file."""
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))[key] if path.exists() else []
+    return rows
+
+
+def replaced(rows: Sequence[Row], found: Sequence[Row], of: Callable[[Row], object]) -> list[Row]:
+    """Rows with those found in the place of the earlier ones that are ``of`` the same, or at the end."""
+    anew = {of(row) for row in found}
+    before = next((i for i, row in enumerate(rows) if of(row) in anew), len(rows))
+    return [*rows[:before], *found, *(row for row in rows[before:] if of(row) not in anew)]
 
 
 def save(name: str, result: dict[str, Any]) -> Path:

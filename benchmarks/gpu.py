@@ -24,7 +24,7 @@ import torch
 from attrs import evolve
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.environment import RESULTS, kept, save
+from benchmarks.environment import RESULTS, known, replaced, save
 from benchmarks.methods import METHODS, Call, Clock, mode
 from benchmarks.targets import Group
 from benchmarks.turns import WARM_UP, in_turns
@@ -266,12 +266,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     groups = [(model, "float16", batch) for model in options.models for batch in options.batches]
     groups += [(model, "bfloat16", 1) for model in options.bf16]
     path = RESULTS / f"gpu-{gpu_name()}.json"
-    rows = kept(path, "rows", lambda row: (row["model"], row["dtype"], row["batch"]) in groups) if options.add else []
-    for found in by_group(groups, options.methods, options.processes):
-        rows += with_ratios(found)
+    rows = known(path, "rows") if options.add else []
+    for found in map(with_ratios, by_group(groups, options.methods, options.processes)):
+        rows = replaced(rows, found, lambda row: (row["model"], row["dtype"], row["batch"]))
         path = save(f"gpu-{gpu_name()}", {"rows": rows})
-        for row in rows[-len(found) :]:
-            print(json.dumps(row), flush=True)
+        print(*map(json.dumps, found), sep="\n", flush=True)
     print(f"written to {path}")
     return 0
 

@@ -24,10 +24,11 @@ MODELS = "test_models_gpu"
 
 
 def run(workers: int, files: list[str], only: str = "") -> ElementTree.Element:
-    """pytest's report on the GPU tests, as it writes it; ``only`` those that the expression selects."""
+    """pytest's report on the GPU tests, as it writes it; ``only`` those that the expression selects. It names each test
+    when it is done, for a run that does not reach its end."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-n", str(workers), f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-n", str(workers), f"--junitxml={report}"]
         subprocess.run([*command, *(["-k", only] if only else []), *files], cwd=ROOT, check=False)
         return ElementTree.parse(report).getroot()
 

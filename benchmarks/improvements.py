@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import pipeline
-from benchmarks.environment import RESULTS, kept, save
+from benchmarks.environment import RESULTS, known, replaced, save
 from benchmarks.gpu import MODELS, Plain, gpu_name
 from benchmarks.methods import driven
 from benchmarks.turns import in_turns, side_by_side, turn
@@ -94,10 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("benchmarks.improvements: there is no GPU here", file=sys.stderr)
         return 2
     path = RESULTS / f"improvements-{gpu_name()}.json"
-    rows = kept(path, "gains", lambda row: row["model"] in options.models) if options.add else []
+    rows = known(path, "gains") if options.add else []
     with side_by_side(options.processes) as pool:
         for found in pool.map(measured, options.models):
-            rows += found
+            rows = replaced(rows, found, lambda row: row["model"])
             path = save(f"improvements-{gpu_name()}", {"gains": rows})
             print(*map(json.dumps, found), sep="\n", flush=True)
     print(f"written to {path}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from benchmarks.environment import save
+from benchmarks.environment import RESULTS, known, replaced, save
 from benchmarks.improvements import CASES, chosen, variants
 from pipeline import Compiled
 
@@ -77,13 +77,14 @@ def _counted(found: Iterable[Kernel]) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints."""
     parser = argparse.ArgumentParser(description="what each pass saves of an engine's kernels")
-    known = [case for case in CASES if "refittable" not in case]  # such engines are built on a GPU only
-    parser.add_argument("--models", nargs="+", default=known, choices=known)
+    cases = [case for case in CASES if "refittable" not in case]  # such engines are built on a GPU only
+    parser.add_argument("--models", nargs="+", default=cases, choices=cases)
+    parser.add_argument("--add", action="store_true", help="keep what was counted of other models before")
     options = parser.parse_args(argv)
-    rows: list[dict[str, Any]] = []
-    for model in options.models:
-        rows += measured(model)
-        print(*(json.dumps(row) for row in rows if row["model"] == model), sep="\n", flush=True)
+    rows = known(RESULTS / "kernels.json", "kernels") if options.add else []
+    for found in map(measured, options.models):
+        rows = replaced(rows, found, lambda row: row["model"])
+        print(*map(json.dumps, found), sep="\n", flush=True)
     print(f"written to {save('kernels', {'capability': CAPABILITY, 'kernels': rows})}")
     return 0
 

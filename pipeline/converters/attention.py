@@ -67,14 +67,17 @@ NOT = (aten.logical_not.default, aten.bitwise_not.default)
 
 
 def is_open(mask: Any) -> bool:
-    """Whether a mask shows by how it is made that something is left to attend to in every row: it is another mask, and
-    lets everything through where that has nothing."""
+    """Whether a mask shows by how it is made that something is left to attend to in every row: it has no minus
+    infinity, or it is another mask, and lets everything through where that has nothing."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     if not isinstance(mask, torch.fx.Node):
         return False
     if mask.target in _EITHER:
         return any(_has_nothing(rows, of) for of, rows in (mask.args, mask.args[::-1]))
+    if mask.target is aten.clamp.default:
+        least = argument(mask, "min")
+        return isinstance(least, float) and math.isfinite(least)
     if mask.target is aten.masked_fill.Scalar:
         of, rows, filled = mask.args
         return bool(filled == 0) and _has_nothing(rows, of)

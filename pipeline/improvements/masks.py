@@ -1,10 +1,12 @@
-"""Masks of attention that are known when a program is compiled: those that hide nothing, or what comes later.
+"""Masks of attention of which something is known when a program is compiled: that they hide nothing, or what comes
+later, or that they hide with a finite number, so that no row is without anything to attend to.
 
 Models make masks out of counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from attrs import frozen
 from pipeline.converters.arguments import argument
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.rewriting import (
+    FLOATS,
     Node,
     Rewriting,
     aten,
@@ -41,7 +44,9 @@ AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 
 @improvement
 def masks(rewriting: Rewriting) -> None:
-    """Attention whose mask lets all through needs none; one that hides later positions is causal."""
+    """Attention whose mask lets all through needs none; one that hides later positions is causal; one that is finite
+    says so, which spares the question whether a row has nothing to attend to."""
+    shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
         if not isinstance(mask, Node) or argument(node, "is_causal"):
@@ -50,6 +55,14 @@ def masks(rewriting: Rewriting) -> None:
             rewriting.offer(node, SDPA, (*node.args[:3], None, *node.args[4:]), dict(node.kwargs))
         elif _is_causal(rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
+        elif _is_finite(rewriting, mask):
+            if mask not in shown:
+                lowest = torch.finfo(mask.meta["val"].dtype).min
+                shown[mask] = rewriting.create(aten.clamp.default, (mask, lowest), {}, node)
+            if rewriting.accepted(shown[mask]):
+                rewriting.offer(node, SDPA, (*node.args[:3], shown[mask], *node.args[4:]), dict(node.kwargs))
+    for made in shown.values():
+        rewriting.erase(made)
 
 
 def constant_of(rewriting: Rewriting, node: Any) -> float | None:
@@ -75,6 +88,38 @@ def constant_of(rewriting: Rewriting, node: Any) -> float | None:
         both = [constant_of(rewriting, n) for n in node.args[:2]]
         return 0.0 if 0.0 in both else 1.0 if both == [1.0, 1.0] else None
     return None
+
+
+def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
+    """Whether a mask that is added to scores, and that is made anew at each call, has finite numbers only."""
+    bounds = None if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask) else _bounds(rewriting, mask)
+    return bounds is not None and all(map(math.isfinite, bounds))
+
+
+def _bounds(rewriting: Rewriting, node: Any) -> tuple[float, float] | None:
+    """Two numbers between which all elements of a tensor lie, as its dtype has them: what is too large is infinite."""
+    if not isinstance(node, Node):
+        return (float(node),) * 2 if isinstance(node, bool | int | float) else None
+    if dtype_of(node) == torch.bool:
+        return 0.0, 1.0
+    found = rewriting.literal(node)
+    if found is not None:
+        return (float(found.min()), float(found.max())) if found.numel() else None
+    if node.target in KEEPS:
+        each = [_bounds(rewriting, node.args[0])]
+    elif node.target is aten.full.default:
+        each = [_bounds(rewriting, node.args[1])]
+    elif node.target is aten.where.self:
+        each = [_bounds(rewriting, n) for n in node.args[1:]]
+    elif node.target is aten.masked_fill.Scalar:
+        each = [_bounds(rewriting, n) for n in node.args[::2]]
+    else:
+        return None
+    known = [bounds for bounds in each if bounds is not None]
+    if len(known) < len(each):
+        return None
+    low, high = torch.tensor(known).to(dtype_of(node)).aminmax()
+    return float(low), float(high)
 
 
 def _least(rewriting: Rewriting, node: Any) -> int | None:

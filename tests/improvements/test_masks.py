@@ -1,4 +1,4 @@
-"""masks: those that hide nothing go, those that hide what comes later are causal; all others stay."""
+"""masks: those that hide nothing go, those that hide what comes later are causal, finite ones say so; others stay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from tests.improvements.programs import agree, decomposed, improved
+from pipeline.converters.attention import is_open
+from tests.improvements.programs import agree, decomposed, improved, targets
 
 Mask = Callable[[torch.Tensor], torch.Tensor]
 
@@ -63,6 +64,30 @@ OTHERS: dict[str, Mask] = {
     "not all": lambda x: (count(x) >= 1)[:, None].expand(-1, x.shape[2]).contiguous(),
     "ones to add": lambda x: torch.arange(x.shape[2]).to(x.dtype) * x.new_ones((x.shape[2], 1)),
 }
+
+
+def seen(x: torch.Tensor) -> torch.Tensor:
+    """Which keys count: for the last of the batch none."""
+    last = torch.arange(x.shape[0]) == x.shape[0] - 1
+    return (x[:, :1, None, :, 0] > 0) & ~last[:, None, None, None]
+
+
+FINITE: dict[str, Mask] = {
+    "selected": lambda x: torch.where(seen(x), 0.0, torch.finfo(x.dtype).min),
+    "the other way": lambda x: torch.where(~seen(x), torch.tensor(-1e4), torch.tensor(1.0)).to(x.dtype),
+    "filled in": lambda x: x.new_zeros((x.shape[0], 1, 1, x.shape[2])).masked_fill(~seen(x), -1e4),
+    "twice": lambda x: torch.where(seen(x), torch.where(future(x), 0.0, -2.0), -1e4).to(x.dtype),
+    "expanded": lambda x: torch.where(seen(x), 0.0, -1e4).to(x.dtype).expand(-1, 1, x.shape[2], -1).contiguous(),
+    "of bools": lambda x: seen(x).to(x.dtype),
+}
+INFINITE: dict[str, Mask] = {
+    "bools": seen,
+    "selected": lambda x: torch.where(seen(x), 0.0, -torch.inf).to(x.dtype),
+    "filled in": lambda x: x.new_zeros((x.shape[0], 1, 1, x.shape[2])).masked_fill(~seen(x), -torch.inf),
+    "too large for halves": lambda x: torch.where(seen(x), 0.0, -1e5).half().to(x.dtype),
+    "added twice": lambda x: 2 * torch.where(seen(x), 0.0, torch.finfo(x.dtype).min),
+    "a sum": lambda x: x[:, :1, :, :1] + torch.where(seen(x), 0.0, -1e4),
+}
 SIZES = {"static": None, "dynamic": ({0: Dim("batch", max=8), 2: Dim("length", min=2, max=32)},)}
 
 
@@ -87,6 +112,34 @@ def test_masks_that_are_known(mask: Mask, causal: bool, sizes: str) -> None:
 def test_other_masks_stay(name: str, sizes: str) -> None:
     program = decomposed(Masked(OTHERS[name]), torch.randn(2, 3, 6, 8), dynamic_shapes=SIZES[sizes])
     assert str(improved(program, "masks")) == str(program)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", FINITE)
+def test_masks_without_infinity_say_so(name: str, sizes: str) -> None:
+    x = torch.randn(2, 3, 6, 8)
+    program = decomposed(Masked(FINITE[name]), x, dynamic_shapes=SIZES[sizes])
+    after = improved(program, "masks")
+    [node] = [n for n in after.graph.nodes if "scaled_dot" in str(n.target)]
+    assert is_open(node.args[3])
+    agree(program, after, x)
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_masks_that_may_be_infinite_stay(name: str) -> None:
+    program = decomposed(Masked(INFINITE[name]), torch.randn(2, 3, 6, 8))
+    assert str(improved(program, "masks")) == str(program)
+
+
+def test_a_mask_of_several_layers_says_once_that_it_is_finite() -> None:
+    class Layers(Masked):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = self.mask(x)
+            first = nn.functional.scaled_dot_product_attention(x, x, x, mask)
+            return nn.functional.scaled_dot_product_attention(first, x, x, mask)
+
+    program = decomposed(Layers(FINITE["selected"]), torch.randn(2, 3, 6, 8))
+    assert targets(improved(program, "masks")).count("clamp.default") == 1
 
 
 @pytest.mark.parametrize("name", ["le", "tril"])
