@@ -18,11 +18,13 @@ from pipeline.settings import CompilationSettings
 
 
 class Turn:
-    """What the run under way is told: its stream, whether it is captured in a CUDA graph, and which memory it is given
-    for values that engines make, by slot."""
+    """What the run under way is told: its stream, the plan that stands for all shapes in it (None where more than the
+    inputs' shapes decides on them), whether it is captured in a CUDA graph, and which memory it is given for values
+    that engines make, by slot."""
 
     def __init__(self) -> None:
         self.stream: Any = None
+        self.plan: CallPlan | None = None
         self.captured = False
         self.into: Mapping[int, torch.Tensor] = {}
 
@@ -37,7 +39,7 @@ class EngineStep:
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         turn = self.turn
         if not turn.captured:
-            return self.session(inputs, turn.stream, own=self.own)
+            return self.session(inputs, turn.stream, own=self.own, like=turn.plan)
         into = {i: turn.into[slot] for i, slot in enumerate(self.gives) if slot in turn.into}
         return self.session(inputs, turn.stream, own=self.own, loose=True, into=into)
 
@@ -78,15 +80,16 @@ class CudaWorker:
                 return graph(leaves, self.lane.handle())
         return self._run(plan, leaves)
 
-    @torch.no_grad()
     def _run(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
         """The same without a graph."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.lane.run(self._on, plan, leaves)
+        return self.lane.run(self._on, plan, leaves)
 
-        def body(stream: torch.cuda.Stream) -> list[Any]:
-            self.turn.stream = stream
-            return self.executor(plan, leaves)
-
-        return self.lane.run(body)
+    def _on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+        self.turn.stream, self.turn.plan = stream, plan if self.executor.layout.static else None
+        return self.executor(plan, leaves)
 
 
 def _inner(layout: Layout, step: Step) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from attrs import frozen
@@ -12,6 +14,10 @@ from pipeline.trt import CAPABILITIES, enum_name, to_torch, trt
 
 ALIGNMENT = 256
 """TensorRT wants device addresses to be multiples of this."""
+
+Maker: TypeAlias = Callable[[], torch.Tensor]
+_guards: Any = torch._C._dynamo.guards
+_ALLOCATORS = {"cuda": _guards._empty_strided_cuda, "cpu": _guards._empty_strided_cpu}
 
 
 @frozen
@@ -63,6 +69,15 @@ def placed(value: Any, binding: Binding, device: torch.device) -> torch.Tensor:
 def plain(value: torch.Tensor) -> bool:
     """Whether a tensor's memory holds its elements in order, as they are."""
     return value.is_contiguous() and not value.is_neg() and not value.is_conj()
+
+
+def maker(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
+) -> Maker:
+    """Makes new tensors, on the current GPU or on the CPU; contiguous if no ``strides`` are given. This is torch's own
+    way for generated code, which for a CPU's memory took 0.9 us where ``empty_like`` took 1.4, and ``empty`` 3.3."""
+    strides = torch.empty(shape, device="meta").stride() if strides is None else strides
+    return partial(_ALLOCATORS[device.type], shape, strides, dtype)
 
 
 class Arena:

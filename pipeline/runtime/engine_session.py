@@ -7,17 +7,19 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.errors import ExecutionError
 from pipeline.runtime.engine_buffers import (
     ALIGNMENT,
     Arena,
     Binding,
+    Maker,
     OutputBuffer,
     Slab,
     bindings,
     described,
+    maker,
     placed,
     plain,
 )
@@ -39,14 +41,15 @@ class EnginePlan:
 
     ``copies``: (input number, memory of the session's own) for the inputs that are copied; ``loose``: the numbers of
     the inputs whose own memory is read. ``results``: memory of the session's own for each output, or None where each
-    run has new memory, of ``shapes`` (None where only the run tells). ``fixed`` is bound once and kept alive.
+    run has new memory, made by ``makers`` (None where only the run tells its shape). ``fixed`` is bound once and kept
+    alive.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     fixed: tuple[tuple[str, torch.Tensor], ...] = field(repr=False)
     copies: tuple[tuple[int, torch.Tensor], ...] = field(repr=False)
     loose: tuple[int, ...]
-    outputs: tuple[tuple[int, ...] | None, ...] = ()
+    makers: tuple[Maker | None, ...] = field(default=(), repr=False)
     results: tuple[torch.Tensor | None, ...] = field(default=(), repr=False)
 
 
@@ -73,11 +76,13 @@ class Session:
         self.outputs = [self._bound(tensor.name) for tensor in self.network.outputs]
         self.written = {b.alias for b in self.outputs if b.alias}
         self.on_host = [i for i, b in enumerate(self.inputs) if b.on_host]
+        self._gives_to_host = any(b.on_host for b in self.outputs)
         self.buffers: dict[str, OutputBuffer] = {}
         self.slabs = {b.name: Slab(b.dtype, self.device) for b in self.known.values()}
         self.empty = {b.name: torch.empty(256, dtype=torch.uint8, device=self._home(b)) for b in self.known.values()}
         self.plans: dict[Any, EnginePlan] = {}
         self._current: EnginePlan | None = None
+        self._like: object = None
         self._fresh = True
         self._addresses: dict[str, int] = {}
         self._moving = {i for i, b in enumerate(self.inputs) if b.name in self.written}
@@ -96,6 +101,7 @@ class Session:
         own: bool = False,
         loose: bool = False,
         into: Mapping[int, torch.Tensor] = NOWHERE,
+        like: object = None,
     ) -> list[Any]:
         """The outputs of a run on the stream, which has to be the current one.
 
@@ -105,6 +111,7 @@ class Session:
             own: give the session's own memory, which the next run overwrites, instead of copies of it.
             loose: copy nothing: read every input where it is, write every output to new memory.
             into: the memory of outputs, by number, that get no new one.
+            like: what stands for the shapes, dtypes and devices of the inputs: those given with the same have the same.
 
         Raises:
             ExecutionError: an input is not what the engine takes, TensorRT refuses to run, or the caller captures a run
@@ -115,36 +122,43 @@ class Session:
                 f"{self.network.name} is launched as a CUDA graph of TensorRT-RTX's own, which another cannot capture",
                 "run compiled.module(engine_graphs=False), or let compiled.module(cuda_graphs=True) capture it",
             )
-        shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
-        key = (loose, *shapes, self._values(inputs) if self.on_host else ())
-        plan = self.plans.get(key)
-        if plan is None or plan is not self._current:
-            plan = self._enter(plan, key, inputs, loose=loose)
+        plan = self._current
+        if plan is None or like is None or like is not self._like:
+            plan = self._planned(inputs, loose=loose)
+            self._like = None if self.on_host else like
         for position, memory in plan.copies:
             if position in self._moving or not self._stays(position, inputs[position], memory):
                 memory.copy_(inputs[position])
         held = [self._read(self.inputs[i], inputs[i]) for i in plan.loose]
         results = [
-            memory if memory is not None else self._receive(binding, shape, into.get(number))
-            for number, (binding, shape, memory) in enumerate(
-                zip(self.outputs, plan.outputs, plan.results, strict=True)
-            )
+            memory if memory is not None else self._receive(self.outputs[i], plan.makers[i], into.get(i))
+            for i, memory in enumerate(plan.results)
         ]
         self._enqueue(stream)
         del held
         if self._fresh:
             self._fresh = False
             self.loaded.keep_kernels()
-        copied = [memory is not None and not own for memory in plan.results]
-        return [self._finished(b, r, c) for b, r, c in zip(self.outputs, results, copied, strict=True)]
+        return [
+            result.clone() if memory is not None and not own else self._finished(binding, result)
+            for binding, result, memory in zip(self.outputs, results, plan.results, strict=True)
+        ]
+
+    def _planned(self, inputs: Sequence[Any], *, loose: bool) -> EnginePlan:
+        """The plan for inputs like these, which is the current one now."""
+        shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
+        key = (loose, *shapes, self._values(inputs) if self.on_host else ())
+        plan = self.plans.get(key)
+        return self._enter(plan, key, inputs, loose=loose) if plan is None or plan is not self._current else plan
 
     def _stays(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
         """Whether an input is read where it is, having been there at every call; if not, it is copied from now on."""
         name = self.inputs[position].name
-        readable = plain(value) and value.device == self.device and value.dtype == memory.dtype
-        if readable and value.numel() and value.data_ptr() == self._addresses.get(name):
+        readable = plain(value) and value.dtype == memory.dtype
+        if readable and value.data_ptr() == self._addresses.get(name):
             return True
-        if readable and position not in self._placed and value.data_ptr() % ALIGNMENT == 0:
+        here = readable and value.device == self.device
+        if here and position not in self._placed and value.data_ptr() % ALIGNMENT == 0:
             self._placed.add(position)
             self._address(name, value)
             return True
@@ -231,18 +245,18 @@ class Session:
     def _outputs_of(self, plan: EnginePlan, *, loose: bool) -> EnginePlan:
         """Where each output goes, now that its shape is inferred."""
         copies = {self.inputs[position].name: memory for position, memory in plan.copies}
-        shapes, results = list[tuple[int, ...] | None](), list[torch.Tensor | None]()
+        makers, results = list[Maker | None](), list[torch.Tensor | None]()
         for binding in self.outputs:
             shape = tuple(self.context.get_tensor_shape(binding.name))
             known = -1 not in shape and binding.name not in self.buffers
             small = known and torch.Size(shape).numel() * binding.dtype.itemsize <= COPIED
-            shapes.append(shape if known else None)
+            makers.append(maker(shape, binding.dtype, self._home(binding)) if known else None)
             if binding.alias:
                 results.append(copies[binding.alias])
             else:
                 kept = small and not loose and not binding.on_host
                 results.append(self.slabs[binding.name].view(shape) if kept else None)
-        return EnginePlan(plan.shapes, plan.fixed, plan.copies, plan.loose, tuple(shapes), tuple(results))
+        return evolve(plan, makers=tuple(makers), results=tuple(results))
 
     def _range(self, name: str) -> str:
         ranges = self.network.profile.ranges if self.network.profile else ()
@@ -251,7 +265,8 @@ class Session:
 
     def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
         """Let an input be read where it is, or where a copy of it lies that TensorRT can read."""
-        tensor = placed(self._checked(binding, value), binding, self.device)
+        here = value.dtype == binding.dtype and plain(value) and value.device == self.device
+        tensor = value if here and value.data_ptr() % ALIGNMENT == 0 else placed(value, binding, self.device)
         self._address(binding.name, tensor)
         return tensor
 
@@ -272,14 +287,12 @@ class Session:
             raise ExecutionError(f"{self.network.name}: shapes cannot be inferred: {error} ({said()})") from error
         self._require(not missing, f"to infer shapes without more about {', '.join(missing)}", said)
 
-    def _receive(
-        self, binding: Binding, shape: tuple[int, ...] | None, into: torch.Tensor | None
-    ) -> torch.Tensor | OutputBuffer:
+    def _receive(self, binding: Binding, make: Maker | None, into: torch.Tensor | None) -> torch.Tensor | OutputBuffer:
         """Bind an output to new memory, if it is given none, or where its shape is not known yet to a buffer that is
         asked for memory."""
-        if shape is None:
+        if make is None:
             return self._buffer(binding)
-        tensor = into if into is not None else torch.empty(shape, dtype=binding.dtype, device=self._home(binding))
+        tensor = make() if into is None else into
         self._address(binding.name, tensor)
         return tensor
 
@@ -296,7 +309,7 @@ class Session:
         for buffer in self.buffers.values():
             buffer.begin(stream)
         done = self.context.execute_async_v3(stream.cuda_stream)
-        if done and any(binding.on_host for binding in self.outputs):
+        if done and self._gives_to_host:
             stream.synchronize()
         if self.buffers:
             errors = [buffer.error for buffer in self.buffers.values() if buffer.error is not None]
@@ -306,14 +319,12 @@ class Session:
             self._current = None
             self._require(done, "to run", _since(mark))
 
-    def _finished(self, binding: Binding, result: torch.Tensor | OutputBuffer, copied: bool) -> torch.Tensor:
+    def _finished(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
         if isinstance(result, OutputBuffer):
             taken = result.take()
             if taken is None:
                 raise ExecutionError(f"{self.network.name}: TensorRT asked for no memory for output {binding.name}")
             return taken.to(self.device)
-        if copied:
-            return result.clone()
         return result.to(self.device) if binding.on_host else result
 
 

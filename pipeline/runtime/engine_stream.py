@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ class Lane:
         self._index = device.index or 0
         self._own = torch.cuda.Stream(device)
         self._last, self._handle = self._own, self._own.cuda_stream
-        self._event = torch.cuda.Event()
+        self._event, self._before, self._after = torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Event()
 
     def elsewhere(self) -> bool:
         """Whether another GPU is the current one."""
@@ -41,17 +41,20 @@ class Lane:
             self._move(torch.cuda.current_stream(self.device))
         return handle
 
-    def run(self, body: Callable[[torch.cuda.Stream], T]) -> T:
-        """``body`` with a stream for TensorRT, which is the current one in it."""
+    def run(self, body: Callable[..., T], *args: Any) -> T:
+        """``body`` with a stream for TensorRT, which is the current one in it, and the rest of what it takes."""
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
-            return body(self.here())
+            return body(self.here(), *args)
         caller = torch.cuda.current_stream(self.device)
-        self._own.wait_stream(caller)
-        with torch.cuda.stream(self._own):
-            try:
-                return body(self.here())
-            finally:
-                caller.wait_stream(self._own)
+        self._before.record(caller)
+        self._own.wait_event(self._before)
+        torch.cuda.set_stream(self._own)
+        try:
+            return body(self.here(), *args)
+        finally:
+            torch.cuda.set_stream(caller)
+            self._after.record(self._own)
+            caller.wait_event(self._after)
 
     def _move(self, stream: torch.cuda.Stream) -> None:
         if not torch.cuda.is_current_stream_capturing():

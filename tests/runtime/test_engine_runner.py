@@ -41,7 +41,7 @@ class Driven(Session):
         self.stream: Any = FakeStream(engine.calls)
         super().__init__(LoadedEngine(engine, network or engine.network), self.stream, Arena(CPU))
 
-    def run(self, inputs: Sequence[Any], **options: bool) -> list[Any]:
+    def run(self, inputs: Sequence[Any], **options: Any) -> list[Any]:
         return self(inputs, self.stream, **options)
 
 
@@ -259,6 +259,9 @@ def test_a_tensor_in_host_memory_is_copied() -> None:
     run([n])
     n.add_(2)
     assert run([n])[0].tolist() == [1.0] * 5, "its values are part of the plan"
+    for count in (2, 4):
+        n.fill_(count)
+        assert run([n], like="a plan")[0].tolist() == [1.0] * count, "whatever stands for its shape"
     with pytest.raises(ExecutionError, match=r"input n is int64\[1\], the engine takes n: int64\[\]"):
         run([n.reshape(1)])
 

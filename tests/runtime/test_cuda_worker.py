@@ -1,0 +1,154 @@
+"""The way of a call to an engine and back, on a fake engine: what is asked of TensorRT at each call, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import pipeline
+from pipeline.network import Tensor
+from pipeline.runtime import cuda_worker
+from pipeline.runtime.cuda_worker import CudaWorker
+from pipeline.runtime.engine_load import LoadedEngine
+from pipeline.runtime.module import CompiledModule
+from pipeline.runtime.worker import Pool
+from pipeline.trt import CAPABILITIES
+from tests.runtime.fake_engine import CPU, FakeEngine, FakeStream
+
+pytestmark = pytest.mark.skipif(not CAPABILITIES.runtime_config, reason="the fake engine is TensorRT-RTX's")
+
+ENQUEUES = ["execute_async_v3"]
+
+
+class FakeLane:
+    """A GPU whose stream runs everything at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream: Any = FakeStream([])
+
+    def elsewhere(self) -> bool:
+        return False
+
+    def run(self, body: Callable[..., Any], *args: Any) -> Any:
+        return body(self.stream, *args)
+
+
+class Linear(nn.Module):
+    """[B, 3] -> [B, 2]"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+class Chosen(nn.Module):
+    """[B, 3] -> [C, 2]: PyTorch chooses rows by their values, then an engine goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = x[x[:, 0] > 0]
+        torch._check(chosen.shape[0] <= 4)
+        return self.linear(chosen)
+
+
+def _rows(tensors: tuple[Tensor, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {t.name: (t.dtype, t.shape) for t in tensors}
+
+
+def _run(part: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+    assert not torch.is_grad_enabled()
+    return part(list(inputs))
+
+
+def driven(compiled: pipeline.Compiled, monkeypatch: pytest.MonkeyPatch) -> tuple[CompiledModule, list[FakeEngine]]:
+    """A module whose engines are fakes that compute as the reference does, and those engines."""
+    monkeypatch.setattr(cuda_worker, "Lane", FakeLane)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    module = compiled.module(executor="reference")
+    parts, networks = list(module._parts), iter(compiled.networks)
+    engines: list[FakeEngine] = []
+    for i, segment in enumerate(compiled.partitioned.segments):
+        if segment.kind == "torch":
+            continue
+        network, run = next(networks), partial(_run, parts[i])
+        engine = FakeEngine(_rows(network.inputs), _rows(network.outputs), run, profile=network.profile)
+        engines.append(engine)
+        parts[i] = LoadedEngine(engine, network)
+    module._workers = Pool(lambda: CudaWorker(module._layout, parts, CPU, module.settings, None), 1)
+    return module, engines
+
+
+def asked(engine: FakeEngine) -> list[str]:
+    """The names of the calls since the last time."""
+    names = [call if isinstance(call, str) else call[0] for call in engine.calls]
+    engine.calls.clear()
+    return names
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_call_like_the_last_one_only_enqueues(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Linear().eval()
+    module, [engine] = driven(pipeline.default()(model, args=(torch.randn(2, 3),)), monkeypatch)
+    with torch.set_grad_enabled(grad):
+        for i in range(5):
+            x = torch.randn(2, 3)
+            result = module(x)
+            torch.testing.assert_close(result, model(x).detach())
+            assert not result.requires_grad
+            assert torch.is_grad_enabled() is grad
+            assert asked(engine) == ENQUEUES or i < 2
+
+
+def test_shapes_that_change_are_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Linear().eval()
+    shapes = ({0: Dim("batch", min=1, max=8)},)
+    compiled = pipeline.default()(model, args=(torch.randn(2, 3),), dynamic_shapes=shapes)
+    module, [engine] = driven(compiled, monkeypatch)
+    for batch in (2, 4, 4, 4, 2, 2, 4):
+        x = torch.randn(batch, 3)
+        torch.testing.assert_close(module(x), model(x).detach())
+    asked(engine)
+    for batch, told in ((4, False), (2, True), (2, False)):
+        module(torch.randn(batch, 3))
+        assert ("set_input_shape" in asked(engine)) is told
+
+
+def test_shapes_that_data_decide_are_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of one plan differ in what the second segment is given."""
+    model = Chosen().eval()
+    compiled = pipeline.default(min_block_size=1)(model, args=(torch.randn(4, 3),))
+    module, _ = driven(compiled, monkeypatch)
+    assert [s.kind for s in compiled.partitioned.segments][-1] == "engine"
+    for count in (1, 3, 3, 2, 4):
+        x = torch.cat([torch.ones(count, 3), -torch.ones(4 - count, 3)])
+        torch.testing.assert_close(module(x), model(x).detach())
+    assert len(module._plans) == 1
+
+
+def test_a_refused_call_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Linear().eval()
+    module, [engine] = driven(pipeline.default()(model, args=(torch.randn(2, 3),)), monkeypatch)
+    x = torch.randn(2, 3)
+    for refused in ("execute_async_v3", "infer_shapes", "set_input_shape"):
+        module(x)
+        engine.refuse.add("execute_async_v3")
+        engine.refuse.add(refused)
+        for _ in range(2):
+            with pytest.raises(pipeline.ExecutionError, match="fake"):
+                module(x)
+        engine.refuse.clear()
+        torch.testing.assert_close(module(x), model(x).detach())
