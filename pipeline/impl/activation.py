@@ -76,7 +76,7 @@ def elu(ctx: ConversionContext, name: str, x: Value, alpha: float, scale: float,
     """``scale * x``, and ``scale * alpha * (exp(input_scale * x) - 1)`` below zero."""
     x = widened(ctx, name, x)
     inner = _times(ctx, name, x, input_scale)
-    below = _times(ctx, name, expm1(ctx, name, inner), alpha * scale)
+    below = _times(ctx, name, expm1(ctx, name, inner), float(alpha) * float(scale))
     negative = layer(ctx, name, "LESS", x, 0.0, torch.float32)
     return where(ctx, name, negative, below, _times(ctx, name, x, scale))
 

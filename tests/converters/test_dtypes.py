@@ -267,6 +267,7 @@ KEEP: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "softmax": (aten._softmax.default, (0, False)),
     "logsumexp": (aten.logsumexp.default, ([0],)),
     "equal": (aten.eq.Scalar, (math.nan,)),
+    "elu": (aten.elu.default, (False, -2)),
 }
 
 

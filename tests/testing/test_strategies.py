@@ -11,7 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.settings import CompilationSettings
 from pipeline.testing import Call, TensorSpec
+from pipeline.testing.programs import program_of
 from pipeline.testing.strategies import common, for_target
 from pipeline.testing.strategies.automatic import automatic
 
@@ -79,6 +81,14 @@ def test_automatic_calls_are_well_formed(target: Any, data: st.DataObject) -> No
     call = data.draw(for_target(target))
     assert call.target is target
     assert common.well_formed(call)
+
+
+@pytest.mark.parametrize("target", [aten.__lshift__.Scalar, aten.__rshift__.Scalar, aten.max_pool1d.default], ids=str)
+@hypothesis.settings(max_examples=60, database=None)
+@given(data=st.data())
+def test_what_is_drawn_can_be_traced(target: Any, data: st.DataObject) -> None:
+    """Eager shifts bools, and pools one dim of any size: tracing refuses the former, and fixes the latter."""
+    assert program_of(data.draw(for_target(target)), CompilationSettings())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ import torch
 from attrs import frozen
 from hypothesis import strategies as st
 
+from pipeline.settings import CompilationSettings
 from pipeline.testing.calls import Call, TensorSpec
+from pipeline.testing.programs import CallError, program_of
 from pipeline.testing.strategies import common
 from pipeline.testing.strategies.common import DTYPES, Draw, Shape
 
@@ -170,9 +172,17 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 @cache
 def accepted(target: Any) -> tuple[torch.dtype, ...]:
-    """The dtypes that eager takes for all tensors of an operator, with numbers of some kind; floats stand twice."""
-    found = [d for d in DTYPES if any(common.well_formed(_probe(target, d, number)) for number in (1, 0.5, True))]
+    """The dtypes that PyTorch takes for all tensors of an operator, with numbers of some kind; floats stand twice."""
+    found = [d for d in DTYPES if any(_taken(_probe(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
+
+
+def _taken(call: Call) -> bool:
+    """Whether eager takes a call, and so does tracing: of a shift of bools only the former does."""
+    try:
+        return common.well_formed(call) and bool(program_of(call, CompilationSettings()))
+    except CallError:
+        return False
 
 
 def _probe(target: Any, dtype: torch.dtype, number: Any) -> Call:

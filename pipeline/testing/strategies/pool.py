@@ -29,8 +29,10 @@ def _windows(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
-    """The batch may always be dynamic, the pooled dims mostly."""
-    return draw(named(call, {0: [0, *range(-rank, 0)] if draw(st.booleans()) else [0]}, least=5))
+    """The batch may always be dynamic, the pooled dims mostly: tracing takes the size that ``max_pool1d`` pools for a
+    number."""
+    pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
+    return draw(named(call, {0: [0, *pooled]}, least=5))
 
 
 @calls(
