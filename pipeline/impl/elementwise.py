@@ -22,9 +22,17 @@ LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 def promoted(
     ctx: ConversionContext, name: str, *values: Value, dtype: torch.dtype | None = None
 ) -> tuple[ITensor, ...]:
-    """The values as tensors of eager's common dtype (or ``dtype``) and of one rank."""
-    dtype, rank = dtype or base.result_type(*values), max(map(base.rank, values))
-    return tuple(base.tensor(ctx, name, v, dtype, rank=rank) for v in values)
+    """The values as tensors of eager's common dtype (or ``dtype``) and of one rank. Integers become halves on the way
+    where that is the common dtype, as in eager: those that are too large are infinite."""
+    common, rank = base.result_type(*values), max(map(base.rank, values))
+    if common in HALVES and dtype not in (None, common):
+        values = tuple(base.tensor(ctx, name, v, common) if _is_whole(v) else v for v in values)
+    return tuple(base.tensor(ctx, name, v, dtype or common, rank=rank) for v in values)
+
+
+def _is_whole(value: Value) -> bool:
+    """Whether a value is a tensor of integers."""
+    return isinstance(value, trt.ITensor | torch.Tensor) and base.dtype_of(value) in (torch.int32, torch.int64)
 
 
 def layer(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:

@@ -241,6 +241,23 @@ def test_a_byte_wraps(target: Any) -> None:
     right(Call(target, (BYTES,)))
 
 
+@pytest.mark.parametrize("constant", [False, True], ids=["input", "constant"])
+@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(aten.fmod.Tensor, aten.remainder.Tensor, aten.pow.Tensor_Tensor, aten.div.Tensor_mode),
+        *(aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor, aten.lt.Tensor),
+    ],
+    ids=qualified_name,
+)
+def test_integers_are_halves_among_halves(target: Any, dtype: torch.dtype, constant: bool) -> None:
+    """What is too large for them is infinite, though the operator computes in float32."""
+    whole = TensorSpec((4,), torch.int64, values="large", seed=50, constant=constant)
+    more = {"rounding_mode": "floor"} if target is aten.div.Tensor_mode else {}
+    right(Call(target, (whole, TensorSpec((3, 4), dtype, values="large", seed=67)), more))
+
+
 ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 0.5, 1.5, -2.5, -0.4, 3.0)
 KEEP: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "amax": (aten.amax.default, ([0],)),
