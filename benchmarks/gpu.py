@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import json
 import re
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
+from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.environment import RESULTS, known, replaced, save
@@ -33,6 +35,7 @@ from pipeline.sources import first_line
 from pipeline.trt import CAPABILITIES
 
 MODELS = ("resnet50", "convnext", "vit", "bert", "gpt2", "llama")
+"""Without ``timm vit_base_patch16_224``, the ViT-B/16 of a package that need not be installed."""
 BATCHES = (1, 8)
 BF16 = ("vit", "bert")
 """Measured in bfloat16 as well, at batch 1."""
@@ -97,7 +100,7 @@ class HostMemory:
 def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
     """Measures methods in this process; a line for each."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    case, half = full(model), getattr(torch, dtype)
+    case, half = case_of(model), getattr(torch, dtype)
     given = {k: v.to(half) if v.is_floating_point() else v for k, v in case.inputs(batch=batch).items()}
     inputs = {name: value.cuda() for name, value in given.items()}
     case = evolve(case, model=Plain(case.model).cuda().eval())
@@ -150,6 +153,17 @@ def warm_up() -> None:
     inputs = {"input": torch.ones(1, 8, device="cuda", dtype=torch.float16)}
     with torch.no_grad():
         METHODS["pipeline"](case.model, inputs, Clock())()
+
+
+def case_of(name: str) -> Case:
+    """A model by name: an example in its published size; or an image model of timm's, where that is installed, such as
+    ``timm vit_base_patch16_224``."""
+    library, _, kind = name.rpartition(" ")
+    if library != "timm":
+        return full(name)
+    model = importlib.import_module("timm").create_model(kind).eval()
+    images = torch.randn(2, *model.pretrained_cfg["input_size"])
+    return Case(name, model, {"x": images}, {"x": {0: Dim("batch", min=1, max=8)}})
 
 
 class Plain(torch.nn.Module):

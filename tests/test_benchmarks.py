@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -302,6 +303,23 @@ def test_a_process_that_says_nothing_ends_its_group(script: str, code: int, monk
     monkeypatch.setattr(gpu, "LIMIT", 2 if code < 0 else 60)
     (rows,) = gpu.by_group([("vit", "float16", 1)], ["a", "b"], 1)
     assert [row["failed"] for row in rows] == [f"the process ended with code {code}"] * 2
+
+
+def test_models_of_timm_are_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tiny(torch.nn.Module):
+        pretrained_cfg: ClassVar = {"input_size": (3, 4, 5)}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model={"vit_tiny": Tiny()}.__getitem__))
+    case = gpu.case_of("timm vit_tiny")
+    inputs = case.inputs(batch=6)
+    assert inputs["x"].shape == (6, 3, 4, 5)
+    assert gpu.Plain(case.model)(**inputs).shape == (6, 60)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ModuleNotFoundError):
+        gpu.case_of("timm vit_tiny")
 
 
 def test_errors_are_relative_to_the_largest_output() -> None:
