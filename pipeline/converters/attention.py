@@ -77,7 +77,7 @@ def is_open(mask: Any) -> bool:
         return any(_has_nothing(rows, of) for of, rows in (mask.args, mask.args[::-1]))
     if mask.target is aten.clamp.default:
         least = argument(mask, "min")
-        return isinstance(least, float) and math.isfinite(least)
+        return isinstance(least, float) and math.isfinite(least) and argument(mask, "max") is None
     if mask.target is aten.masked_fill.Scalar:
         of, rows, filled = mask.args
         return bool(filled == 0) and _has_nothing(rows, of)
