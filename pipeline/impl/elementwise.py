@@ -24,10 +24,11 @@ def promoted(
 ) -> tuple[ITensor, ...]:
     """The values as tensors of eager's common dtype (or ``dtype``) and of one rank. Integers become halves on the way
     where that is the common dtype, as in eager: those that are too large are infinite."""
-    common, rank = base.result_type(*values), max(map(base.rank, values))
-    if common in HALVES and dtype not in (None, common):
+    common = base.result_type(*values) if dtype is None or any(map(_is_whole, values)) else dtype
+    dtype, rank = dtype or common, max(map(base.rank, values))
+    if common in HALVES and dtype != common:
         values = tuple(base.tensor(ctx, name, v, common) if _is_whole(v) else v for v in values)
-    return tuple(base.tensor(ctx, name, v, dtype or common, rank=rank) for v in values)
+    return tuple(base.tensor(ctx, name, v, dtype, rank=rank) for v in values)
 
 
 def _is_whole(value: Value) -> bool:

@@ -55,7 +55,7 @@ def masks(rewriting: Rewriting) -> None:
             rewriting.offer(node, SDPA, (*node.args[:3], None, *node.args[4:]), dict(node.kwargs))
         elif _is_causal(rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
-        elif _is_finite(rewriting, mask):
+        elif mask in shown or _is_finite(rewriting, mask):
             if mask not in shown:
                 lowest = torch.finfo(mask.meta["val"].dtype).min
                 shown[mask] = rewriting.create(aten.clamp.default, (mask, lowest), {}, node)
