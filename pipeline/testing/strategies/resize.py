@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,11 +46,8 @@ def _sizes(draw: Draw, target: Any, rank: int) -> list[int]:
     return [*others, max(last, 2) if "_aa" in str(target) else last]
 
 
-def _dynamic(draw: Draw, call: Call, scales: Sequence[float] | None = None) -> Call:
-    """The batch may always be dynamic, all dims mostly, but those that become 1, which tracing takes for a number."""
-    sizes: Any = call.specs[0].shape[2:]
-    free = [0, 1, *(i + 2 for i, size in enumerate(sizes) if scales is None or int(size * scales[i]) != 1)]
-    return draw(named(call, {0: draw(st.sampled_from(([0], free)))}, least=3))
+def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
+    return draw(named(call, {0: draw(st.sampled_from(([0], range(rank + 2))))}, least=3))
 
 
 @calls(*(packet.vec for packet in PACKETS))
@@ -60,15 +56,14 @@ def by_size_or_scale(draw: Draw, target: Any) -> Call:
     sizes = _sizes(draw, target, rank) if draw(st.booleans()) else None
     some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
     scales = None if sizes is not None else draw(st.lists(some, min_size=rank, max_size=rank))
-    call = Call(target, (_input(draw, rank), sizes, *_aligned(draw, target), scales))
-    return _dynamic(draw, call, scales)
+    return _dynamic(draw, Call(target, (_input(draw, rank), sizes, *_aligned(draw, target), scales)), rank)
 
 
 @calls(*(packet.default for packet in PACKETS))
 def by_size(draw: Draw, target: Any) -> Call:
     rank = spatial_rank(target)
     sizes = _sizes(draw, target, rank)
-    return _dynamic(draw, Call(target, (_input(draw, rank), sizes, *_aligned(draw, target))))
+    return _dynamic(draw, Call(target, (_input(draw, rank), sizes, *_aligned(draw, target))), rank)
 
 
 @calls(aten.grid_sampler.default, aten.grid_sampler_2d.default)
