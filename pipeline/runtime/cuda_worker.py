@@ -56,6 +56,7 @@ class CudaWorker:
         graphs: CudaGraphs | None,
     ) -> None:
         self.lane, self.turn, self.graphs = Lane(device), Turn(), graphs
+        self._static = layout.static
         arena = Arena(device)
 
         def runner(step: Step, part: Runner | LoadedEngine) -> Runner:
@@ -84,11 +85,11 @@ class CudaWorker:
         """The same without a graph."""
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return self.lane.run(self._on, plan, leaves)
+                return self._run(plan, leaves)
         return self.lane.run(self._on, plan, leaves)
 
     def _on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
-        self.turn.stream, self.turn.plan = stream, plan if self.executor.layout.static else None
+        self.turn.stream, self.turn.plan = stream, plan if self._static else None
         return self.executor(plan, leaves)
 
 

@@ -154,17 +154,21 @@ class Session:
     def _stays(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
         """Whether an input is read where it is, having been there at every call; if not, it is copied from now on."""
         name = self.inputs[position].name
-        readable = plain(value) and value.dtype == memory.dtype
-        if readable and value.data_ptr() == self._addresses.get(name):
-            return True
-        here = readable and value.device == self.device
-        if here and position not in self._placed and value.data_ptr() % ALIGNMENT == 0:
-            self._placed.add(position)
-            self._address(name, value)
-            return True
+        if self._is_readable(value, memory.dtype):
+            if value.data_ptr() == self._addresses.get(name):
+                return True
+            if position not in self._placed:
+                self._placed.add(position)
+                self._address(name, value)
+                return True
         self._moving.add(position)
         self._address(name, memory)
         return False
+
+    def _is_readable(self, value: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether TensorRT can read a tensor where it is, as one of this dtype."""
+        aligned = value.data_ptr() % ALIGNMENT == 0
+        return aligned and value.dtype == dtype and plain(value) and value.device == self.device
 
     def _values(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The inputs whose values TensorRT reads on the host: other values, another plan."""
@@ -265,8 +269,7 @@ class Session:
 
     def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
         """Let an input be read where it is, or where a copy of it lies that TensorRT can read."""
-        here = value.dtype == binding.dtype and plain(value) and value.device == self.device
-        tensor = value if here and value.data_ptr() % ALIGNMENT == 0 else placed(value, binding, self.device)
+        tensor = value if self._is_readable(value, binding.dtype) else placed(value, binding, self.device)
         self._address(binding.name, tensor)
         return tensor
 

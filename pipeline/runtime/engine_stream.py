@@ -23,7 +23,7 @@ class Lane:
         self._index = device.index or 0
         self._own = torch.cuda.Stream(device)
         self._last, self._handle = self._own, self._own.cuda_stream
-        self._event, self._before, self._after = torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Event()
+        self._event = torch.cuda.Event()
 
     def elsewhere(self) -> bool:
         """Whether another GPU is the current one."""
@@ -46,18 +46,20 @@ class Lane:
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
             return body(self.here(), *args)
         caller = torch.cuda.current_stream(self.device)
-        self._before.record(caller)
-        self._own.wait_event(self._before)
+        self._follow(self._own, caller)
         torch.cuda.set_stream(self._own)
         try:
             return body(self.here(), *args)
         finally:
             torch.cuda.set_stream(caller)
-            self._after.record(self._own)
-            caller.wait_event(self._after)
+            self._follow(caller, self._own)
 
     def _move(self, stream: torch.cuda.Stream) -> None:
         if not torch.cuda.is_current_stream_capturing():
-            self._event.record(self._last)
-            stream.wait_event(self._event)
+            self._follow(stream, self._last)
         self._last, self._handle = stream, stream.cuda_stream
+
+    def _follow(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+        """A stream goes on after what another has to do now: it waits for what the event recorded last, till then."""
+        self._event.record(other)
+        stream.wait_event(self._event)
