@@ -7,7 +7,7 @@ Models make masks out of counted positions, ``arange(n)[:, None] >= arange(n)``,
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from attrs import frozen
@@ -67,27 +67,8 @@ def masks(rewriting: Rewriting) -> None:
 
 def constant_of(rewriting: Rewriting, node: Any) -> float | None:
     """The number that all elements of a tensor are; None where they differ or are not known."""
-    if not isinstance(node, Node):
-        return float(node) if isinstance(node, bool | int | float) else None
-    found = rewriting.literal(node)
-    if found is not None:
-        same = found.numel() > 0 and bool((found == found.flatten()[0]).all())
-        return float(found.flatten()[0]) if same else None
-    if node.target in KEEPS:
-        inner = constant_of(rewriting, node.args[0])
-        return float(inner != 0) if inner is not None and dtype_of(node) == torch.bool else inner
-    if node.target is aten.full.default:
-        return constant_of(rewriting, node.args[1])
-    if node.target is aten.ge.Scalar:
-        least = _least(rewriting, node.args[0])
-        return 1.0 if least is not None and least >= node.args[1] else None  # type: ignore[operator]
-    if node.target is aten.where.self:
-        condition = constant_of(rewriting, node.args[0])
-        return None if condition is None else constant_of(rewriting, node.args[1 if condition else 2])
-    if node.target in AND and dtype_of(node) == torch.bool:
-        both = [constant_of(rewriting, n) for n in node.args[:2]]
-        return 0.0 if 0.0 in both else 1.0 if both == [1.0, 1.0] else None
-    return None
+    bounds = _bounds(rewriting, node)
+    return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
 
 def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
@@ -96,47 +77,68 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
     return bounds is not None and all(map(math.isfinite, bounds))
 
 
-def _bounds(rewriting: Rewriting, node: Any) -> tuple[float, float] | None:
-    """Two numbers between which all elements of a tensor lie, as its dtype has them: what is too large is infinite."""
+Bounds: TypeAlias = tuple[float, float]
+"""Two numbers between which all elements of a tensor lie, as its dtype has them: what is too large is infinite."""
+
+ANY_BOOL: Bounds = (0.0, 1.0)
+
+
+def _bounds(rewriting: Rewriting, node: Any) -> Bounds | None:
+    """Between which numbers the elements of a tensor lie; None if that is not known."""
     if not isinstance(node, Node):
-        return (float(node),) * 2 if isinstance(node, bool | int | float) else None
-    if dtype_of(node) == torch.bool:
-        return 0.0, 1.0
+        return (float(node), float(node)) if isinstance(node, bool | int | float) and node == node else None
     found = rewriting.literal(node)
     if found is not None:
-        return (float(found.min()), float(found.max())) if found.numel() else None
-    if node.target in KEEPS:
-        each = [_bounds(rewriting, node.args[0])]
-    elif node.target is aten.full.default:
-        each = [_bounds(rewriting, node.args[1])]
-    elif node.target is aten.where.self:
-        each = [_bounds(rewriting, n) for n in node.args[1:]]
-    elif node.target is aten.masked_fill.Scalar:
-        each = [_bounds(rewriting, n) for n in node.args[::2]]
-    else:
-        return None
-    known = [bounds for bounds in each if bounds is not None]
-    if len(known) < len(each):
-        return None
-    low, high = torch.tensor(known).to(dtype_of(node)).aminmax()
-    return float(low), float(high)
+        return (float(found.min()), float(found.max())) if found.numel() and not found.isnan().any() else None
+    dtype, bounds = dtype_of(node), _computed(rewriting, node)
+    if dtype == torch.bool:
+        return bounds or ANY_BOOL
+    return _rounded(bounds, dtype) if bounds is not None and dtype in FLOATS else bounds
 
 
-def _least(rewriting: Rewriting, node: Any) -> int | None:
-    """A number that no element of a tensor of integers is below."""
-    if not isinstance(node, Node) or dtype_of(node) not in (torch.int32, torch.int64):
-        return None
-    found = rewriting.literal(node)
-    if found is not None:
-        return int(found.min()) if found.numel() else None
+def _computed(rewriting: Rewriting, node: Node) -> Bounds | None:
+    """The bounds of what an operator gives, before its dtype rounds them."""
+    args: Any = node.args
     if node.target is aten.arange.default:
-        return 0
-    if node.target in KEEPS:
-        return _least(rewriting, node.args[0])
-    if node.target is aten.add.Tensor and isinstance(node.args[1], int) and not node.kwargs:
-        inner = _least(rewriting, node.args[0])
-        return None if inner is None else inner + node.args[1]
-    return None
+        return 0.0, math.inf
+    if node.target is aten.full.default:
+        return _bounds(rewriting, args[1])
+    if node.target is aten.where.self:
+        condition = constant_of(rewriting, args[0])
+        return _either(rewriting, *(args[1:] if condition is None else [args[1 if condition else 2]]))
+    if node.target is aten.masked_fill.Scalar:
+        return _either(rewriting, args[0], args[2])
+    if node.target in AND and dtype_of(node) == torch.bool:
+        a, b = (_bounds(rewriting, n) or ANY_BOOL for n in args[:2])
+        return a[0] * b[0], a[1] * b[1]
+    shifted = node.target is aten.add.Tensor and isinstance(args[1], int) and not node.kwargs
+    known = shifted or node.target in KEEPS or node.target is aten.ge.Scalar
+    inner = _bounds(rewriting, args[0]) if known else None
+    if inner is None:
+        return None
+    if node.target is aten.ge.Scalar:
+        return (1.0, 1.0) if isinstance(args[1], int | float) and inner[0] >= args[1] else None
+    if shifted:
+        return inner[0] + args[1], inner[1] + args[1]
+    return _cast(inner, dtype_of(args[0]), dtype_of(node))
+
+
+def _either(rewriting: Rewriting, *nodes: Any) -> Bounds | None:
+    """The bounds of elements that are taken from any of these."""
+    each = [bounds for node in nodes if (bounds := _bounds(rewriting, node)) is not None]
+    return (min(low for low, _ in each), max(high for _, high in each)) if len(each) == len(nodes) else None
+
+
+def _cast(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
+    """Bounds in another dtype. What floats become as integers is left open."""
+    if dtype == torch.bool:
+        return (1.0, 1.0) if bounds[0] > 0 or bounds[1] < 0 else (0.0, 0.0) if bounds == (0, 0) else None
+    return None if source in FLOATS and dtype not in FLOATS else bounds
+
+
+def _rounded(bounds: Bounds, dtype: torch.dtype) -> Bounds:
+    low, high = torch.tensor(bounds, dtype=torch.float64).to(dtype).tolist()
+    return low, high
 
 
 def _is_causal(rewriting: Rewriting, node: Node) -> bool:

@@ -86,6 +86,7 @@ INFINITE: dict[str, Mask] = {
     "filled in": lambda x: x.new_zeros((x.shape[0], 1, 1, x.shape[2])).masked_fill(~seen(x), -torch.inf),
     "too large for halves": lambda x: torch.where(seen(x), 0.0, -1e5).half().to(x.dtype),
     "added twice": lambda x: 2 * torch.where(seen(x), 0.0, torch.finfo(x.dtype).min),
+    "no number": lambda x: torch.where(seen(x), torch.tensor([0.0, torch.nan] * 3), -1e4).to(x.dtype),
     "a sum": lambda x: x[:, :1, :, :1] + torch.where(seen(x), 0.0, -1e4),
 }
 SIZES = {"static": None, "dynamic": ({0: Dim("batch", max=8), 2: Dim("length", min=2, max=32)},)}
