@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -47,22 +47,33 @@ def cpu() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def known(path: Path, key: str) -> list[Row]:
-    """The rows of a result; none if there is no such file."""
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))[key] if path.exists() else []
-    return rows
-
-
-def replaced(rows: Sequence[Row], found: Sequence[Row], of: Callable[[Row], object]) -> list[Row]:
-    """Rows with those found in the place of the earlier ones that are ``of`` the same, or at the end."""
-    anew = {of(row) for row in found}
-    before = next((i for i, row in enumerate(rows) if of(row) in anew), len(rows))
-    return [*rows[:before], *found, *(row for row in rows[before:] if of(row) not in anew)]
-
-
 def save(name: str, result: dict[str, Any]) -> Path:
     """Write a result with its environment; an earlier one of that name is replaced."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({**environment(), **result}, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def collect(
+    name: str, key: str, parts: Iterable[Sequence[Row]], *, of: Sequence[str], add: bool = False, **more: Any
+) -> Path:
+    """Print and write down the rows of a result part by part, so that a run that is ended keeps what it has.
+
+    With ``add`` the rows of an earlier run stay, but for those that have the same fields ``of`` as new ones, which take
+    their place.
+    """
+
+    def subject(row: Row) -> tuple[Any, ...]:
+        return tuple(row[field] for field in of)
+
+    path = RESULTS / f"{name}.json"
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))[key] if add and path.exists() else []
+    for found in parts:
+        anew = set(map(subject, found))
+        before = next((i for i, row in enumerate(rows) if subject(row) in anew), len(rows))
+        rows = [*rows[:before], *found, *(row for row in rows[before:] if subject(row) not in anew)]
+        path = save(name, {**more, key: rows})
+        print(*map(json.dumps, found), sep="\n", flush=True)
+    print(f"written to {path}")
     return path

@@ -26,7 +26,7 @@ from attrs import evolve
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.environment import RESULTS, known, replaced, save
+from benchmarks.environment import collect
 from benchmarks.methods import METHODS, Call, Clock, mode
 from benchmarks.targets import Group
 from benchmarks.turns import WARM_UP, in_turns
@@ -279,13 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     groups = [(model, "float16", batch) for model in options.models for batch in options.batches]
     groups += [(model, "bfloat16", 1) for model in options.bf16]
-    path = RESULTS / f"gpu-{gpu_name()}.json"
-    rows = known(path, "rows") if options.add else []
-    for found in map(with_ratios, by_group(groups, options.methods, options.processes)):
-        rows = replaced(rows, found, lambda row: (row["model"], row["dtype"], row["batch"]))
-        path = save(f"gpu-{gpu_name()}", {"rows": rows})
-        print(*map(json.dumps, found), sep="\n", flush=True)
-    print(f"written to {path}")
+    parts = map(with_ratios, by_group(groups, options.methods, options.processes))
+    collect(f"gpu-{gpu_name()}", "rows", parts, of=("model", "dtype", "batch"), add=options.add)
     return 0
 
 

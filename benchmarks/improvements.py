@@ -8,7 +8,6 @@ by side, and measured one after the other.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 import pipeline
-from benchmarks.environment import RESULTS, known, replaced, save
+from benchmarks.environment import collect
 from benchmarks.gpu import MODELS, Plain, gpu_name
 from benchmarks.methods import driven
 from benchmarks.turns import in_turns, side_by_side, turn
@@ -93,14 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("benchmarks.improvements: there is no GPU here", file=sys.stderr)
         return 2
-    path = RESULTS / f"improvements-{gpu_name()}.json"
-    rows = known(path, "gains") if options.add else []
     with side_by_side(options.processes) as pool:
-        for found in pool.map(measured, options.models):
-            rows = replaced(rows, found, lambda row: row["model"])
-            path = save(f"improvements-{gpu_name()}", {"gains": rows})
-            print(*map(json.dumps, found), sep="\n", flush=True)
-    print(f"written to {path}")
+        parts = pool.map(measured, options.models)
+        collect(f"improvements-{gpu_name()}", "gains", parts, of=["model"], add=options.add)
     return 0
 
 

@@ -8,7 +8,6 @@ worth is told on a GPU, by ``python -m benchmarks.improvements``; that it is sav
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
-from benchmarks.environment import RESULTS, known, replaced, save
+from benchmarks.environment import collect
 from benchmarks.improvements import CASES, chosen, variants
 from pipeline import Compiled
 
@@ -81,11 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=cases, choices=cases)
     parser.add_argument("--add", action="store_true", help="keep what was counted of other models before")
     options = parser.parse_args(argv)
-    rows = known(RESULTS / "kernels.json", "kernels") if options.add else []
-    for found in map(measured, options.models):
-        rows = replaced(rows, found, lambda row: row["model"])
-        print(*map(json.dumps, found), sep="\n", flush=True)
-    print(f"written to {save('kernels', {'capability': CAPABILITY, 'kernels': rows})}")
+    parts = map(measured, options.models)
+    collect("kernels", "kernels", parts, of=["model"], add=options.add, capability=CAPABILITY)
     return 0
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from attrs import frozen
 
+from benchmarks.environment import Row
 from benchmarks.methods import METHODS
 
 HOST_US = 25
@@ -22,11 +23,10 @@ ALONE = 1.25
 """How much longer than the GPU says a call may take when none is awaited."""
 
 VIT = ("vit", "timm vit_base_patch16_224")
-"""ViT-B/16 as transformers has it, and as timm does, for which Torch-TensorRT has kernels."""
+"""ViT-B/16 as transformers has it, and as timm does."""
 ONE_TENSOR = ("resnet50", "convnext", *VIT)
 """Models with one input and one output."""
 
-Row: TypeAlias = dict[str, Any]
 Group: TypeAlias = tuple[str, str, int]
 """Model, dtype and batch."""
 

@@ -225,33 +225,27 @@ def test_kernels_are_summed_up_by_what_they_do() -> None:
     assert found["dearest"][0] == {"kernel": "nvjet_hsh", "us": 10.0, "times": 1.0}
 
 
-def test_rows_that_are_measured_anew_take_the_place_of_the_old(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    assert environment.known(path, "rows") == []
-    rows = [{"model": m, "ms": i} for m in ("bert", "vit", "gpt2") for i in (1, 2)]
-    path.write_text(json.dumps({"rows": rows}))
-    known = environment.known(path, "rows")
-    anew = [{"model": "vit", "ms": 3}]
-    assert environment.replaced(known, anew, lambda row: row["model"]) == [*rows[:2], *anew, *rows[4:]]
-    other = [{"model": "llama", "ms": 4}]
-    assert environment.replaced(known, other, lambda row: row["model"]) == [*rows, *other]
-
-
 @pytest.mark.parametrize("adds", [True, False])
-def test_what_was_not_reached_keeps_its_rows(adds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is ended after its first model has lost nothing of the others."""
-    rows = [{"model": model, "kernels": 9} for model in ("vit", "bert")]
-    (tmp_path / "kernels.json").write_text(json.dumps({"kernels": rows}))
+def test_rows_that_are_measured_anew_take_the_place_of_the_old(
+    adds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is ended has lost nothing of what it did not reach."""
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
-    monkeypatch.setattr(kernels, "RESULTS", tmp_path)
+    rows = [{"model": m, "kernels": i} for m in ("bert", "vit", "gpt2") for i in (1, 2)]
+    (tmp_path / "kernels.json").write_text(json.dumps({"kernels": rows}))
 
     def measured(model: str) -> list[dict[str, Any]]:
+        if model == "gpt2":
+            raise KeyboardInterrupt
         return [{"model": model, "kernels": 5}]
 
     monkeypatch.setattr(kernels, "measured", measured)
-    assert kernels.main(["--models", "vit", *["--add"] * adds]) == 0
-    after = environment.known(tmp_path / "kernels.json", "kernels")
-    assert after == [{"model": "vit", "kernels": 5}, *rows[1:] * adds]
+    with pytest.raises(KeyboardInterrupt):
+        kernels.main(["--models", "vit", "llama", "gpt2", *["--add"] * adds])
+    kept = json.loads((tmp_path / "kernels.json").read_text())
+    vit, llama = measured("vit"), measured("llama")
+    assert kept["kernels"] == ([*rows[:2], *vit, *rows[4:], *llama] if adds else [*vit, *llama])
+    assert kept["capability"] == kernels.CAPABILITY
 
 
 def test_nothing_is_measured_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
