@@ -73,9 +73,12 @@ def _target(target: Target, found: dict[Group, dict[str, Row]]) -> list[str]:
     """A target, the least and the most that was measured, for how many groups it is met, and which miss it."""
     values = target.measured(found)
     missed = {group: value for group, value in values.items() if not target.met(value)}
-    verdict = "not measured" if not values else "**not met**" if missed else "met"
-    why = "; ".join(f"{named(group)}: {_measured(value)}" for group, value in missed.items())
-    return [target.words, _range(values.values()), f"{len(values) - len(missed)} of {len(values)}", verdict, why]
+    missing = target.missing(found) if values else []
+    verdict = "not measured" if not values else "**not met**" if missed else "met where measured" if missing else "met"
+    why = [f"{named(group)}: {_measured(value)}" for group, value in missed.items()]
+    why += [f"{named(group)}: not measured" for group in missing]
+    met = f"{len(values) - len(missed)} of {len(values)}"
+    return [target.words, _range(values.values()), met, verdict, "; ".join(why)]
 
 
 def _range(values: Collection[float]) -> str:

@@ -95,6 +95,10 @@ class Target:
         values = {group: self._value(rows) for group, rows in chosen.items()}
         return {group: value for group, value in values.items() if value is not None}
 
+    def missing(self, found: dict[Group, dict[str, Row]]) -> list[Group]:
+        """The groups of its models that do not have what it takes."""
+        return [group for group in found if group[0] in self.models and group not in self.measured(found)]
+
     def _value(self, rows: dict[str, Row]) -> float | None:
         if "failed" in rows.get(self.ours, {}):
             return math.inf

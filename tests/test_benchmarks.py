@@ -30,6 +30,7 @@ from benchmarks import (
     methods,
     stages,
     tables,
+    targets,
     workloads,
     zoo_tables,
 )
@@ -124,6 +125,21 @@ def test_compiling_is_compared_where_nothing_else_compiled(processes: int) -> No
 
 
 SOME: dict[str, Any] = {"name": "gpu", **environment.environment()}
+
+
+def test_a_target_is_not_met_where_it_was_not_measured() -> None:
+    def rows(model: str, **peer: Any) -> list[dict[str, Any]]:
+        group = {"model": model, "dtype": "float16", "batch": 1}
+        return [
+            {**group, "method": "pipeline", "gpu_ms": 1.0, "compile_seconds": 1.0},
+            {**group, "method": "Torch-TensorRT", **peer},
+        ]
+
+    [target] = [t for t in targets.TARGETS if t.field == "compile_seconds"]
+    found = targets.groups([*rows("resnet50", gpu_ms=2.0, compile_seconds=2.0), *rows("vit", failed="Error")])
+    assert gpu_tables._target(target, found)[1:] == [
+        *("0.500", "1 of 1", "met where measured", "vit, float16, batch 1: not measured")
+    ]
 
 
 def test_gains_and_changing_shapes_become_tables() -> None:
