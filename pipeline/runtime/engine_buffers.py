@@ -75,7 +75,7 @@ def maker(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
 ) -> Maker:
     """Makes new tensors, on the current GPU or on the CPU; contiguous if no ``strides`` are given. This is torch's own
-    way for generated code, which for a CPU's memory took 0.9 us where ``empty_like`` took 1.4, and ``empty`` 3.3."""
+    way for generated code, which for a CPU's memory took 0.8 us where ``empty_like`` took 1.4, and ``empty`` 2.5."""
     strides = torch.empty(shape, device="meta").stride() if strides is None else strides
     return partial(_ALLOCATORS[device.type], shape, strides, dtype)
 
