@@ -26,8 +26,7 @@ class Units:
     """A row: ``units`` on any executor; ``gpu`` more on a GPU; ``tf32`` is a relative error in fp32 products there.
 
     ``signed_zeros``: whether a zero must have the sign that eager gives it. ``exponential``: results are powers of e,
-    for which TensorRT has a wider bound (``beyond``). ``exact_specials``: where float64 has NaN and infinities, eager's
-    do not count.
+    for which TensorRT has a wider bound (``beyond``).
     """
 
     units: float
@@ -37,7 +36,6 @@ class Units:
     tf32: float = 0.0
     signed_zeros: bool = True
     exponential: bool = False
-    exact_specials: bool = False
 
     def allowed(self, executor: str, dtype: torch.dtype) -> float:
         """Units that this executor may add to eager's error."""
@@ -99,8 +97,6 @@ ULPS: Final[Mapping[Any, Units]] = {
         ("addcmul", "addcdiv", "lerp", "linalg_cross"), Units(4, "a product is added, and may cancel", "tensor")
     ),
     "logsumexp": Units(4, "a logarithm near 0 has few of the bits of the sum, which is near 1", "tensor"),
-    # -inf and -0 to the power -0.5 are 0 and inf for float16 on a CPU alone; all other floats have NaN and -inf
-    ("pow", torch.float16): evolve(DEFAULT, exact_specials=True),
     "prod": Units(8, "the order of a product of many factors is free, and each rounds"),
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
     **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),

@@ -285,7 +285,6 @@ KEEP: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "logsumexp": (aten.logsumexp.default, ([0],)),
     "equal": (aten.eq.Scalar, (math.nan,)),
     "elu": (aten.elu.default, (False, -2)),
-    "power": (aten.pow.Tensor_Scalar, (-0.5,)),
 }
 
 
