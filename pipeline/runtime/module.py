@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from pipeline.network import Network
 from pipeline.program import Program, Segment
 from pipeline.recipes import held
 from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
-from pipeline.runtime.plan import CallPlan, LayoutBuilder, Runner
+from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.snapshot import Snapshot, without_parameters
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
@@ -64,7 +64,9 @@ class CompiledModule(torch.nn.Module):
             if not o.constant and o.value in self.program.constants
         }
         self._parts = [_part(self, compiled, s, parameters, constant) for s in compiled.partitioned.segments]
-        self._workers: Pool[Worker] = Pool(self._worker, self.settings.execution_contexts)
+        # Nothing in here may hold this module: in a circle, its memory on the GPU would wait for the garbage collector.
+        make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
+        self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
         self._plans: dict[Any, CallPlan] = {}
         self._names = _flat_names(self.program.in_spec)
@@ -132,17 +134,6 @@ class CompiledModule(torch.nn.Module):
         home = next((v.device for v in given if isinstance(v, torch.Tensor)), self.device)
         return CallPlan(template, symbols, tuple(moves), None if home == self.device else home)
 
-    def _worker(self) -> Worker:
-        if self.executor == "reference":
-            return SegmentExecutor(self._layout, self._parts, self.device)
-        from pipeline.runtime.cuda_graphs import CudaGraphs
-        from pipeline.runtime.cuda_worker import CudaWorker
-
-        graphs = None
-        if self.settings.cuda_graphs:
-            graphs = CudaGraphs(self.settings.max_cuda_graphs, self.settings.reuse_outputs)
-        return CudaWorker(self._layout, self._parts, self.device, self.settings, graphs)
-
     def __reduce__(self) -> Any:
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
 
@@ -181,6 +172,18 @@ def _default_executor() -> Executor:
         return "tensorrt"
     log.info("no GPU here: engines run on the CPU reference executor")
     return "reference"
+
+
+def _worker(
+    layout: Layout, parts: Sequence[Any], device: torch.device, executor: Executor, settings: CompilationSettings
+) -> Worker:
+    if executor == "reference":
+        return SegmentExecutor(layout, parts, device)
+    from pipeline.runtime.cuda_graphs import CudaGraphs
+    from pipeline.runtime.cuda_worker import CudaWorker
+
+    graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
+    return CudaWorker(layout, parts, device, settings, graphs)
 
 
 def _part(

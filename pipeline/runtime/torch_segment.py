@@ -33,6 +33,9 @@ def torch_segment(
         made.node(nodes[name])
     made.graph.output([made.env[port.name] for port in segment.outputs])
     module = torch.fx.GraphModule(made.root, made.graph)
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            part.graph.owning_module = None  # else part and graph hold each other, and constants are freed late
     leaving = {output.value for output in program.outputs if not output.constant}
     owned = frozenset(i for i, port in enumerate(segment.outputs) if port.name in leaving)
     constants = frozenset(map(_place_of, made.root.buffers(recurse=False)))

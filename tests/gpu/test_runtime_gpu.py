@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -312,12 +314,35 @@ def test_memory_stays(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
         cuda_graphs=graphs != "none"
     )
     sizes = []
+    gc.collect()  # what tests before this one left behind
     for _ in range(20):
         for i in range(40):
             run(values(1 + i % 4, i))
         torch.cuda.synchronize()
         sizes.append(torch.cuda.memory_allocated())
     assert len(set(sizes[10:])) == 1, sizes  # by then each of the four shapes is captured for eight addresses
+
+
+@pytest.mark.parametrize("options", [{}, APART], ids=["one engine", "three segments"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_module_that_is_dropped_is_freed_at_once(graphs: bool, options: dict[str, Any]) -> None:
+    """Without the garbage collector."""
+    result = compiled(Mixed(), X, dynamic=BATCH, **options)
+    given = [values(1 + i % 4, i) for i in range(40)]
+    gc.collect()
+    gc.disable()
+    try:
+        before = torch.cuda.memory_allocated()
+        run = result.module(cuda_graphs=graphs)
+        for x in given:
+            run(x)
+        torch.cuda.synchronize()
+        watched = [weakref.ref(o) for o in (worker(run), *run._parts)]
+        del run
+        assert [o() for o in watched if o() is not None] == []
+        assert torch.cuda.memory_allocated() == before
+    finally:
+        gc.enable()
 
 
 def test_engines_of_one_program_share_their_scratch_memory() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -88,7 +90,8 @@ def driven(compiled: pipeline.Compiled, monkeypatch: pytest.MonkeyPatch) -> tupl
         engine = FakeEngine(_rows(network.inputs), _rows(network.outputs), run, profile=network.profile)
         engines.append(engine)
         parts[i] = LoadedEngine(engine, network)
-    module._workers = Pool(lambda: CudaWorker(module._layout, parts, CPU, module.settings, None), 1)
+    module._parts = parts
+    module._workers = Pool(partial(CudaWorker, module._layout, parts, CPU, module.settings, None), 1)
     return module, engines
 
 
@@ -152,3 +155,20 @@ def test_a_refused_call_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
                 module(x)
         engine.refuse.clear()
         torch.testing.assert_close(module(x), model(x).detach())
+
+
+def test_a_module_that_is_dropped_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory on a GPU that waits for the garbage collector is memory that the next module does not get."""
+    compiled = pipeline.default(min_block_size=1)(Chosen().eval(), args=(torch.randn(4, 3),))
+    module, engines = driven(compiled, monkeypatch)
+    module(torch.randn(4, 3))
+    [worker] = module._workers._free
+    runners = [run for run in worker.executor.runners if hasattr(run, "session")]
+    watched = [weakref.ref(o) for o in (module, worker, *module._parts, *engines, *(r.session.arena for r in runners))]
+    gc.collect()
+    gc.disable()
+    try:
+        del module, engines, worker, runners
+        assert [o() for o in watched if o() is not None] == []
+    finally:
+        gc.enable()
