@@ -106,7 +106,7 @@ def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
     case = evolve(case, model=Plain(case.model).cuda().eval())
     expected = _expected(case.model, inputs)
     case.model.to(half)
-    warm_up()
+    warm_up(methods)
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         first = sorted(methods, key=lambda m: m != "pipeline")  # the others share what it makes
         measured(case, inputs, expected, first, sys.stdin.readline)
@@ -147,12 +147,19 @@ def measured(
     return rows
 
 
-def warm_up() -> None:
-    """Loads TensorRT, so that no method is charged for it."""
-    case = Case("linear", torch.nn.Linear(8, 8).half().cuda().eval(), {}, None)
-    inputs = {"input": torch.ones(1, 8, device="cuda", dtype=torch.float16)}
-    with torch.no_grad():
-        METHODS["pipeline"](case.model, inputs, Clock())()
+LOADING = ("pipeline", "torch.compile", "Torch-TensorRT")
+"""Methods that load libraries at their first call. The raw engine's are those of the first."""
+
+
+def warm_up(methods: Sequence[str], device: str = "cuda") -> None:
+    """Has methods compile a layer, so that none is charged for the libraries that it loads."""
+    case = Case("linear", torch.nn.Linear(8, 8, device=device, dtype=torch.float16).eval(), {}, None)
+    inputs = {"input": torch.ones(1, 8, device=device, dtype=torch.float16)}
+    for method in LOADING:
+        if method == "pipeline" or any(name.startswith(method) for name in methods):
+            print(json.dumps({"starts": method}), flush=True)
+            with torch.no_grad(), contextlib.suppress(Exception):  # which it will say of the model
+                METHODS[method](case.model, inputs, Clock())()
 
 
 def case_of(name: str) -> Case:
@@ -239,7 +246,8 @@ def by_group(groups: Sequence[Group], methods: Sequence[str], processes: int) ->
         for child in children:
             model, dtype, batch = child.group
             named = {"model": model, "dtype": dtype, "batch": batch}
-            yield [{**named, **_own(row, len(children)), "side_by_side": len(children)} for row in child.measure()]
+            how = {"side_by_side": len(children), "loaded": True}
+            yield [{**named, **_own(row, len(children)), **how} for row in child.measure()]
 
 
 def _own(row: dict[str, Any], processes: int) -> dict[str, Any]:

@@ -187,30 +187,6 @@ def starts(data: dict[str, Any]) -> str:
     )
 
 
-COMPILED = """Seconds from torch.export to the first result, and ours as a multiple of Torch-TensorRT's; each model got
-ready by itself.
-"""
-
-
-def before(data: dict[str, Any]) -> str:
-    """What was measured before a change: times of calls in one table, seconds of compiling in another."""
-    found = groups(data["rows"])
-    head = f"## Earlier, on {data['machine']['gpu']}\n"
-    calls = [head, filled(where(data)), filled(SUMMARY), *_summary(found), ""]
-    return "\n".join([*calls, filled(COMPILED), *_compiled(found), ""])
-
-
-def _compiled(found: dict[Group, dict[str, Row]]) -> Iterator[str]:
-    methods = ["torch.compile", "torch.compile reduce-overhead", "Torch-TensorRT", "pipeline"]
-    cells = []
-    for group, rows in found.items():
-        seconds = {method: rows.get(method, {}).get("compile_seconds") for method in methods}
-        ours, peer = seconds["pipeline"], seconds["Torch-TensorRT"]
-        ratio = f"{ours / peer:.2f}" if ours and peer else ""
-        cells.append([named(group), *("" if s is None else f"{s:.1f}" for s in seconds.values()), ratio])
-    return table(["model", *methods, "ratio"], cells)
-
-
 DYNAMIC = """{model} in {dtype} with dynamic batch and sequence: milliseconds on the GPU (microseconds of the host) for
 each shape, and how much longer a call takes when the shape changes at every call. The target for ours with graphs is
 {target}: {verdict}.

@@ -25,8 +25,7 @@ def page(results: Path = RESULTS) -> str:
     found = figures.read(results)
     now = [data for data in found if not figures.earlier(data)]
     parts = [write(data) for key, write in SECTIONS.items() for data in now if key in data]
-    then = [data for data in found if figures.earlier(data)]
-    parts += [write(data) for key, write in EARLIER.items() for data in then if key in data]
+    parts += [gains(data) for data in found if figures.earlier(data) and "gains" in data]
     return "\n".join([HEAD, *parts])
 
 
@@ -231,9 +230,6 @@ SECTIONS = {
     "counts": tests,
 }
 """What writes the section of a result that has this key, in the order of the page."""
-
-EARLIER = {"rows": gpu_tables.before, "gains": gains}
-"""The same for results that are kept from before a change."""
 
 
 def main() -> int:

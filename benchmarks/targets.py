@@ -52,8 +52,9 @@ def alone(rows: dict[str, Row]) -> bool:
 
 
 def quiet(rows: dict[str, Row]) -> bool:
-    """Whether a group got ready by itself, so that its compile times are what compiling takes."""
-    return all(row.get("side_by_side", 1) == 1 for row in rows.values())
+    """Whether a group got ready by itself and with all libraries loaded, so that its compile times are what compiling
+    takes."""
+    return all(row.get("side_by_side", 1) == 1 and row.get("loaded", False) for row in rows.values())
 
 
 def in_order(methods: Iterable[str]) -> list[str]:
@@ -72,7 +73,8 @@ def named(group: Group) -> str:
 class Target:
     """A limit of a number of ours, or of its ratio to another method's, for every model or for some of them.
 
-    ``quiet``: only where a model got ready by itself, since processes side by side share the cores.
+    ``quiet``: only where a model got ready by itself, since processes side by side share the cores, and where no method
+    was charged for loading its libraries.
     """
 
     says: str

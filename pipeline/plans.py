@@ -150,8 +150,12 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
     def write(self, data: Any) -> int:
         """Called by TensorRT with each piece; gives the number of bytes taken."""
-        self.sha256.update(data)
-        return int(self.file.write(data))
+        beside = threading.Thread(target=self.sha256.update, args=(data,))  # as long as writing it: both at once
+        beside.start()
+        try:
+            return int(self.file.write(data))
+        finally:
+            beside.join()
 
     def mapped(self) -> mmap.mmap:
         """The whole plan, read only."""

@@ -8,12 +8,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 import pipeline
 from benchmarks import (
@@ -109,19 +111,43 @@ def test_gpu_results_become_tables() -> None:
     assert len({line.count("|") for line in details.splitlines() if line.startswith("|")}) == 1
 
 
-@pytest.mark.parametrize("processes", [1, 7])
-def test_compiling_is_compared_where_nothing_else_compiled(processes: int) -> None:
-    named = {"model": "vit", "dtype": "float16", "batch": 1, "side_by_side": processes}
+@pytest.mark.parametrize(("processes", "loaded"), [(1, True), (7, True), (1, False)])
+def test_compiling_is_compared_where_nothing_else_compiled_and_nothing_was_loaded(processes: int, loaded: bool) -> None:
+    named = {"model": "vit", "dtype": "float16", "batch": 1, "side_by_side": processes, "loaded": loaded}
+    compared = processes == 1 and loaded
     times = {"pipeline": 2.0, "Torch-TensorRT": 4.0}
     rows = [{**named, "method": method, "compile_seconds": seconds} for method, seconds in times.items()]
     text = gpu_tables.gpu({"name": "gpu", **environment.environment(), "rows": rows})
     [line] = [line for line in text.splitlines() if line.startswith("| Compiled in")]
-    assert ("| 0.500 | 1 of 1 | met |" in line) is (processes == 1)
-    assert ("not measured" in line) is (processes == 7)
-    assert any(plot.name.endswith("compile_seconds-float16-1") for plot in figures.gpu({**SOME, "rows": rows})) is (
-        processes == 1
-    )
-    assert "| vit, float16, batch 1 |  |  | 4.0 | 2.0 | 0.50 |" in gpu_tables.before({**SOME, "rows": rows})
+    assert ("| 0.500 | 1 of 1 | met |" in line) is compared
+    assert ("not measured" in line) is not compared
+    plots = figures.gpu({**SOME, "rows": rows})
+    assert any(plot.name.endswith("compile_seconds-float16-1") for plot in plots) is compared
+
+
+@pytest.mark.parametrize(
+    ("methods", "loads"),
+    [
+        (["eager"], ["pipeline"]),
+        (["raw engine", "torch.compile reduce-overhead"], ["pipeline", "torch.compile"]),
+        (["Torch-TensorRT + graph", "pipeline"], ["pipeline", "Torch-TensorRT"]),
+    ],
+)
+def test_no_method_is_charged_for_what_it_loads(
+    methods: list[str], loads: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called = []
+
+    def method(name: str, model: nn.Module, inputs: dict[str, torch.Tensor], clock: Any) -> Any:
+        if name == "torch.compile":
+            raise RuntimeError("no compiler")
+        return lambda: called.append((name, tuple(model(**inputs).shape)))
+
+    for name in gpu.LOADING:
+        monkeypatch.setitem(gpu.METHODS, name, partial(method, name))
+    gpu.warm_up(methods, "cpu")
+    assert called == [(name, (1, 8)) for name in loads if name != "torch.compile"]
+    assert capsys.readouterr().out.splitlines() == [json.dumps({"starts": name}) for name in loads]
 
 
 SOME: dict[str, Any] = {"name": "gpu", **environment.environment()}
@@ -129,7 +155,7 @@ SOME: dict[str, Any] = {"name": "gpu", **environment.environment()}
 
 def test_a_target_is_not_met_where_it_was_not_measured() -> None:
     def rows(model: str, **peer: Any) -> list[dict[str, Any]]:
-        group = {"model": model, "dtype": "float16", "batch": 1}
+        group = {"model": model, "dtype": "float16", "batch": 1, "loaded": True}
         return [
             {**group, "method": "pipeline", "gpu_ms": 1.0, "compile_seconds": 1.0},
             {**group, "method": "Torch-TensorRT", **peer},

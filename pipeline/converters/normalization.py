@@ -154,7 +154,9 @@ def batch_norm(
 ) -> Tensor:
     """batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training,
     float momentum, float eps, bool cudnn_enabled) -> Tensor"""
-    return native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+    if training or running_mean is None or running_var is None:
+        return native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+    return _inference(x, weight, bias, running_mean, running_var, eps)
 
 
 @register_torch_trt_decomposition(aten.native_batch_norm.default)

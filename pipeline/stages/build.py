@@ -15,6 +15,7 @@ from attrs import field, frozen
 
 from pipeline.compose import report
 from pipeline.monitor import Monitor
+from pipeline.network import Network
 from pipeline.parcel import Job, Parcel, gathered
 from pipeline.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.program import Built, Converted, Engine
@@ -83,7 +84,7 @@ build = Build()
 def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
     """The record of an engine. A warning says which of its kernels are wrong, as far as that can be seen."""
     wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data)]
-    if not CAPABILITIES.bfloat16_after_products:
+    if not CAPABILITIES.bfloat16_after_products and _has_bfloat16(order.network):
         wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
     for kernel, fault in wrong:
         log.warning(
@@ -93,6 +94,10 @@ def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
         )
     leave_memory(data)
     return Engine(order.name, data, plan.library, order.refittable, plan.digest)
+
+
+def _has_bfloat16(network: Network) -> bool:
+    return any(tensor.dtype == "bfloat16" for layer in network.layers for tensor in layer.outputs)
 
 
 def _tell(done: int, total: int, name: str, phase: str) -> None:
