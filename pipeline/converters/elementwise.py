@@ -10,7 +10,7 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, declared_rows
+from pipeline.converters.results import as_result, declared_rows, result_of
 from pipeline.impl import base, elementwise, elementwise_division, elementwise_power, unary
 
 aten = torch.ops.aten
@@ -70,14 +70,35 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.clamp_max.Tensor: (elementwise.extremum, "MIN"),
 }
 
-CONVERTERS = declared_rows(TABLE)
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def among_bytes(ctx: ConversionContext, target: Any, values: list[Any], name: str) -> list[Any]:
+    """Numbers and 0-d integers beside tensors of bytes are bytes as well, and wrap: -3 is 253. Networks have bytes as
+    int32, so that only the node knows."""
+    assert ctx.node is not None
+    metas = [v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in bind(target, ctx.node.args, ctx.node.kwargs)]
+    taken = [m for m in metas if isinstance(m, torch.Tensor | int | float)]
+    common = base.result_type(*taken)
+    if common != torch.uint8 or result_of(ctx).dtype not in (torch.uint8, torch.bool):
+        return values
+
+    def wrapped(value: Any, meta: Any) -> Any:
+        if isinstance(meta, torch.Tensor):
+            return base.byte(ctx, name, base.tensor(ctx, name, value)) if meta.dtype in INTEGERS else value
+        return value % 256 if isinstance(value, int) and not isinstance(value, bool) else value
+
+    return list(map(wrapped, values, metas))
+
+
+CONVERTERS = declared_rows(TABLE, operands=among_bytes)
 
 
 @dynamo_tensorrt_converter(aten.rsub.Tensor, supports_dynamic_shapes=True)
 @dynamo_tensorrt_converter(aten.rsub.Scalar, supports_dynamic_shapes=True)
 def rsub(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """rsub(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    self, other, alpha = bind(target, args, kwargs)
+    self, other, alpha = among_bytes(ctx, target, bind(target, args, kwargs), name)
     return as_result(ctx, name, elementwise.add(ctx, name, "SUB", other, self, alpha))
 
 

@@ -41,21 +41,30 @@ def converts(*targets: Target, validator: Validator | None = None) -> Callable[[
     return declare
 
 
+def _as_they_are(ctx: ConversionContext, target: Any, values: list[Any], name: str) -> list[Any]:
+    return values
+
+
 def declared(
-    target: Any, function: Callable[..., Any], *operation: Any, validator: Validator | None = None
+    target: Any,
+    function: Callable[..., Any],
+    *operation: Any,
+    validator: Validator | None = None,
+    operands: Callable[[ConversionContext, Any, list[Any], str], list[Any]] = _as_they_are,
 ) -> Callable[..., Any]:
-    """A converter that gives the operator's arguments, after ``operation``, to a building block."""
+    """A converter that gives the operator's arguments, after ``operation``, to a building block; first ``operands``
+    makes of them what eager computes with."""
 
     @dynamo_tensorrt_converter(target, capability_validator=validator, supports_dynamic_shapes=True)
     def convert(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> Any:
-        return as_result(ctx, name, function(ctx, name, *operation, *bind(target, args, kwargs)))
+        values = operands(ctx, target, bind(target, args, kwargs), name)
+        return as_result(ctx, name, function(ctx, name, *operation, *values))
 
     convert.__doc__ = str(target._schema)
     return convert
 
 
-def declared_rows(
-    table: Mapping[Any, tuple[Any, ...]], *, validator: Validator | None = None
-) -> list[Callable[..., Any]]:
-    """A converter for each row of a table: the operator, the building block, and what that is given first."""
-    return [declared(target, *row, validator=validator) for target, row in table.items()]
+def declared_rows(table: Mapping[Any, tuple[Any, ...]], **options: Any) -> list[Callable[..., Any]]:
+    """A converter for each row of a table: the operator, the building block, and what that is given first. The options
+    are those of ``declared``."""
+    return [declared(target, *row, **options) for target, row in table.items()]

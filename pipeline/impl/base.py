@@ -7,6 +7,7 @@ A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python nu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -148,13 +149,20 @@ def _stand_in(value: Value) -> Any:
 
 
 def _promoted(values: list[Any]) -> torch.dtype:
-    result: Any = values[0]
-    if len(values) == 1:
-        return result.dtype if isinstance(result, torch.Tensor) else torch.result_type(result, result)
-    dtype = torch.result_type(values[0], values[1])
-    for other in values[2:]:
-        dtype = torch.promote_types(dtype, torch.result_type(other, other))
-    return dtype
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    numbers = [v for v in values if not isinstance(v, torch.Tensor)]
+    kinds = [v for v in tensors if v.dim()], [v for v in tensors if not v.dim()], numbers
+    result, *weaker = [_of_one_kind(kind) for kind in kinds if kind]
+    for other in weaker:
+        result = torch.empty_like(result, dtype=torch.result_type(result, other))
+    return torch.result_type(result, result)
+
+
+def _of_one_kind(values: list[Any]) -> Any:
+    """What has the common type of tensors with dims, of those without, or of numbers."""
+    if isinstance(values[0], torch.Tensor):
+        return torch.empty_like(values[0], dtype=reduce(torch.promote_types, [v.dtype for v in values]))
+    return max(values, key=lambda number: (bool, int, float, complex).index(type(number)))
 
 
 def raise_rank(ctx: ConversionContext, name: str, x: ITensor, to: int) -> ITensor:

@@ -189,7 +189,11 @@ def bounded(ctx: ConversionContext, name: str, x: ITensor, bound: ITensor, beyon
 
 def clamp(ctx: ConversionContext, name: str, x: Value, low: Value | None, high: Value | None) -> ITensor:
     """``x`` between two bounds, the upper one winning; NaN stays, which TensorRT's CLIP does not grant (issue 4773)."""
+    given = [bound for bound in (low, high) if bound is not None]
+    dtype = base.result_type(x, *given)
+    x = base.tensor(ctx, name, x, dtype)  # of all three, before any bound is looked at
     for bound, operation in ((low, "MAX"), (high, "MIN")):
         if bound is not None:
+            bound = bound if is_number(bound) else base.tensor(ctx, name, bound, dtype)
             x = extremum(ctx, name, operation, x, bound)
-    return base.tensor(ctx, name, x)
+    return x

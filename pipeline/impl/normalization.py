@@ -30,6 +30,11 @@ def normalize(
     wide = base.cast(ctx, name, x, torch.float32)
     scale = _coefficient(ctx, name, weight, shape, 1.0)
     shift = _coefficient(ctx, name, bias, shape, 0.0)
+    if groups == 1 and all(base.dims(wide)[axis] == 1 for axis in axes):
+        wide = base.elementwise(ctx, name, "SUB", wide, wide)  # its own mean: the layer takes two elements and more
+        for operation, value in (("PROD", scale), ("SUM", shift)):
+            wide = base.elementwise(ctx, name, operation, wide, value)
+        return base.cast(ctx, name, wide, base.dtype_of(x))
     kind = "normalization_v2" if CAPABILITIES.normalization_v2 else "normalization"
     layer = ctx.add(name, kind, wide, scale, shift, base.axes_mask(axes, base.rank(x)))
     layer.epsilon = eps

@@ -330,3 +330,44 @@ def test_nan_is_the_largest(target: Any, downwards: bool) -> None:
 def test_two_that_are_no_numbers(target: Any, dtype: torch.dtype) -> None:
     a, b = (given(side, dtype) for side in zip(*itertools.product(ODD, repeat=2), strict=True))
     right(Call(target, (a, b)))
+
+
+WRAPPED = given([0, 3, 200, 253], torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "other", [given([-3], torch.int64, ()), TensorSpec((), torch.int64, ("given", (-3,)), constant=True)]
+)
+@pytest.mark.parametrize("target", [t for t in BINARY if t is not aten.pow.Tensor_Tensor])
+def test_a_number_beside_bytes_is_one(target: Any, other: TensorSpec) -> None:
+    """Whatever type the 0-d tensor has: -3 is 253."""
+    right(Call(target, (WRAPPED, other)))
+    right(Call(target, (given([9], torch.uint8), other)))
+
+
+@pytest.mark.parametrize("number", [-3, 300])
+@pytest.mark.parametrize(
+    "target", [aten.eq.Scalar, aten.lt.Scalar, aten.fmod.Scalar, aten.mul.Scalar, aten.rsub.Scalar]
+)
+def test_so_is_a_python_number(target: Any, number: int) -> None:
+    right(Call(target, (WRAPPED, number)))
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_bounds_have_the_common_type_of_all_three(constant: bool) -> None:
+    low = TensorSpec((), torch.float16, ("given", (-2.0,)), constant=constant)
+    high = TensorSpec((), torch.float32, ("given", (1.1,)), constant=constant)
+    right(Call(aten.clamp.Tensor, (given([1, 2, 4097], torch.int64), low, high)))
+    right(Call(aten.clamp.Tensor, (given([1, 2, 3], torch.float16), low, high)))
+    right(Call(aten.clamp.Tensor, (given([1, 2, 3], torch.int32), None, high)))
+
+
+def test_common_dtypes_of_three() -> None:
+    """Tensors with dims first, then those without, then numbers."""
+    x, half, single = torch.ones(2), torch.ones((), dtype=torch.float16), torch.ones((), dtype=torch.float32)
+    assert base.result_type(x.long(), half, single) == torch.float32
+    assert base.result_type(x.half(), half, single) == torch.float16
+    assert base.result_type(x.long(), half, 2.5) == torch.float16
+    assert base.result_type(x.long(), 2.5, True) == torch.float32
+    assert base.result_type(single.long(), 2, 2.5) == torch.float32
+    assert base.result_type(2, True) == torch.int64
