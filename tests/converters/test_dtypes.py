@@ -354,6 +354,13 @@ def test_so_is_a_python_number(target: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("target", [aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default])
+def test_so_is_one_that_logic_looks_at(target: Any, constant: bool) -> None:
+    """256 is 0, and so False."""
+    right(Call(target, (WRAPPED, TensorSpec((), torch.int64, ("given", (256,)), constant=constant))))
+
+
+@pytest.mark.parametrize("constant", [False, True])
 def test_bounds_have_the_common_type_of_all_three(constant: bool) -> None:
     low = TensorSpec((), torch.float16, ("given", (-2.0,)), constant=constant)
     high = TensorSpec((), torch.float32, ("given", (1.1,)), constant=constant)
