@@ -77,10 +77,12 @@ def among_bytes(ctx: ConversionContext, target: Any, values: list[Any], name: st
     """Numbers and 0-d integers beside tensors of bytes are bytes as well, and wrap: -3 is 253. Networks have bytes as
     int32, so that only the node knows."""
     assert ctx.node is not None
+    inputs = (n.meta["val"] for n in ctx.node.all_input_nodes)
+    if not any(isinstance(v, torch.Tensor) and v.dtype == torch.uint8 for v in inputs):
+        return values
     metas = [v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in bind(target, ctx.node.args, ctx.node.kwargs)]
     taken = [m for m in metas if isinstance(m, torch.Tensor | int | float)]
-    common = base.result_type(*taken)
-    if common != torch.uint8 or result_of(ctx).dtype not in (torch.uint8, torch.bool):
+    if base.result_type(*taken) != torch.uint8 or result_of(ctx).dtype not in (torch.uint8, torch.bool):
         return values
 
     def wrapped(value: Any, meta: Any) -> Any:
@@ -106,5 +108,5 @@ def rsub(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: 
 @dynamo_tensorrt_converter(aten.masked_fill.Tensor, supports_dynamic_shapes=True)
 def masked_fill(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """masked_fill(Tensor self, Tensor mask, Tensor value) -> Tensor"""
-    self, mask, value = bind(target, args, kwargs)
+    self, mask, value = among_bytes(ctx, target, bind(target, args, kwargs), name)
     return elementwise.where(ctx, name, mask, value, self, base.dtype_of(self))

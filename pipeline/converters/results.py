@@ -41,23 +41,20 @@ def converts(*targets: Target, validator: Validator | None = None) -> Callable[[
     return declare
 
 
-def _as_they_are(ctx: ConversionContext, target: Any, values: list[Any], name: str) -> list[Any]:
-    return values
-
-
 def declared(
     target: Any,
     function: Callable[..., Any],
     *operation: Any,
     validator: Validator | None = None,
-    operands: Callable[[ConversionContext, Any, list[Any], str], list[Any]] = _as_they_are,
+    operands: Callable[[ConversionContext, Any, list[Any], str], list[Any]] | None = None,
 ) -> Callable[..., Any]:
     """A converter that gives the operator's arguments, after ``operation``, to a building block; first ``operands``
     makes of them what eager computes with."""
 
     @dynamo_tensorrt_converter(target, capability_validator=validator, supports_dynamic_shapes=True)
     def convert(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> Any:
-        values = operands(ctx, target, bind(target, args, kwargs), name)
+        values = bind(target, args, kwargs)
+        values = values if operands is None else operands(ctx, target, values, name)
         return as_result(ctx, name, function(ctx, name, *operation, *values))
 
     convert.__doc__ = str(target._schema)

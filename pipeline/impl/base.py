@@ -149,6 +149,8 @@ def _stand_in(value: Value) -> Any:
 
 
 def _promoted(values: list[Any]) -> torch.dtype:
+    if len(values) == 2:
+        return torch.result_type(*values)
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     numbers = [v for v in values if not isinstance(v, torch.Tensor)]
     kinds = [v for v in tensors if v.dim()], [v for v in tensors if not v.dim()], numbers

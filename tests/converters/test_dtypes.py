@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import pipeline
 from pipeline.impl import base
 from pipeline.recipes import qualified_name
 from pipeline.testing import Call, Checked, TensorSpec, check
@@ -358,6 +359,16 @@ def test_so_is_a_python_number(target: Any, number: int) -> None:
 def test_so_is_one_that_logic_looks_at(target: Any, constant: bool) -> None:
     """256 is 0, and so False."""
     right(Call(target, (WRAPPED, TensorSpec((), torch.int64, ("given", (256,)), constant=constant))))
+
+
+def test_bytes_that_are_filled_in_have_wrapped_before_they_are_read() -> None:
+    class Filled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return x.masked_fill(mask, value) > 100
+
+    inputs = torch.tensor([1, 200], dtype=torch.uint8), torch.tensor([True, False]), torch.tensor(-3)
+    run = pipeline.default()(Filled().eval(), args=inputs).module("reference")
+    assert torch.equal(run(*inputs), Filled()(*inputs))
 
 
 @pytest.mark.parametrize("constant", [False, True])
