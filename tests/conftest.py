@@ -1,6 +1,8 @@
 """What all tests share: Hypothesis's profiles, one thread a process, and GPU tests only where there is a GPU."""
 
+import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,3 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none here"))
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What nobody holds is freed at once, or not before the test is over."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -323,26 +323,21 @@ def test_memory_stays(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(sizes[10:])) == 1, sizes  # by then each of the four shapes is captured for eight addresses
 
 
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("options", [{}, APART], ids=["one engine", "three segments"])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_module_that_is_dropped_is_freed_at_once(graphs: bool, options: dict[str, Any]) -> None:
-    """Without the garbage collector."""
     result = compiled(Mixed(), X, dynamic=BATCH, **options)
     given = [values(1 + i % 4, i) for i in range(40)]
-    gc.collect()
-    gc.disable()
-    try:
-        before = torch.cuda.memory_allocated()
-        run = result.module(cuda_graphs=graphs)
-        for x in given:
-            run(x)
-        torch.cuda.synchronize()
-        watched = [weakref.ref(o) for o in (worker(run), *run._parts)]
-        del run
-        assert [o() for o in watched if o() is not None] == []
-        assert torch.cuda.memory_allocated() == before
-    finally:
-        gc.enable()
+    before = torch.cuda.memory_allocated()
+    run = result.module(cuda_graphs=graphs)
+    for x in given:
+        run(x)
+    torch.cuda.synchronize()
+    watched = [weakref.ref(o) for o in (worker(run), *run._parts)]
+    del run
+    assert [o() for o in watched if o() is not None] == []
+    assert torch.cuda.memory_allocated() == before
 
 
 def test_engines_of_one_program_share_their_scratch_memory() -> None:

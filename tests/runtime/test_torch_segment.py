@@ -235,17 +235,13 @@ def test_a_module_lets_go_of_the_models_weights() -> None:
     torch.testing.assert_close(run(X), expected, equal_nan=True)
 
 
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("model", [Weighted(), Flow(nested)], ids=["weights", "branches"])
 def test_constants_are_freed_with_the_module(model: nn.Module) -> None:
     run = compiled(model, X, torch_executed_ops=OPS).module("reference")
     watched = [weakref.ref(part) for segment in run._parts for part in graph_module(segment).modules()]
-    gc.collect()
-    gc.disable()
-    try:
-        del run
-        assert [part() for part in watched if part() is not None] == []
-    finally:
-        gc.enable()
+    del run
+    assert [part() for part in watched if part() is not None] == []
 
 
 def test_segments_share_the_constants_they_read() -> None:
