@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from pipeline.copies import copies_kept
 from pipeline.fakes import oblivious
 from pipeline.known_numbers import is_told
+from pipeline.program import over
 from pipeline.recurrences import whole_recurrences
 
 _lock = threading.RLock()
@@ -123,7 +124,7 @@ def _rewritten(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         if _mutates(node):
             copy.target = _functional_variant(node.target)
             _follow(node, copy, latest)
-    return torch.fx.GraphModule(module, graph)
+    return over(module, graph)
 
 
 def _follow(node: torch.fx.Node, copy: torch.fx.Node, latest: dict[torch.fx.Node, torch.fx.Node]) -> None:

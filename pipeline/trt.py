@@ -284,6 +284,7 @@ _LEVELS = {
 }
 # Without a GPU every error is followed by one about the CUDA runtime. A second logger is called ignored, and works.
 _NOISE = re.compile(r"checkMacros\.cpp::catchCudaError.*Cuda Runtime|logger passed into create\w+ differs", re.DOTALL)
+_VERBOSE = trt.ILogger.Severity.VERBOSE
 logger = logging.getLogger("pipeline.tensorrt")
 
 
@@ -307,6 +308,8 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
         self.messages: list[Message] = []
 
     def log(self, severity: Any, msg: str) -> None:
+        if severity == _VERBOSE and not logger.isEnabledFor(logging.DEBUG):
+            return  # thousands while an engine is built
         message = Message(severity.name, msg)
         level = logging.DEBUG if message.noise else _LEVELS[message.severity]
         if message.severity != "VERBOSE":

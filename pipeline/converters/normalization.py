@@ -131,9 +131,8 @@ def _inference(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tens
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = [-1] + [1] * (x.dim() - 2)
     scale = (var.to(dtype) + eps).rsqrt()
-    scale = scale if weight is None else weight.to(dtype) * scale
-    shift = -mean.to(dtype) * scale
-    shift = shift if bias is None else bias.to(dtype) + shift
+    scale = scale if weight is None else weight * scale
+    shift = -mean * scale if bias is None else bias - mean * scale
     return (x.to(dtype) * scale.view(shape) + shift.view(shape)).to(x.dtype)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from pipeline.converters.arguments import argument
 from pipeline.converters.registry import Choice, ConverterRegistry
@@ -115,8 +115,7 @@ class Rewriting:
 
     def finished(self) -> Program:
         """The new program: what has become constant is folded, with its recipe."""
-        graph_module = torch.fx.GraphModule(self.program.graph_module, self.graph)
-        return fold(evolve(self.program, graph_module=graph_module))
+        return fold(self.program.with_graph(self.graph))
 
 
 @frozen

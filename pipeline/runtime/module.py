@@ -208,7 +208,7 @@ def _loaded(module: CompiledModule, index: int, network: Network) -> LoadedEngin
     from pipeline.runtime.engine_load import LoadedEngine
 
     settings, engine = module.settings, module.compiled.engines[index]
-    cache = RuntimeCache.of(engine, settings.runtime_cache)
+    cache = RuntimeCache.of(network, settings.runtime_cache)
     return LoadedEngine.of(engine, network, specialization=settings.kernel_specialization, cache=cache)
 
 

@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from torch.fx.node import map_arg
 
 from pipeline.fakes import fake_mode, fake_result
@@ -128,8 +128,7 @@ class _Caster:
             else:
                 self.given(node)
         self.drop_unread()
-        graph_module = torch.fx.GraphModule(self.program.graph_module, self.graph)
-        return evolve(self.program, graph_module=graph_module, outputs=rewired(self.program.outputs, self.graph))
+        return self.program.with_graph(self.graph, outputs=rewired(self.program.outputs, self.graph))
 
     def given(self, node: Node) -> None:
         """A placeholder stays as it is."""

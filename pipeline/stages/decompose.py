@@ -4,7 +4,8 @@ Before: any functional ATen graph. After: each operator is one that a converter 
 apart. What depends on parameters alone is a placeholder with a recipe; dead nodes are gone. No tensor is computed here.
 
 An operator is decomposed by tracing its decomposition on the node's fake tensors, once for each distinct signature; the
-other nodes are copied, so the cost follows the number of different operators, not the size of the graph.
+other nodes are copied, so the cost follows the number of different operators, not the size of the graph. Convolutions
+differ at every layer, and are ``aten.convolution`` by another name: they are renamed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pipeline.converters.arguments import bind
 from pipeline.converters.declare import function_name
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.experts import known_as
@@ -36,6 +38,16 @@ from pipeline.stages.complex import ComplexValues, has_complex
 from pipeline.stages.complex_rules import RULES, settled
 from pipeline.stages.fold import fold
 
+aten = torch.ops.aten
+
+
+_CONVOLUTIONS = frozenset(
+    {
+        *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+        *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
+    }
+)
+
 
 @frozen
 class Decompose:
@@ -49,8 +61,7 @@ class Decompose:
     def __call__(self, program: Program) -> Program:
         """The program in the registry's opset, constants folded."""
         graph = _Rewriter(program, self.registry, self.decompositions).rewrite()
-        graph_module = torch.fx.GraphModule(program.graph_module, graph)
-        return fold(evolve(program, graph_module=graph_module))
+        return fold(program.with_graph(graph))
 
 
 class _Rewriter:
@@ -95,6 +106,10 @@ class _Rewriter:
             or kept_in_torch(node, self.lookup.settings)
         ):
             return node
+        convolution = _as_convolution(node)
+        if convolution is not None:
+            self.graph.erase_node(node)
+            return self.emit(aten.convolution.default, convolution, {}, node.meta)
         decomposition = self.decomposition(target)
         inlined = decomposition and self.inline(target, decomposition, args, kwargs, meta)
         if not inlined:
@@ -163,6 +178,19 @@ class _Rewriter:
                 new = {**origin(meta), "val": node.meta.get("val")}
                 env[node] = self.emit(node.target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
         raise AssertionError("a graph without an output")
+
+
+def _as_convolution(node: torch.fx.Node) -> tuple[Any, ...] | None:
+    """The arguments of ``aten.convolution`` for what is a convolution by another name, and needs no trace to tell."""
+    if node.target not in _CONVOLUTIONS:
+        return None
+    x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)
+    dims = x.meta["val"].dim() - 2
+    output_padding, groups, dilation = rest if len(rest) == 3 else ([0] * dims, rest[1], rest[0])
+    spatial = (stride, padding, dilation, output_padding)
+    if weight.meta["val"].dim() != dims + 2 or not all(isinstance(v, list) and len(v) == dims for v in spatial):
+        return None  # without a batch, or one number for all dims
+    return x, weight, bias, stride, padding, dilation, len(rest) == 3, output_padding, groups
 
 
 def _torch_decompositions() -> Mapping[Any, Callable[..., Any]]:

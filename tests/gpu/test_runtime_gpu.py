@@ -365,6 +365,21 @@ def test_kernels_are_kept_for_the_next_start(tmp_path: Path, caplog: Any) -> Non
         assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
+@pytest.mark.skipif(not CAPABILITIES.runtime_config, reason="this TensorRT keeps no kernels")
+def test_kernels_serve_a_network_with_other_weights(tmp_path: Path) -> None:
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).half().cuda()
+    kept = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 8)).half().eval().cuda()
+        result = compiled(model, x).module(runtime_cache=str(tmp_path))(x)
+        with torch.no_grad():
+            assert torch.allclose(result, model(x), atol=2e-3)
+        (file,) = tmp_path.iterdir()
+        kept.append((file.name, file.stat().st_ino))
+    assert kept[0] == kept[1], "the second start compiled something"
+
+
 @pytest.mark.parametrize("strategy", ["none", "eager", "lazy"])
 def test_every_kernel_specialization_runs(strategy: str) -> None:
     run = compiled(Mixed(), X, dynamic=BATCH).module(kernel_specialization=strategy)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.program import Engine
+from pipeline.network import Network
 from pipeline.runtime import engine_cache
 from pipeline.runtime.engine_cache import RuntimeCache, default_directory
 
@@ -111,7 +111,7 @@ def test_the_key_names_all_that_kernels_depend_on(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(engine_cache.torch.cuda, "get_device_properties", lambda _: Properties)
     monkeypatch.setattr(engine_cache.torch.cuda, "current_device", lambda: 0)
-    one, other = Engine("e", b"plan", "lib", digest="1"), Engine("e", b"plan", "lib", digest="2")
+    one, other = Network("e", (), (), ()), Network("other", (), (), ())
     keys = [engine_cache.cache_key(one), engine_cache.cache_key(other)]
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     keys.append(engine_cache.cache_key(one))

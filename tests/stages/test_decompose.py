@@ -62,6 +62,40 @@ def test_what_depends_on_parameters_alone_is_a_recipe() -> None:
     torch.testing.assert_close(run(program, x)[0], model(x))
 
 
+CONVOLUTIONS = [
+    getattr(nn, f"{kind}{dims}d")(4, 6, 3, stride=2, padding=1, dilation=2, groups=2, bias=dims != 2, **extra)
+    for dims in (1, 2, 3)
+    for kind, extra in (("Conv", {}), ("ConvTranspose", {"output_padding": 1}))
+]
+
+
+@pytest.mark.parametrize("model", CONVOLUTIONS, ids=str)
+def test_convolutions_are_renamed_without_a_trace(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("pipeline.stages.decompose._trace")
+    x = torch.randn(2, 4, *[9] * (model.weight.dim() - 2))
+    program = DECOMPOSE(model.eval(), args=(x,))
+    assert targets(program) == ["aten.convolution.default"]
+    torch.testing.assert_close(run(program, x)[0], model(x))
+
+
+def test_a_convolution_without_a_batch_is_traced() -> None:
+    model, x = nn.Conv2d(4, 6, 3).eval(), torch.randn(4, 9, 9)
+    program = DECOMPOSE(model, args=(x,))
+    assert "aten.convolution.default" in targets(program)
+    torch.testing.assert_close(run(program, x)[0], model(x))
+
+
+def test_python_code_is_written_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    recompile = torch.fx.GraphModule.recompile
+    monkeypatch.setattr(torch.fx.GraphModule, "recompile", lambda self: [written.append(self), recompile(self)][1])
+    exported = torch.export.export(nn.BatchNorm1d(4).eval().half(), (torch.randn(2, 4).half(),))
+    module = DECOMPOSE(exported).graph_module
+    before = len(written)
+    assert all(each is not module for each in written)
+    assert "aten.mul" in module.code and len(written) == before + 1 and written[-1] is module
+
+
 def test_a_large_expansion_is_left_to_the_engine() -> None:
     class Expanded(nn.Module):
         def __init__(self) -> None:
