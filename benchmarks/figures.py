@@ -13,7 +13,7 @@ from attrs import frozen
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import where
 from benchmarks.partitions import NODES, TARGETS
-from benchmarks.targets import CHANGING, COMPILING, HOST_US, Row, alone, groups, in_order, quiet
+from benchmarks.targets import CHANGING, COMPILING, HOST_US, Row, alone, groups, in_order, named
 
 
 @frozen
@@ -73,7 +73,7 @@ def everything(results: Path = RESULTS) -> list[Plot]:
 def of(data: dict[str, Any]) -> list[Plot]:
     """Those of one result; none for a kind that is told by tables only."""
     kinds: dict[str, Callable[[dict[str, Any]], Iterator[Plot]]]
-    kinds = {"rows": gpu, "dynamic": dynamic, "growth": growth, "cutting": cutting}
+    kinds = {"rows": gpu, "compilations": compilations, "dynamic": dynamic, "growth": growth, "cutting": cutting}
     return [plot for key, draw in kinds.items() if key in data for plot in draw(data)]
 
 
@@ -86,12 +86,6 @@ class Metric:
     axis: str
     limit: Callable[[dict[str, Row]], float | None]
     says: str
-    without: tuple[str, ...] = ()
-
-
-def _peer(rows: dict[str, Row]) -> float | None:
-    seconds = rows.get("Torch-TensorRT", {}).get("compile_seconds")
-    return None if seconds is None else round(COMPILING * seconds, 3)
 
 
 TIME = Metric(
@@ -102,25 +96,16 @@ TIME = Metric(
     "the raw engine with a graph",
 )
 HOST = Metric("host_us", "Host time of a call", "µs", lambda _: HOST_US, f"{HOST_US} µs, the target with a graph")
-COMPILE = Metric(
-    "compile_seconds",
-    "Compile time, without torch.export",
-    "s",
-    _peer,
-    f"{COMPILING} times Torch-TensorRT's, the target",
-    without=("eager", "eager + graph"),
-)
 
 
 def gpu(data: dict[str, Any]) -> Iterator[Dots]:
-    """The time on the GPU for every dtype and batch; for the first that of the host, and of compiling if it tells."""
+    """The time on the GPU for every dtype and batch; for the first that of the host."""
     parts: dict[tuple[str, int], dict[str, dict[str, Row]]] = {}
     for (model, dtype, batch), rows in groups(data["rows"]).items():
         if alone(rows):
             parts.setdefault((dtype, batch), {})[model] = rows
     first = [*parts][:1]
-    told = [part for part in first if all(map(quiet, parts[part].values()))]
-    wanted = [*((TIME, part) for part in parts), *((HOST, part) for part in first), *((COMPILE, part) for part in told)]
+    wanted = [*((TIME, part) for part in parts), *((HOST, part) for part in first)]
     for metric, (dtype, batch) in wanted:
         name = f"{data['name']}-{metric.field}-{dtype}-{batch}"
         title = f"{metric.title}, {dtype}, batch {batch}"
@@ -128,7 +113,7 @@ def gpu(data: dict[str, Any]) -> Iterator[Dots]:
 
 
 def _methods(name: str, title: str, metric: Metric, models: dict[str, dict[str, Row]], where: str) -> Dots:
-    labels = [m for m in in_order(m for rows in models.values() for m in rows) if m not in metric.without]
+    labels = in_order(m for rows in models.values() for m in rows)
     panels = [
         Panel(model, metric.axis, _values((rows.get(m, {}) for m in labels), metric.field), metric.limit(rows))
         for model, rows in models.items()
@@ -143,6 +128,23 @@ def _values(rows: Iterable[Row], field: str) -> tuple[float | str, ...]:
 def _value(number: float | None) -> float | str:
     """The scales are logarithmic: 0 is a word as well."""
     return "" if number is None else number or "0"
+
+
+def compilations(data: dict[str, Any]) -> Iterator[Dots]:
+    """A panel for each model and batch."""
+    found = groups(data["compilations"])
+    labels = in_order(method for rows in found.values() for method in rows)
+    panels = [
+        Panel(named(group), "s", _values((rows.get(m, {}) for m in labels), "compile_seconds"), _peer(rows))
+        for group, rows in found.items()
+    ]
+    title, says = "Compile time, without torch.export", f"{COMPILING} times Torch-TensorRT's, the target"
+    yield Dots(data["name"], title, tuple(labels), tuple(panels), says, where(data))
+
+
+def _peer(rows: dict[str, Row]) -> float | None:
+    seconds = rows.get("Torch-TensorRT", {}).get("compile_seconds")
+    return None if seconds is None else round(COMPILING * seconds, 3)
 
 
 def dynamic(data: dict[str, Any]) -> Iterator[Dots]:

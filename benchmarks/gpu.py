@@ -78,6 +78,11 @@ def ready(
     return call, {**row, "device_mb": round((free - torch.cuda.mem_get_info()[0]) / 1e6)}
 
 
+def reason(error: Exception) -> str:
+    """Why a method has no numbers, on one line."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 class HostMemory:
     """The peak of this process's resident set above what it was when this was made; None where Linux has none."""
 
@@ -97,8 +102,8 @@ class HostMemory:
         return int(found[1]) if found else None
 
 
-def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
-    """Measures methods in this process; a line for each."""
+def prepared(model: str, dtype: str, batch: int) -> tuple[Case, dict[str, torch.Tensor], list[torch.Tensor]]:
+    """A case on the GPU in a dtype, its inputs, and what it gives for them in float32."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     case, half = case_of(model), getattr(torch, dtype)
     given = {k: v.to(half) if v.is_floating_point() else v for k, v in case.inputs(batch=batch).items()}
@@ -106,6 +111,12 @@ def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
     case = evolve(case, model=Plain(case.model).cuda().eval())
     expected = _expected(case.model, inputs)
     case.model.to(half)
+    return case, inputs, expected
+
+
+def child(model: str, dtype: str, batch: int, methods: Sequence[str]) -> None:
+    """Measures methods in this process; a line for each."""
+    case, inputs, expected = prepared(model, dtype, batch)
     warm_up(methods)
     with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
         first = sorted(methods, key=lambda m: m != "pipeline")  # the others share what it makes
@@ -135,8 +146,8 @@ def measured(
         start = time.perf_counter()
         try:
             calls[method], rows[method] = ready(case, method, inputs, expected, made)
-        except Exception as failure:
-            rows[method] = {"failed": f"{type(failure).__name__}: {first_line(failure)}"}
+        except Exception as error:
+            rows[method] = {"failed": reason(error)}
             rows[method] |= {"failed_after_seconds": round(time.perf_counter() - start, 2)}
     print(json.dumps({"ready": methods}), flush=True)
     turn()
@@ -246,7 +257,7 @@ def by_group(groups: Sequence[Group], methods: Sequence[str], processes: int) ->
         for child in children:
             model, dtype, batch = child.group
             named = {"model": model, "dtype": dtype, "batch": batch}
-            how = {"side_by_side": len(children), "loaded": True}
+            how = {"side_by_side": len(children)}
             yield [{**named, **_own(row, len(children)), **how} for row in child.measure()]
 
 

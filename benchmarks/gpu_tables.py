@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import figures
 from benchmarks.markdown import failure, filled, table, where
-from benchmarks.targets import ALONE, CHANGING, TARGETS, Group, Row, Target, alone, groups, in_order, named
+from benchmarks.targets import ALONE, CHANGING, COMPILED, TARGETS, Group, Row, Target, alone, groups, in_order, named
 
 
 def gpu(data: dict[str, Any]) -> str:
@@ -26,7 +26,7 @@ def gpu(data: dict[str, Any]) -> str:
             "",
             *map(figures.image, figures.of(data)),
             "### Targets\n",
-            *table(["target", "measured", "met for", "", "missed by"], [_target(target, found) for target in TARGETS]),
+            *table(TARGET_HEAD, [_target(target, found) for target in TARGETS]),
             "",
             filled(DETAILS),
             *(line for group, rows in found.items() for line in _details(group, rows)),
@@ -44,7 +44,7 @@ than {times} times as long as the GPU said): {groups}.
 """
 
 DETAILS = """In the tables below, host µs is the time until a call returns, compile s that of everything between
-torch.export and the first result (crowded where models got ready side by side), host MB the most memory that this took,
+torch.export and the first result, once (`benchmarks.gpu_compile` compares it), host MB the most memory that this took,
 GPU MB what is held after it, and the error is relative to eager in float32.
 """
 
@@ -67,6 +67,9 @@ def _time(row: Row | None, bold: str) -> str:
     if row is None:
         return ""
     return bold or ("failed" if "failed" in row else _cell("{gpu_ms:.3f}", row))
+
+
+TARGET_HEAD = ["target", "measured", "met for", "", "missed by"]
 
 
 def _target(target: Target, found: dict[Group, dict[str, Row]]) -> list[str]:
@@ -124,6 +127,47 @@ def _cell(form: str, row: Row) -> str:
         return form.format(**{key: value for key, value in row.items() if value is not None})
     except KeyError:
         return ""
+
+
+COMPILATIONS = """Seconds of everything between torch.export and the first result, in float16: with the kernels that
+TensorRT compiles for the GPU, of which none is kept from before. Each in a process of its own, alone on the machine,
+that has compiled a layer before; methods in turns. The median, and the least and the most.
+"""
+
+
+def compilations(data: dict[str, Any]) -> str:
+    """How long compiling takes."""
+    found = groups(data["compilations"])
+    methods = in_order(method for rows in found.values() for method in rows)
+    ratios = COMPILED.measured(found)
+    lines = [
+        [named(group), *(_seconds(rows.get(method)) for method in methods), *_ratio(ratios.get(group))]
+        for group, rows in found.items()
+    ]
+    return "\n".join(
+        [
+            f"## Compiling on {data['machine']['gpu']}\n",
+            filled(where(data)),
+            filled(COMPILATIONS),
+            *table(["model", *methods, "pipeline over Torch-TensorRT"], lines),
+            "",
+            *table(TARGET_HEAD, [_target(COMPILED, found)]),
+            "",
+            *map(figures.image, figures.of(data)),
+        ]
+    )
+
+
+def _seconds(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if "failed" in row:
+        return failure(row)
+    return f"{row['compile_seconds']:.2f} ({min(row['all_seconds']):.2f} to {max(row['all_seconds']):.2f})"
+
+
+def _ratio(value: float | None) -> list[str]:
+    return ["" if value is None else _measured(value)]
 
 
 PROFILE = """The kernels of a call in {dtype}, by what they do, as PyTorch's profiler sees them: microseconds (kernels).

@@ -16,7 +16,7 @@ HEAD = """# Benchmarks
 Written and drawn by `python -m benchmarks.tables` from the files in `benchmarks/results`; each says when and on what
 it was measured. `python -m benchmarks.stages` measures what compiling costs and needs no GPU; `python -m
 benchmarks.gpu` compares ways to run models on one GPU, all in one run: compare the columns of a table, never those of
-two.
+two; `python -m benchmarks.gpu_compile` compares how long compiling takes.
 """
 
 
@@ -219,6 +219,7 @@ def tests(data: dict[str, Any]) -> str:
 
 SECTIONS = {
     "rows": gpu_tables.gpu,
+    "compilations": gpu_tables.compilations,
     "dynamic": gpu_tables.dynamic,
     "profile": gpu_tables.profile,
     "starts": gpu_tables.starts,

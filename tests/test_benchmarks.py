@@ -23,6 +23,7 @@ from benchmarks import (
     environment,
     figures,
     gpu,
+    gpu_compile,
     gpu_dynamic,
     gpu_profile,
     gpu_tables,
@@ -37,6 +38,7 @@ from benchmarks import (
     zoo_tables,
 )
 from examples.models import Case
+from tests import compile_times
 
 
 def test_a_chain_is_as_long_as_it_says() -> None:
@@ -111,18 +113,38 @@ def test_gpu_results_become_tables() -> None:
     assert len({line.count("|") for line in details.splitlines() if line.startswith("|")}) == 1
 
 
-@pytest.mark.parametrize(("processes", "loaded"), [(1, True), (7, True), (1, False)])
-def test_compiling_is_compared_where_nothing_else_compiled_and_nothing_was_loaded(processes: int, loaded: bool) -> None:
-    named = {"model": "vit", "dtype": "float16", "batch": 1, "side_by_side": processes, "loaded": loaded}
-    compared = processes == 1 and loaded
-    times = {"pipeline": 2.0, "Torch-TensorRT": 4.0}
-    rows = [{**named, "method": method, "compile_seconds": seconds} for method, seconds in times.items()]
-    text = gpu_tables.gpu({"name": "gpu", **environment.environment(), "rows": rows})
-    [line] = [line for line in text.splitlines() if line.startswith("| Compiled in")]
-    assert ("| 0.500 | 1 of 1 | met |" in line) is compared
-    assert ("not measured" in line) is not compared
-    plots = figures.gpu({**SOME, "rows": rows})
-    assert any(plot.name.endswith("compile_seconds-float16-1") for plot in plots) is compared
+COMPILED = [
+    {"method": "pipeline", "compile_seconds": 2.5, "all_seconds": [3.0, 2.5, 2.0], "relative_error": 1e-3},
+    {"method": "Torch-TensorRT", "compile_seconds": 5.0, "all_seconds": [5.0], "relative_error": 1e-3},
+]
+
+
+def test_compile_times_become_a_table_and_a_plot() -> None:
+    def rows(model: str) -> list[dict[str, Any]]:
+        return [{"model": model, "dtype": "float16", "batch": 8, **row} for row in COMPILED]
+
+    slow = [{**row, "compile_seconds": 5.0} for row in rows("vit")]
+    failed = [rows("bert")[0], {**rows("bert")[1], "failed": "Error: a | b"}]
+    del failed[1]["compile_seconds"]
+    data = {**SOME, "compilations": [*rows("resnet50"), *slow, *failed]}
+    text = gpu_tables.compilations(data)
+    assert "| resnet50, float16, batch 8 | 5.00 (5.00 to 5.00) | 2.50 (2.00 to 3.00) | 0.500 |" in text
+    assert "| bert, float16, batch 8 | failed: Error: a / b | 2.50 (2.00 to 3.00) |  |" in text
+    assert "| 0.500 to 1.000 | 1 of 2 | **not met** | vit, float16, batch 8: 1.000 |" in text
+    [plot] = figures.of(data)
+    assert [panel.values for panel in plot.panels] == [(5.0, 2.5), (5.0, 5.0), ("failed", 2.5)]
+    assert [panel.limit for panel in plot.panels] == [3.0, 3.0, None]
+
+
+def test_each_compile_time_is_of_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_compile, "PRELOADED", [])
+    group = ("vit", "float16", 8)
+    rows = gpu_compile.measured(group, ["pipeline", "raises", "dies"], 2, compile_times.told)
+    assert [row["method"] for row in rows] == ["pipeline", "raises", "dies"]
+    assert rows[0]["compile_seconds"] == 8.0 and rows[0]["all_seconds"] == [8.0, 8.0]
+    assert rows[0]["host_peak_mb"] != os.getpid()
+    assert rows[1]["failed"] == "RuntimeError: no vit"
+    assert rows[2]["failed"].startswith("BrokenProcessPool")
 
 
 @pytest.mark.parametrize(
@@ -154,17 +176,11 @@ SOME: dict[str, Any] = {"name": "gpu", **environment.environment()}
 
 
 def test_a_target_is_not_met_where_it_was_not_measured() -> None:
-    def rows(model: str, **peer: Any) -> list[dict[str, Any]]:
-        group = {"model": model, "dtype": "float16", "batch": 1, "loaded": True}
-        return [
-            {**group, "method": "pipeline", "gpu_ms": 1.0, "compile_seconds": 1.0},
-            {**group, "method": "Torch-TensorRT", **peer},
-        ]
-
-    [target] = [t for t in targets.TARGETS if t.field == "compile_seconds"]
-    found = targets.groups([*rows("resnet50", gpu_ms=2.0, compile_seconds=2.0), *rows("vit", failed="Error")])
-    assert gpu_tables._target(target, found)[1:] == [
-        *("0.500", "1 of 1", "met where measured", "vit, float16, batch 1: not measured")
+    group = {"dtype": "float16", "batch": 1, "method": "pipeline + graph"}
+    rows = [{"model": "resnet50", **group, "host_us": 20.0}, {"model": "vit", **group}]
+    [target] = [t for t in targets.TARGETS if t.field == "host_us"]
+    assert gpu_tables._target(target, targets.groups(rows))[1:] == [
+        *("20.0", "1 of 1", "met where measured", "vit, float16, batch 1: not measured")
     ]
 
 
