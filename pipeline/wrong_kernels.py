@@ -7,27 +7,35 @@ warning, and a plan in which nothing is found has passed no test.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 _CALL = re.compile(
     rb"function=\{ name=\S+ fqn=(?P<name>\S+) args=\{(?P<args>[^}]*)\}"
     rb"[^\n]*? output_args=\{(?P<written>[^}]*)\}[^\n]*? grid = \{(?P<grid>[^}]*)\}"
 )
-_SOURCE = re.compile(rb"__global__ void (\w+)\(")
+_SOURCE = re.compile(rb"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
 _NAME = re.compile(rb'"([^"]*)"')
 
 
-def unwritten(plan: Any) -> tuple[tuple[str, str], ...]:
-    """(kernel, tensor) for what is forgotten in a serialized engine: bytes, or anything that has them and ``find``.
+Sources: TypeAlias = Mapping[bytes, int]
+
+
+def sources(plan: Any) -> Sources:
+    """Where the source of each kernel begins in a serialized engine: bytes, or anything that has them and ``find``."""
+    found: dict[bytes, int] = {}
+    for each in _each(_SOURCE, b"__global__ void ", plan):
+        found.setdefault(each[1], each.start())
+    return found
+
+
+def unwritten(plan: Any, sources: Sources) -> tuple[tuple[str, str], ...]:
+    """(kernel, tensor) for what the kernels of a plan forget.
 
     TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (docs/tensorrt.md, "Networks"), and
     then whatever lay in memory is taken for them. Kernels that come without a source are not looked at.
     """
     calls = [call for call in _each(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
-    sources: dict[bytes, int] = {}
-    for found in _each(_SOURCE, b"__global__ void ", plan) if calls else ():
-        sources.setdefault(found[1], found.start())
     return tuple(
         (call["name"].decode(), tensor.decode())
         for call in calls
@@ -55,6 +63,25 @@ def rounded_last(plan: Any) -> tuple[tuple[str, str], ...]:
     found = [(each["name"], each["tensor"]) for each in _each(_ROUNDED, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor in halves)
+
+
+_STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
+
+
+def of_other_batches(plan: Any, sources: Sources) -> tuple[str, ...]:
+    """The kernels of attentions with one query each that count keys batch by batch, in a plan that turns batches and
+    rows round between its kernels: they take keys of other batches then (docs/tensorrt.md, "Numbers")."""
+    found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
+    if not found or plan.find(b"ReshTranResh") < 0:
+        return ()
+    return tuple(name.decode() for name, start in found.items() if _by_batches(plan, start))
+
+
+def _by_batches(plan: Any, start: int) -> bool:
+    """Whether a kernel counts a batch's keys from where those of the one before end; true if their number varies."""
+    source = plan[start : plan.find(b"\0", start)]
+    keys = max((int(steps) for steps in _STEPS.findall(source)), default=0)
+    return not keys or re.search(rb"= \(__v\d+ \* %d\) \+ __v\d+;" % keys, source) is not None
 
 
 def _each(pattern: re.Pattern[bytes], start: bytes, plan: Any) -> Iterator[re.Match[bytes]]:

@@ -18,3 +18,39 @@ class Attend(nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None) -> torch.Tensor:
         """[N, H, S, D], [N, H, T, D] twice -> [N, H, S, D]"""
         return nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, scale=self.scale)
+
+
+FORMS = ("attention", "grouped", "masked", "spelled out", "MultiheadAttention", "its weights too")
+"""Of an attention with one query."""
+
+
+class Pooled(nn.Module):
+    """Tokens that attend to each other, between products; then one that attends to them all, in one of `FORMS`."""
+
+    def __init__(self, form: str, width: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.form, self.heads = form, heads
+        self.first, self.last = nn.MultiheadAttention(width, heads, batch_first=True), nn.LayerNorm(width)
+        self.norm, self.mlp = nn.LayerNorm(width), nn.Linear(width, width)
+        kept = width // 2 if form == "grouped" else width
+        self.q, self.k, self.v, self.o = (nn.Linear(width, n) for n in (width, kept, kept, width))
+        self.pool = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[N, S, width] -> [N, 1, width]"""
+        y = self.norm(x)
+        x = x + self.first(y, y, y, need_weights=False)[0]
+        y = self.last(x + self.mlp(x))
+        if self.form in ("MultiheadAttention", "its weights too"):
+            result = self.pool(y[:, :1], y, y)
+            return result if self.form == "its weights too" else result[0]
+        return self.o(self.attend(self.q(y[:, :1]), self.k(y), self.v(y)).transpose(1, 2).flatten(2))
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """[N, heads, 1, width / heads]"""
+        q, k, v = (each.unflatten(-1, (-1, q.shape[-1] // self.heads)).transpose(1, 2) for each in (q, k, v))
+        if self.form == "spelled out":
+            return (q @ k.transpose(-1, -2) * 0.25).softmax(-1) @ v
+        mask = torch.arange(k.shape[-2])[None] % 3 != 1 if self.form == "masked" else None
+        grouped = self.form == "grouped"
+        return nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)

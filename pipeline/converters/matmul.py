@@ -10,7 +10,10 @@ import torch
 from pipeline.converters.arguments import bind
 from pipeline.converters.context import ConversionContext
 from pipeline.converters.results import converts
+from pipeline.environment import RESHAPES
+from pipeline.impl import base
 from pipeline.impl import matmul as impl
+from pipeline.impl.attention import first_row, not_alone
 
 aten = torch.ops.aten
 
@@ -18,7 +21,29 @@ aten = torch.ops.aten
 @converts(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default)
 def matmul(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """matmul(Tensor self, Tensor other) -> Tensor"""
-    return impl.matmul(ctx, name, *bind(target, args, kwargs))
+    x, y = bind(target, args, kwargs)
+    if not _are_weights(ctx.node):
+        return impl.matmul(ctx, name, x, y)
+    weights, lone = not_alone(ctx, name, base.tensor(ctx, name, x))
+    result = impl.matmul(ctx, name, weights, y)
+    return first_row(ctx, name, result) if lone else result
+
+
+_PASSING = frozenset(
+    {
+        *(*RESHAPES, aten.expand.default, aten.unsqueeze.default, aten.clone.default),
+        *(aten._to_copy.default, aten.contiguous.default, torch.ops.prims.convert_element_type.default),
+    }
+)
+_SOFTMAX = frozenset({aten.softmax.int, aten._softmax.default})
+
+
+def _are_weights(product: torch.fx.Node | None) -> bool:
+    """Whether the first operand comes from a softmax, as that of an attention's second product does."""
+    node = product.args[0] if product is not None and product.args else None
+    while isinstance(node, torch.fx.Node) and node.target in _PASSING:
+        node = node.args[0]
+    return isinstance(node, torch.fx.Node) and node.target in _SOFTMAX
 
 
 @converts(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)

@@ -99,12 +99,33 @@ def _spelled(
     key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
     if causal and base.dims(query)[-2] == 1:  # the first key is all there is for it; RTX lets it attend to every key
         return sampled(ctx, name, value, [2], [0], [1])
+    query, lone = not_alone(ctx, name, query)
     scores = base.cast(ctx, name, matmul(ctx, name, query, key, transpose_b=True), torch.float32)
     mask = _lower_triangle(ctx, name, scores) if causal else mask
     if mask is not None:
         scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, mask, dtype))
     weights = base.cast(ctx, name, softmax(ctx, name, scores, -1), dtype, bare=True)
-    return matmul(ctx, name, weights, value, empty=False)
+    result = matmul(ctx, name, weights, value, empty=False)
+    return first_row(ctx, name, result) if lone else result
+
+
+def not_alone(ctx: ConversionContext, name: str, query: ITensor) -> tuple[ITensor, bool]:
+    """A query, or the weights of its keys, twice if it is one row in each of several batches; and whether it is.
+
+    For one row TensorRT-RTX has a kernel, `_gemv_mha`, that reads keys and values batch by batch. Between attentions
+    RTX 1.4 and 1.6 keep them row by row, so that it takes those of other batches (docs/tensorrt.md, "Numbers").
+    """
+    sizes = base.dims(query)
+    batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
+    if CAPABILITIES.lone_queries or all(size == 1 for size in batches) or sizes[-2] != 1:
+        return query, False
+    *others, width = base.sizes(ctx, name, query)
+    return base.expand(ctx, name, query, [*others[:-1], 2, width]), True
+
+
+def first_row(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+    """The first of the rows, as a matrix of one."""
+    return sampled(ctx, name, x, [base.rank(x) - 2], [0], [1])
 
 
 def _in_numbers(ctx: ConversionContext, name: str, mask: ITensor, dtype: torch.dtype) -> ITensor:
@@ -137,12 +158,14 @@ def plain(
     query, key, value = (base.cast(ctx, name, x, torch.float32) for x in (query, key, value))
     if gqa:
         key, value = (_repeated(ctx, name, x, base.size(ctx, name, query, -3)) for x in (key, value))
-    scores = matmul(ctx, name, query if exact else _scaled(ctx, name, query, scale), key, transpose_b=True)
+    query, lone = not_alone(ctx, name, query if exact else _scaled(ctx, name, query, scale))
+    scores = matmul(ctx, name, query, key, transpose_b=True)
     bias = None if mask is None else base.tensor(ctx, name, mask, rank=base.rank(scores))
     added = _lower_triangle(ctx, name, scores) if causal else bias
     if added is not None:
         scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, added, torch.float32))
     result = matmul(ctx, name, softmax(ctx, name, scores, -1), value, empty=False)
+    result = first_row(ctx, name, result) if lone else result
     if bias is not None and not some:
         result = _alive(ctx, name, result, bias)
     return base.cast(ctx, name, result, dtype)

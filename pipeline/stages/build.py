@@ -21,7 +21,7 @@ from pipeline.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.program import Built, Converted, Engine
 from pipeline.spill import leave_memory
 from pipeline.trt import CAPABILITIES
-from pipeline.wrong_kernels import rounded_last, unwritten
+from pipeline.wrong_kernels import of_other_batches, rounded_last, sources, unwritten
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,11 @@ build = Build()
 
 def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
     """The record of an engine. A warning says which of its kernels are wrong, as far as that can be seen."""
-    wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data)]
+    found = sources(data)
+    wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data, found)]
     if not CAPABILITIES.bfloat16_after_products and _has_bfloat16(order.network):
         wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
+    wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
     for kernel, fault in wrong:
         log.warning(
             "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run operators that "

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch.export import Dim
+from torch.utils._pytree import tree_leaves
 
 import pipeline
-from tests.attentions import Attend
+from tests.attentions import FORMS, Attend, Pooled
 
 pytestmark = pytest.mark.gpu
 
@@ -83,3 +84,16 @@ def test_an_engine_for_one_length(kind: str, length: int, size: int, request: py
 def test_other_keys_than_queries(kind: str, queries: int, keys: int) -> None:
     given = inputs(kind, torch.float16, queries, keys, 64)
     assert error(compiled(kind, given), kind, given) < ERRORS[torch.float16]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 0.02), (torch.bfloat16, 0.06), (torch.float32, 0.02)])
+def test_one_query_after_other_attentions(form: str, dtype: torch.dtype, most: float) -> None:
+    """Between them TensorRT keeps batches and rows the other way round: each query has the keys of its own batch."""
+    torch.manual_seed(0)
+    model, x = Pooled(form).eval(), torch.randn(8, 24, 64)
+    with torch.no_grad():
+        expected = tree_leaves(model.double()(x.double()))
+    run = pipeline.default(require_full_compilation=True)(model.to(dtype).cuda(), args=(x.to(dtype).cuda(),))
+    for result, exact in zip(tree_leaves(run(x.to(dtype).cuda())), expected, strict=True):
+        assert float((result.double().cpu() - exact).abs().max() / exact.abs().max()) < most
