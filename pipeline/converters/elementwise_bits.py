@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.converters.declare import Rejection
+from pipeline.converters.elementwise import among_bytes
 from pipeline.converters.results import declared_rows
 from pipeline.impl import elementwise_bits
 from pipeline.settings import CompilationSettings
@@ -47,4 +48,4 @@ def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return Rejection(f"the digits of integers of rank {value.dim()} need one dim more than TensorRT's 8")
 
 
-CONVERTERS = [*declared_rows(BITWISE, validator=rank_below_8), *declared_rows(SHIFTS)]
+CONVERTERS = [*declared_rows(BITWISE, validator=rank_below_8), *declared_rows(SHIFTS, operands=among_bytes)]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import pipeline
 from pipeline.impl import base
 from pipeline.recipes import qualified_name
 from pipeline.testing import Call, Checked, TensorSpec, check
@@ -331,44 +330,6 @@ def test_nan_is_the_largest(target: Any, downwards: bool) -> None:
 def test_two_that_are_no_numbers(target: Any, dtype: torch.dtype) -> None:
     a, b = (given(side, dtype) for side in zip(*itertools.product(ODD, repeat=2), strict=True))
     right(Call(target, (a, b)))
-
-
-WRAPPED = given([0, 3, 200, 253], torch.uint8)
-
-
-@pytest.mark.parametrize(
-    "other", [given([-3], torch.int64, ()), TensorSpec((), torch.int64, ("given", (-3,)), constant=True)]
-)
-@pytest.mark.parametrize("target", [t for t in BINARY if t is not aten.pow.Tensor_Tensor])
-def test_a_number_beside_bytes_is_one(target: Any, other: TensorSpec) -> None:
-    """Whatever type the 0-d tensor has: -3 is 253."""
-    right(Call(target, (WRAPPED, other)))
-    right(Call(target, (given([9], torch.uint8), other)))
-
-
-@pytest.mark.parametrize("number", [-3, 300])
-@pytest.mark.parametrize(
-    "target", [aten.eq.Scalar, aten.lt.Scalar, aten.fmod.Scalar, aten.mul.Scalar, aten.rsub.Scalar]
-)
-def test_so_is_a_python_number(target: Any, number: int) -> None:
-    right(Call(target, (WRAPPED, number)))
-
-
-@pytest.mark.parametrize("constant", [False, True])
-@pytest.mark.parametrize("target", [aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default])
-def test_so_is_one_that_logic_looks_at(target: Any, constant: bool) -> None:
-    """256 is 0, and so False."""
-    right(Call(target, (WRAPPED, TensorSpec((), torch.int64, ("given", (256,)), constant=constant))))
-
-
-def test_bytes_that_are_filled_in_have_wrapped_before_they_are_read() -> None:
-    class Filled(torch.nn.Module):
-        def forward(self, x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            return x.masked_fill(mask, value) > 100
-
-    inputs = torch.tensor([1, 200], dtype=torch.uint8), torch.tensor([True, False]), torch.tensor(-3)
-    run = pipeline.default()(Filled().eval(), args=inputs).module("reference")
-    assert torch.equal(run(*inputs), Filled()(*inputs))
 
 
 @pytest.mark.parametrize("constant", [False, True])
