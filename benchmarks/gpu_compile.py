@@ -11,7 +11,7 @@ import argparse
 import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, TypeAlias
 
@@ -88,11 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("benchmarks.gpu_compile: there is no GPU here", file=sys.stderr)
         return 2
     groups = [(model, "float16", batch) for model in options.models for batch in options.batches]
-
-    def parts() -> Iterator[list[dict[str, Any]]]:
-        yield from (measured(group, options.methods, options.times) for group in groups)
-
-    collect(f"gpu-compile-{gpu_name()}", "compilations", parts(), of=("model", "dtype", "batch"), add=options.add)
+    parts = (measured(group, options.methods, options.times) for group in groups)
+    collect(f"gpu-compile-{gpu_name()}", "compilations", parts, of=("model", "dtype", "batch"), add=options.add)
     return 0
 
 

@@ -130,8 +130,9 @@ def _cell(form: str, row: Row) -> str:
 
 
 COMPILATIONS = """Seconds of everything between torch.export and the first result, in float16: with the kernels that
-TensorRT compiles for the GPU, of which none is kept from before. Each in a process of its own, alone on the machine,
-that has compiled a layer before; methods in turns. The median, and the least and the most.
+TensorRT compiles for the GPU, of which ours keeps none from before; Torch-TensorRT has its timing cache, by default.
+Each in a process of its own, alone on the machine, that has compiled a layer before; methods in turns. The median, and
+the least and the most.
 """
 
 
@@ -141,7 +142,7 @@ def compilations(data: dict[str, Any]) -> str:
     methods = in_order(method for rows in found.values() for method in rows)
     ratios = COMPILED.measured(found)
     lines = [
-        [named(group), *(_seconds(rows.get(method)) for method in methods), *_ratio(ratios.get(group))]
+        [named(group), *(_seconds(rows.get(m)) for m in methods), _measured(ratios[group]) if group in ratios else ""]
         for group, rows in found.items()
     ]
     return "\n".join(
@@ -164,10 +165,6 @@ def _seconds(row: Row | None) -> str:
     if "failed" in row:
         return failure(row)
     return f"{row['compile_seconds']:.2f} ({min(row['all_seconds']):.2f} to {max(row['all_seconds']):.2f})"
-
-
-def _ratio(value: float | None) -> list[str]:
-    return ["" if value is None else _measured(value)]
 
 
 PROFILE = """The kernels of a call in {dtype}, by what they do, as PyTorch's profiler sees them: microseconds (kernels).
