@@ -51,6 +51,6 @@ class Pooled(nn.Module):
         q, k, v = (each.unflatten(-1, (-1, q.shape[-1] // self.heads)).transpose(1, 2) for each in (q, k, v))
         if self.form == "spelled out":
             return (q @ k.transpose(-1, -2) * 0.25).softmax(-1) @ v
-        mask = torch.arange(k.shape[-2])[None] % 3 != 1 if self.form == "masked" else None
+        mask = torch.arange(k.shape[-2], device=k.device)[None] % 3 != 1 if self.form == "masked" else None
         grouped = self.form == "grouped"
         return nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
