@@ -12,8 +12,9 @@ from pipeline.improvements.patches import patches
 from pipeline.improvements.products import heads, products
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.rows import rows
+from pipeline.improvements.selections import selections
 
-PASSES: Final = (gelus, attention, masks, rows, scales, patches, products, heads)
+PASSES: Final = (gelus, attention, masks, rows, selections, scales, patches, products, heads)
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 
 __all__ = ["PASSES", "Improvement", "Rewriting", "improvement"]

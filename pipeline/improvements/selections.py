@@ -1,0 +1,244 @@
+"""Rows of which few are read: a classifier that looks at one token needs no more of the last layer than that token.
+
+A selection moves before the operators that work on each row by itself, as far up as nothing else reads what they give.
+TensorRT selects where the model does, after all has been computed. Attention computes all of its rows: with fewer
+queries ViT's at batch 8 took an H200 no less time, and the product that gives them with keys and values was two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from attrs import frozen
+
+from pipeline.converters.arguments import argument
+from pipeline.environment import RESHAPES
+from pipeline.improvements.rewriting import (
+    COPIES,
+    TRANSPOSES,
+    Node,
+    Rewriting,
+    aten,
+    improvement,
+    is_copy,
+    is_output,
+    permutation,
+    rank_of,
+    source_of,
+)
+from pipeline.shapes import Expr, shape_of
+from pipeline.stages.fold import is_pure
+
+PRODUCTS = (aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default)
+NORMS = (aten.layer_norm.default, aten.rms_norm.default)
+WORTH = frozenset({*PRODUCTS, *NORMS})
+"""Operators of which a selection has to move before one: others TensorRT computes where they are read."""
+
+Dims: TypeAlias = Mapping[int, int]
+"""For arguments, by number, the dim along which they are read row by row; others are read whole."""
+
+
+@frozen
+class Selection:
+    """Rows ``[start, stop)`` of dim ``dim`` of ``source``, a fixed number of them."""
+
+    node: Node
+    source: Node
+    dim: int
+    start: int
+    stop: int
+    count: int
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """What makes two selections of one tensor the same."""
+        return self.dim, self.start, self.stop
+
+
+@improvement
+def selections(rewriting: Rewriting) -> None:
+    """A selection of few rows moves before what computes each row by itself."""
+    for node in reversed(list(rewriting.nodes(aten.select.int, aten.slice.Tensor))):
+        chosen = None if node._erased else _selection(node)
+        if chosen is not None:
+            region = _region(chosen)
+            if WORTH & {n.target for n in region}:
+                _Narrowing(rewriting, chosen, region).apply()
+
+
+def _selection(node: Node) -> Selection | None:
+    """What a node selects, if that is at most half of the rows there are."""
+    source = source_of(node)
+    if not isinstance(source, Node) or source.op != "call_function" or node.kwargs:
+        return None
+    dim = argument(node, "dim") % rank_of(source)
+    size = shape_of(source.meta["val"])[dim]
+    if node.target is aten.select.int:
+        start = argument(node, "index")
+        stop, count = start + 1 if start != -1 else None, 1
+    else:
+        start, stop, count = argument(node, "start") or 0, argument(node, "end"), shape_of(node.meta["val"])[dim]
+        if argument(node, "step") != 1:
+            return None
+    stop = torch.iinfo(torch.int64).max if stop is None else stop
+    if not all(type(n) is int for n in (start, stop, count)) or (isinstance(size, int) and 2 * count > size):
+        return None
+    return Selection(node, source, dim, start, stop, count)
+
+
+def _region(chosen: Selection) -> dict[Node, int]:
+    """The nodes of which nothing but the selected rows is read, and the dim that these are in."""
+    found: dict[Node, int] = {}
+    waiting = {chosen.source}
+    while waiting:
+        node = max(waiting)  # all its readers have been looked at
+        waiting.remove(node)
+        dim = _only_dim(node, chosen, found)
+        read = None if dim is None else _reads(node, dim)
+        if dim is not None and read is not None:
+            found[node] = dim
+            waiting |= {n for i in read if isinstance(n := node.args[i], Node) and n.op == "call_function"}
+    return found
+
+
+def _only_dim(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int | None:
+    """The dim of a node of which its readers read the selected rows alone; None if they read anything else."""
+    dims: set[int | None] = {None} if is_output(node) else set()
+    for reader in node.users:
+        if reader in found:
+            read = _reads(reader, found[reader]) or {}
+            dims |= {read.get(i) for i, argument in enumerate(reader.args) if argument is node}
+        else:
+            same = _selection(reader) if reader.target in (aten.select.int, aten.slice.Tensor) else None
+            alike = same is not None and same.source is chosen.source and same.rows == chosen.rows
+            dims.add(chosen.dim if alike else None)
+    size = shape_of(chosen.source.meta["val"])[chosen.dim]
+    dim = dims.pop() if len(dims) == 1 else None
+    return dim if dim is not None and shape_of(node.meta["val"])[dim] == size else None
+
+
+def _reads(node: Node, dim: int) -> Dims | None:
+    """How an operator reads its arguments row by row to give rows of ``dim``; None if it does not."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
+        return None
+    for targets, reads in READS:
+        if node.target in targets:
+            return reads(node, dim)
+    pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return _broadcast(node, dim) if pointwise and is_pure(node.target) else None
+
+
+def _broadcast(node: Node, dim: int) -> Dims | None:
+    """Arguments that are broadcast: those of one row, or without the dim, are the same for all rows."""
+    found = {}
+    size = shape_of(node.meta["val"])[dim]
+    for i, value in enumerate(node.args):
+        if not isinstance(value, Node):
+            continue
+        if not isinstance(value.meta.get("val"), torch.Tensor):
+            return None
+        own = dim - rank_of(node) + rank_of(value)
+        given: Expr = shape_of(value.meta["val"])[own] if own >= 0 else 1
+        if given == size:
+            found[i] = own
+        elif given != 1:
+            return None
+    return found or None
+
+
+def _along_leading(node: Node, dim: int) -> Dims | None:
+    """Operators on the last dims of the first argument, as many as the others of it have."""
+    last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
+    return {0: dim} if dim < rank_of(node) - last else None
+
+
+def _matmul(node: Node, dim: int) -> Dims | None:
+    """A product of every row with one matrix."""
+    x, y = node.args
+    plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
+    return {0: dim} if plain and dim < rank_of(node) - 1 else None
+
+
+def _addmm(node: Node, dim: int) -> Dims | None:
+    bias = node.args[0]
+    return {1: 0} if dim == 0 and isinstance(bias, Node) and rank_of(bias) == 1 else None
+
+
+def _cut(node: Node, dim: int) -> Dims | None:
+    """A slice of another dim, or of everything."""
+    return {0: dim} if argument(node, "dim") % rank_of(node) != dim or is_copy(node) else None
+
+
+def _picked(node: Node, dim: int) -> Dims:
+    return {0: dim + (dim >= argument(node, "dim") % rank_of(source_of(node)))}
+
+
+def _reshaped(node: Node, dim: int) -> Dims | None:
+    """The dim of the input that has the rows, if what comes before it has as many elements as before."""
+    before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
+    for own, size in enumerate(before):
+        if size == after[dim] and _product(before[:own]) == _product(after[:dim]):
+            return {0: own}
+    return None
+
+
+def _product(sizes: Iterable[Expr]) -> Expr:
+    result: Expr = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+READS: tuple[tuple[tuple[Any, ...], Callable[[Node, int], Dims | None]], ...] = (
+    ((aten.linear.default, *NORMS), _along_leading),
+    ((aten.mm.default, aten.matmul.default), _matmul),
+    ((aten.addmm.default,), _addmm),
+    ((aten.slice.Tensor,), _cut),
+    ((aten.select.int,), _picked),
+    (RESHAPES, _reshaped),
+    (TRANSPOSES, lambda node, dim: {0: permutation(node)[dim]}),
+    ((*COPIES, aten._to_copy.default), lambda node, dim: {0: dim}),
+)
+"""Operators that give rows of rows; pointwise ones do too."""
+
+
+class _Narrowing:
+    """The rewriting of one region."""
+
+    def __init__(self, rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int]) -> None:
+        self.rewriting, self.chosen, self.region = rewriting, chosen, region
+        self.made: dict[tuple[Node, int], Node] = {}
+
+    def apply(self) -> None:
+        """Computes the rows alone, and lets all that selected them read them; nothing, if a converter is missing."""
+        for node in sorted(self.region):
+            self.made[node, self.region[node]] = self._narrow(node, self.region[node])
+        if all(map(self.rewriting.accepted, self.made.values())):
+            whole, dim = self.chosen.source, self.chosen.dim
+            rows = self.made[whole, dim]
+            for reader in list(whole.users):
+                if reader.target is aten.select.int:
+                    self.rewriting.offer(reader, aten.select.int, (rows, dim, 0))
+                else:
+                    self.rewriting.replace(reader, rows)
+        for node in reversed(self.made.values()):
+            self.rewriting.erase(node)
+
+    def _narrow(self, node: Node, dim: int) -> Node:
+        reads = _reads(node, dim)
+        assert reads is not None
+        arguments = [self._rows(v, reads[i], node) if i in reads else v for i, v in enumerate(node.args)]
+        if node.target in RESHAPES:
+            sizes: Any = arguments[1]
+            arguments[1] = [*sizes[:dim], self.chosen.count, *sizes[dim + 1 :]]
+        return self.rewriting.create(node.target, tuple(arguments), dict(node.kwargs), node)
+
+    def _rows(self, value: Any, dim: int, reader: Node) -> Node:
+        """The rows of an argument: computed alone, or selected, once for all who read them."""
+        if (value, dim) not in self.made:
+            cut = (value, dim, self.chosen.start, self.chosen.stop)
+            self.made[value, dim] = self.rewriting.create(aten.slice.Tensor, cut, {}, reader)
+        return self.made[value, dim]
