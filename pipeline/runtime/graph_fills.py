@@ -43,17 +43,25 @@ def instantiate(graph: torch.cuda.CUDAGraph) -> None:
     """Make what was captured (with ``keep_graph=True``) ready to be launched, with kernels in the place of memsets."""
     whole = graph_copies.cudart.cudaGraph_t(graph.raw_cuda_graph())
     memsets = [(node, fill) for node in nodes(whole, "Memset") if (fill := _fill(node)) is not None]
+    kernels = _kernels(dict.fromkeys(fill for _, fill in memsets))
+    try:
+        for node, fill in memsets:
+            if fill in kernels:
+                _replace(whole, node, kernels[fill])
+    finally:
+        for each in kernels.values():
+            checked(graph_copies.cudart.cudaGraphDestroy(each))
+    graph.instantiate()
+
+
+def _kernels(fills: Iterable[Fill]) -> dict[Fill, Any]:
+    """A graph for each, as far as they can be captured."""
     kernels: dict[Fill, Any] = {}
     try:
-        kernels.update(_captured({fill for _, fill in memsets}))
+        kernels.update(_captured(fills))
     except Exception as error:
         log.info("a CUDA graph keeps memsets, which make its launch slow: %s", error)
-    for node, fill in memsets:
-        if fill in kernels:
-            _replace(whole, node, kernels[fill])
-    for each in kernels.values():
-        checked(graph_copies.cudart.cudaGraphDestroy(each))
-    graph.instantiate()
+    return kernels
 
 
 def _fill(node: Any) -> Fill | None:

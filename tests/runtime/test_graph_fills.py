@@ -141,3 +141,4 @@ def test_what_cuda_refuses_is_an_error(memory: torch.Tensor, monkeypatch: pytest
     cuda.cudart.cudaGraphDestroyNode = lambda node: (SimpleNamespace(name="cudaErrorInvalidValue"),)
     with pytest.raises(RuntimeError, match="cudaErrorInvalidValue"):
         instantiated(cuda, monkeypatch)
+    assert not cuda.graphs
