@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+import statistics
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from benchmarks import figures
 from benchmarks.markdown import failure, filled, table, where
 from benchmarks.targets import ALONE, CHANGING, COMPILED, TARGETS, Group, Row, Target, alone, groups, in_order, named
+from benchmarks.turns import LOOP
 
 
 def gpu(data: dict[str, Any]) -> str:
@@ -94,7 +96,17 @@ def _measured(value: float) -> str:
 
 
 def _details(group: Group, rows: dict[str, Row]) -> list[str]:
-    return [f"### {named(group)}\n", *table(list(COLUMNS), [_detail(rows[m]) for m in in_order(rows)]), ""]
+    shown = table(list(COLUMNS), [_detail(rows[m]) for m in in_order(rows)])
+    return [f"### {named(group)}\n", *_host(rows.values()), *shown, ""]
+
+
+def _host(rows: Iterable[Row]) -> list[str]:
+    """How fast the host was, if that was measured."""
+    taken = [row["loop_us"] for row in rows if "loop_us" in row]
+    if not taken:
+        return []
+    median, ends = statistics.median(taken), f"{min(taken):.0f} to {max(taken):.0f}"
+    return [filled(f"The host took {median:.0f} µs ({ends}) for a loop of {LOOP} squares in Python, before each turn.")]
 
 
 COLUMNS = {

@@ -18,6 +18,8 @@ ROUNDS, WARM_UP, CALLS = 6, 10, 50
 """Turns for each call; in a turn, calls that are not measured, and calls of each measurement."""
 REST = 2
 """Seconds before anything is measured: TensorRT-RTX compiles kernels for the shapes at hand in the background."""
+LOOP = 10_000
+"""Turns of the loop that tells how fast the host is."""
 _lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
@@ -46,16 +48,19 @@ def in_turns(
     changes them all. ``around`` gives what a turn of a call happens in.
 
     ``gpu_ms`` on the GPU and ``host_us`` of the host, medians of calls that are each awaited; ``calls_per_second``, the
-    median of the turns', when none is awaited.
+    median of the turns', when none is awaited; ``loop_us`` for a loop of Python before each turn, which tells how fast
+    the host was then.
     """
     awaited: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     rates: dict[str, list[float]] = {name: [] for name in calls}
+    loops: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(ROUNDS + 1):
         for name, call in calls.items():
             with around(name):
                 for _ in range(WARM_UP):
                     call()
                 if number:
+                    loops[name].append(_loop())
                     awaited[name] += [_once(call) for _ in range(CALLS)]
                     rates[name].append(_rate(call))
         if calls and not number:
@@ -66,6 +71,7 @@ def in_turns(
             "gpu_ms": round(statistics.median(ms for ms, _ in awaited[name]), 4),
             "host_us": round(statistics.median(us for _, us in awaited[name]), 1),
             "calls_per_second": round(statistics.median(rates[name]), 1),
+            "loop_us": round(statistics.median(loops[name]), 1),
         }
         for name in calls
     }
@@ -81,6 +87,13 @@ def _once(call: Call) -> tuple[float, float]:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end), 1e6 * host
+
+
+def _loop() -> float:
+    before, total = time.perf_counter(), 0
+    for i in range(LOOP):
+        total += i * i
+    return 1e6 * (time.perf_counter() - before)
 
 
 def _rate(call: Call) -> float:

@@ -111,6 +111,7 @@ def test_gpu_results_become_tables() -> None:
     assert "| Torch-TensorRT | failed: a / b |" in text
     details = text.partition("### bert")[2]
     assert len({line.count("|") for line in details.splitlines() if line.startswith("|")}) == 1
+    assert "The host took" not in text
 
 
 COMPILED = [
