@@ -281,7 +281,7 @@ def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves after each group, and prints; 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description="compare ways to run models on this GPU")
-    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--bf16", nargs="*", default=BF16, help="models measured in bfloat16 as well, at batch 1")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
