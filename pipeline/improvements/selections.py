@@ -7,7 +7,8 @@ queries ViT's at batch 8 took an H200 no less time, and the product that gives t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -44,7 +45,6 @@ Dims: TypeAlias = Mapping[int, int]
 class Selection:
     """Rows ``[start, stop)`` of dim ``dim`` of ``source``, a fixed number of them."""
 
-    node: Node
     source: Node
     dim: int
     start: int
@@ -85,7 +85,7 @@ def _selection(node: Node) -> Selection | None:
     stop = torch.iinfo(torch.int64).max if stop is None else stop
     if not all(type(n) is int for n in (start, stop, count)) or (isinstance(size, int) and 2 * count > size):
         return None
-    return Selection(node, source, dim, start, stop, count)
+    return Selection(source, dim, start, stop, count)
 
 
 def _region(chosen: Selection) -> dict[Node, int]:
@@ -180,16 +180,9 @@ def _reshaped(node: Node, dim: int) -> Dims | None:
     """The dim of the input that has the rows, if what comes before it has as many elements as before."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
     for own, size in enumerate(before):
-        if size == after[dim] and _product(before[:own]) == _product(after[:dim]):
+        if size == after[dim] and math.prod(before[:own]) == math.prod(after[:dim]):
             return {0: own}
     return None
-
-
-def _product(sizes: Iterable[Expr]) -> Expr:
-    result: Expr = 1
-    for size in sizes:
-        result = result * size
-    return result
 
 
 READS: tuple[tuple[tuple[Any, ...], Callable[[Node, int], Dims | None]], ...] = (
