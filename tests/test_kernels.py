@@ -76,6 +76,17 @@ def test_what_is_known_to_let_all_attend_is_not_asked() -> None:
     assert [name for name in names(Attention(), X, mask) if "Sele" in name]
 
 
+@pytest.mark.parametrize("dynamic", [None, ({0: Dim("batch", max=8)},) * 2], ids=["static", "dynamic"])
+def test_a_batch_of_padding_costs_no_kernel(dynamic: Any) -> None:
+    """Its values become 0 where they are brought into order; beside that, the mask is made once."""
+    mask = torch.ones(2, 1, 1, 16, dtype=torch.bool)
+    made, zeros = [name for name in names(Attention(), X, mask, dynamic=dynamic) if "Sele" in name]
+    assert "Sum" in made
+    assert "TranSeleSlicTran" in zeros
+    plain, padded = (names(Attention(), X, *m, dynamic=dynamic and dynamic[: 1 + len(m)]) for m in ((), (mask,)))
+    assert len(padded) == len(plain) + 1
+
+
 def test_a_plan_without_words_is_an_error() -> None:
     with pytest.raises(ValueError, match="no program in words"):
         kernels(b"\x00plan")

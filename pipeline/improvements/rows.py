@@ -1,8 +1,9 @@
 """Rows of attention whose mask leaves nothing to attend to: 0, by PyTorch's definition, where softmax gives NaN.
 
-To select them costs a kernel after each attention. Most often a linear layer comes next, whose rows are then its bias:
-so they are selected after it, where TensorRT has a kernel for elementwise operators anyway, and the mask that the
-attention sees leaves everything in such rows.
+To select them costs a kernel after each attention. A mask that is the same for all queries, of padding say, leaves
+whole batches nothing: their values are 0 instead, in the kernel that brings them into order anyway. Else, most often, a
+linear layer comes next, whose rows are then its bias: they are selected after it, where TensorRT has a kernel for
+elementwise operators anyway. The mask that the attention sees leaves everything in such rows.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from attrs import frozen
 
 from pipeline.converters.arguments import argument
 from pipeline.converters.attention import is_open
 from pipeline.environment import RESHAPES
 from pipeline.improvements.attention import SDPA
+from pipeline.improvements.masks import AND, constant_of
 from pipeline.improvements.rewriting import (
     FLOATS,
     TRANSPOSES,
@@ -44,31 +47,65 @@ class Projection:
 
 @frozen
 class Opened:
-    """A mask that leaves something in every row, and where the one that it was made of did: [B, Q, 1]."""
+    """A mask that leaves something in every row, and where the one that it was made of did: [B, H, Q, 1], and without
+    heads [B, Q, 1]."""
 
     mask: Node
+    alive: Node
     rows: Node
 
 
 @improvement
 def rows(rewriting: Rewriting) -> None:
-    """Rows without anything to attend to are selected after the linear layer that follows an attention."""
+    """Batches without anything to attend to have values of 0, and other such rows are selected after the linear layer
+    that follows an attention."""
     opened: dict[Node, Opened | None] = {}
+
+    def once(mask: Node, before: Node) -> Opened | None:
+        if mask not in opened:
+            opened[mask] = _opened(rewriting, mask, before)
+        return opened[mask]
+
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
-        projection = _projection(node)
-        if projection is None or not isinstance(mask, Node) or is_open(mask) or not _for_all_heads(mask):
+        if not isinstance(mask, Node) or is_open(mask) or rewriting.literal(mask) is not None:
+            continue  # a literal the converter looks at
+        row, projection = _one_row(rewriting, mask), _projection(node)
+        if row is None and (projection is None or not _for_all_heads(mask)):
             continue
-        if rewriting.literal(mask) is not None:
-            continue  # the converter looks at it
-        if mask not in opened:
-            opened[mask] = _opened(rewriting, mask, node)
-        made = opened[mask]
-        if made is not None and _select(rewriting, projection, made):
+        made = once(row or mask, node)
+        if made is not None and row is not None:
+            _without_values(rewriting, node, made)
+        elif made is not None and projection is not None and _select(rewriting, projection, made):
             rewriting.offer(node, SDPA, (*node.args[:3], made.mask, *node.args[4:]), dict(node.kwargs))
     for made in filter(None, opened.values()):
-        rewriting.erase(made.mask)
-        rewriting.erase(made.rows)
+        for each in (made.mask, made.rows, made.alive):
+            rewriting.erase(each)
+
+
+def _one_row(rewriting: Rewriting, mask: Any) -> Node | None:
+    """What a mask is made of that has one row, for all queries and heads."""
+    if not isinstance(mask, Node):
+        return None
+    if rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-1]):
+        return mask
+    if mask.target is aten.expand.default:
+        return _one_row(rewriting, mask.args[0])
+    if mask.target in AND and dtype_of(mask) == torch.bool:
+        for one, other in (mask.args[:2], mask.args[1::-1]):
+            if constant_of(rewriting, one) == 1.0:
+                return _one_row(rewriting, other)
+    return None
+
+
+def _without_values(rewriting: Rewriting, node: Node, opened: Opened) -> None:
+    """Let an attention see values of 0 in batches that have nothing to attend to."""
+    zero = rewriting.create(aten.full.default, ([], 0.0), {"dtype": dtype_of(node)}, node)
+    value: Any = node.args[2]
+    values = rewriting.create(aten.where.self, (opened.alive, value, zero), {}, node)
+    if rewriting.accepted(values) and alike(value, values):
+        rewriting.offer(node, SDPA, (*node.args[:2], values, opened.mask, *node.args[4:]), dict(node.kwargs))
+    rewriting.erase(values)
 
 
 def _projection(node: Node) -> Projection | None:
@@ -129,7 +166,7 @@ def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
         everything = create(aten.logical_or.default, mask, create(aten.logical_not.default, alive))
     selected = create(aten.squeeze.dim, alive, -3) if rank_of(mask) > 2 else alive
     if all(map(rewriting.accepted, made)):
-        return Opened(everything, selected)
+        return Opened(everything, alive, selected)
     rewriting.erase(everything)
     rewriting.erase(selected)
     return None

@@ -1,9 +1,9 @@
-"""rows: what attention gives where its mask leaves nothing is selected after the linear layer that follows."""
+"""rows: where its mask leaves nothing, attention has no values, or what it gives is selected after a linear layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -52,7 +52,13 @@ def conv1d(m: Any, a: torch.Tensor) -> torch.Tensor:
     return torch.relu(flat.view(a.shape[0], a.shape[2], 8))
 
 
+def given_out(m: Any, a: torch.Tensor) -> Any:
+    y = merged(a)
+    return m.linear(y) + 1, y
+
+
 AFTER: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "flattened": lambda m, a: torch.relu(m.linear(a.transpose(1, 2).flatten(2))),
     "linear": lambda m, a: torch.relu(m.linear(merged(a))),
     "no bias": lambda m, a: m.plain(merged(a)) + 1,
     "addmm": conv1d,
@@ -72,13 +78,21 @@ def future(c: torch.Tensor) -> torch.Tensor:
     return padding(c) & (positions[None, :] <= positions[:, None])
 
 
-MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "padding": padding,
+Mask: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+MASKS: dict[str, Mask] = {
     "causal too": future,
-    "one row": lambda c: (c > 0)[:, None, None, :],
+    "one batch": lambda c: future(c[:1])[0, 0],
+    "three dims": lambda c: future(c[:1])[0],
+    "added": lambda c: torch.where(future(c), 0.5, float("-inf")),
+}
+ONE_ROW: dict[str, Mask] = {
+    "padding": padding,
+    "not expanded": lambda c: (c > 0)[:, None, None, :],
     "one batch": lambda c: (c[:1] > 0).expand(c.shape[1], c.shape[1]),
     "three dims": lambda c: (c[:1] > 0)[None].expand(1, c.shape[1], c.shape[1]),
-    "added": lambda c: torch.where(future(c), 0.5, float("-inf")),
+    "with positions": lambda c: (torch.arange(c.shape[1])[:, None] >= 0) & (c > 0)[:, None, None, :],
+    "positions last": lambda c: padding(c) & (torch.arange(c.shape[1])[:, None] >= 0)[None, None],
+    "added": lambda c: torch.where(c > 0, 0.5, float("-inf"))[:, None, None, :],
 }
 SIZES = {"static": None, "dynamic": ({0: Dim("b", min=2, max=8), 1: Dim("n", min=2, max=32)},) * 2}
 
@@ -103,62 +117,75 @@ def test_rows_are_selected_after_the_linear_layer(after: str, mask: str, sizes: 
     agree(program, found, X, COUNTS.flip(0, 1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("mask", ONE_ROW)
+def test_batches_without_anything_have_no_values(mask: str, sizes: str) -> None:
+    """Whatever comes after the attention."""
+    program = decomposed(Model(given_out, ONE_ROW[mask]), X, COUNTS, dynamic_shapes=SIZES[sizes])
+    found = improved(program, "rows")
+    [node] = [n for n in found.graph.nodes if str(n.target).endswith(SDPA)]
+    values, opened = node.args[2:4]
+    assert str(values.target) == "aten.where.self"
+    assert is_open(opened)
+    assert opened.meta["val"].shape[-2] == 1
+    assert targets(found).index(SDPA) > targets(found).index("where.self")
+    agree(program, found, X, COUNTS, rtol=1e-5, atol=1e-6)
+    agree(program, found, X, COUNTS.flip(0, 1), rtol=1e-5, atol=1e-6)
+
+
 def run(program: Any, **options: Any) -> CompiledModule:
     compiled = pipeline.default(**options)(program)
     return compiled.module(executor="reference")
 
 
+@pytest.mark.parametrize("mask", [future, padding])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @given(counts=st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2))
-def test_compiled_programs_agree_with_eager(dtype: torch.dtype, counts: list[list[int]]) -> None:
-    module, model, x = _compiled(dtype)
+def test_compiled_programs_agree_with_eager(dtype: torch.dtype, mask: Mask, counts: list[list[int]]) -> None:
+    module, model, x = _compiled(dtype, mask)
     given = torch.tensor(counts)
     expected, actual = model(x, given), module(x, given)
     assert not actual.isnan().any()
     torch.testing.assert_close(actual, expected, rtol=1e-2 if dtype == torch.float16 else 1e-5, atol=2e-3)
 
 
-_made: dict[torch.dtype, Any] = {}
+_made: dict[Any, Any] = {}
 
 
-def _compiled(dtype: torch.dtype) -> Any:
-    if dtype not in _made:
+def _compiled(dtype: torch.dtype, mask: Mask) -> Any:
+    if (dtype, mask) not in _made:
         torch.manual_seed(0)
-        model, x = Model(AFTER["linear"], future).to(dtype).eval(), X.to(dtype)
+        model, x = Model(AFTER["linear"], mask).to(dtype).eval(), X.to(dtype)
         exported = torch.export.export(model, (x, COUNTS))
-        _made[dtype] = (run(exported), model, x)
-    return _made[dtype]
+        _made[dtype, mask] = (run(exported), model, x)
+    return _made[dtype, mask]
 
 
-def select_layers(after: Any, *passes: str) -> int:
+def select_layers(mask: Mask, *passes: str) -> int:
     """How many selections the network of a model has."""
-    model = Model(after, padding).half().eval()
+    model = Model(AFTER["linear"], mask).half().eval()
     compile = pipeline.default().replace("improve", Improve(passes=passes)).until("convert")
     [network] = compile(torch.export.export(model, (X.half(), COUNTS))).networks
     return sum(layer.kind == "SELECT" for layer in network.layers)
 
 
-def test_the_converter_selects_no_more() -> None:
-    """One selection makes the mask numbers, one stands after the attention, or after the linear layer."""
-    assert select_layers(AFTER["linear"]) == select_layers(AFTER["linear"], "rows") == 2
+@pytest.mark.parametrize("mask", [future, padding])
+def test_the_converter_selects_no_more(mask: Mask) -> None:
+    """One selection makes the mask numbers, one stands after the attention, or the linear layer, or at the values."""
+    assert select_layers(mask) == select_layers(mask, "rows") == 2
 
 
 def per_head(c: torch.Tensor) -> torch.Tensor:
     return padding(c).expand(-1, HEADS, -1, -1) & (torch.arange(HEADS) > 0)[None, :, None, None]
 
 
-def given_out(m: Any, a: torch.Tensor) -> Any:
-    y = merged(a)
-    return m.linear(y) + 1, y
-
-
 OTHERS: dict[str, tuple[Any, Any]] = {
     "another mask for each head": (AFTER["linear"], per_head),
-    "somebody else reads the attention": (given_out, padding),
-    "nobody reads the linear layer": (lambda m, a: m.linear(merged(a)), padding),
-    "no linear layer": (lambda m, a: torch.relu(merged(a)), padding),
-    "heads in front": (lambda m, a: m.linear(a.reshape(a.shape[0], a.shape[2], -1)) + 1, padding),
-    "another order": (lambda m, a: m.linear(a.permute(0, 3, 1, 2).reshape(a.shape[0], a.shape[2], -1)) + 1, padding),
+    "somebody else reads the attention": (given_out, future),
+    "nobody reads the linear layer": (lambda m, a: m.linear(merged(a)), future),
+    "no linear layer": (lambda m, a: torch.relu(merged(a)), future),
+    "heads in front": (lambda m, a: m.linear(a.reshape(a.shape[0], a.shape[2], -1)) + 1, future),
+    "another order": (lambda m, a: m.linear(a.permute(0, 3, 1, 2).reshape(a.shape[0], a.shape[2], -1)) + 1, future),
     "known": (AFTER["linear"], lambda c: torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)),
 }
 
