@@ -13,6 +13,7 @@ import torch
 from attrs import frozen
 
 from pipeline.converters.arguments import argument
+from pipeline.environment import RESHAPES
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -29,7 +30,7 @@ from pipeline.shapes import shape_of
 
 KEEPS = frozenset(
     {
-        *(aten.expand.default, aten.unsqueeze.default, aten.view.default, aten.reshape.default, aten.clone.default),
+        *(*RESHAPES, aten.expand.default, aten.unsqueeze.default, aten.clone.default),
         *(aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.permute.default),
         *(aten.transpose.int, aten.alias.default, aten._to_copy.default, aten.repeat.default),
     }

@@ -10,12 +10,12 @@ from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from pipeline.converters.arguments import argument
+from pipeline.environment import RESHAPES
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, only_reader, rank_of
 from pipeline.naming import module_path
 from pipeline.shapes import shape_of
 
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
-VIEWS = (aten.view.default, aten.reshape.default)
 
 
 @improvement
@@ -84,7 +84,7 @@ def _parts(node: Node) -> Iterator[Part]:
     """The slices of a node's last dim that are read by nothing but a view as heads."""
     for piece, start in _pieces(node):
         view = only_reader(piece)
-        if view is not None and view.target in VIEWS and _splits(view, piece) and not is_output(view):
+        if view is not None and view.target in RESHAPES and _splits(view, piece) and not is_output(view):
             yield Part(view, start, *view.meta["val"].shape[-2:])
 
 
@@ -129,9 +129,12 @@ def _are_heads(node: Node, parts: Sequence[Part]) -> bool:
 
 def _seen_as_heads(rewriting: Rewriting, node: Node, parts: Sequence[Part]) -> None:
     first, width = min(part.view for part in parts), parts[0].width
-    leading = argument(first, "size" if first.target is aten.view.default else "shape")[:-2]
-    sizes = [*leading, node.meta["val"].shape[-1] // width, width]
-    whole = rewriting.create(aten.view.default, (node, sizes), {}, first)
+    sizes = [node.meta["val"].shape[-1] // width, width]
+    if first.target is aten.unflatten.int:
+        whole = rewriting.create(first.target, (node, rank_of(node) - 1, sizes), {}, first)
+    else:
+        leading = argument(first, "shape" if first.target is aten.reshape.default else "size")[:-2]
+        whole = rewriting.create(aten.view.default, (node, [*leading, *sizes]), {}, first)
     for part in parts if rewriting.accepted(whole) else ():
         start = part.start // width
         rewriting.offer(part.view, aten.slice.Tensor, (whole, rank_of(whole) - 2, start, start + part.heads))

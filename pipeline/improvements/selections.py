@@ -29,6 +29,7 @@ from pipeline.improvements.rewriting import (
     rank_of,
     source_of,
 )
+from pipeline.partitioning.kinds import is_pointwise
 from pipeline.shapes import Expr, shape_of
 from pipeline.stages.fold import is_pure
 
@@ -36,6 +37,9 @@ PRODUCTS = (aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmu
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 WORTH = frozenset({*PRODUCTS, *NORMS})
 """Operators of which a selection has to move before one: others TensorRT computes where they are read."""
+
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+"""Operators that state the size of each dim."""
 
 Dims: TypeAlias = Mapping[int, int]
 """For arguments, by number, the dim along which they are read row by row; others are read whole."""
@@ -127,8 +131,7 @@ def _reads(node: Node, dim: int) -> Dims | None:
     for targets, reads in READS:
         if node.target in targets:
             return reads(node, dim)
-    pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
-    return _broadcast(node, dim) if pointwise and is_pure(node.target) else None
+    return _broadcast(node, dim) if is_pointwise(node) and is_pure(node.target) else None
 
 
 def _broadcast(node: Node, dim: int) -> Dims | None:
@@ -179,10 +182,18 @@ def _picked(node: Node, dim: int) -> Dims:
 def _reshaped(node: Node, dim: int) -> Dims | None:
     """The dim of the input that has the rows, if what comes before it has as many elements as before."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
+    if node.target is aten.unflatten.int and dim in _unflattened(node):
+        return None
     for own, size in enumerate(before):
         if size == after[dim] and math.prod(before[:own]) == math.prod(after[:dim]):
             return {0: own}
     return None
+
+
+def _unflattened(node: Node) -> range:
+    """The dims that an ``unflatten`` makes of one, whose sizes it states."""
+    first = argument(node, "dim") % rank_of(source_of(node))
+    return range(first, first + len(argument(node, "sizes")))
 
 
 READS: tuple[tuple[tuple[Any, ...], Callable[[Node, int], Dims | None]], ...] = (
@@ -224,7 +235,7 @@ class _Narrowing:
         reads = _reads(node, dim)
         assert reads is not None
         arguments = [self._rows(v, reads[i], node) if i in reads else v for i, v in enumerate(node.args)]
-        if node.target in RESHAPES:
+        if node.target in VIEWS:
             sizes: Any = arguments[1]
             arguments[1] = [*sizes[:dim], self.chosen.count, *sizes[dim + 1 :]]
         return self.rewriting.create(node.target, tuple(arguments), dict(node.kwargs), node)

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
+from pipeline.environment import RESHAPES
+
 aten = torch.ops.aten
 
 VIEWS = frozenset(
     {
-        *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
+        *RESHAPES,
         *(aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default, aten.unsqueeze.default),
         *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int),
         *(aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default),
