@@ -24,7 +24,7 @@ from pipeline.improvements import PASSES
 from pipeline.stages.improve import Improve
 
 CASES = (
-    *(*MODELS, "swin", "resnet50 at 8", "vit at 8", "resnet50 refittable"),
+    *(*MODELS, "swin", "resnet50 at 8", "vit at 8", "bert at 8", "resnet50 refittable"),
     *("vit spelled out", "bert spelled out", "gpt2 spelled out"),
 )
 """Models at batch 1 or another, some with weights that can be refitted, or with attention as transformers' ``"eager"``
