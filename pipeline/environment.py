@@ -53,10 +53,10 @@ ONE_SIZE = "give it as a static size, or write the model so that it takes others
 Ends: TypeAlias = tuple[int, int | None]
 """The least and the greatest of a range; None where it has no upper bound."""
 
-RESHAPES = (
-    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default),
-    *(aten.flatten.using_ints, aten.unflatten.int),
-)
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+"""Operators that state each size of their result, whose elements are those of their input."""
+
+RESHAPES = (*VIEWS, aten.flatten.using_ints, aten.unflatten.int)
 """Operators whose result has the elements of their input."""
 
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)

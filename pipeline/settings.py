@@ -172,8 +172,9 @@ class CompilationSettings:
         activations, and further ones wait. Default 4.
     kernel_specialization: whether TensorRT-RTX compiles kernels for the sizes at hand when dims are dynamic: `"none"`,
         `"eager"` (at the first call with a shape) or `"lazy"` (in the background, so that results change slightly when
-        they are ready). Default `"none"`: on an H200 the specialized kernels of TensorRT-RTX 1.4 gave wrong results for
-        ConvNeXt in float32, and brought 5 % for ResNet-50 (docs/tensorrt.md).
+        they are ready; a CUDA graph keeps the kernels that it was captured with). Default `"none"`: on an H200 the
+        specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; they brought 5 % for
+        ResNet-50, and for BERT 42 % at batch 1 and sequence 32, but -11 % at 8 and 128 (docs/tensorrt.md).
     runtime_cache: keep the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
         folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """

@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 
 from pipeline.converters.arguments import argument
-from pipeline.environment import RESHAPES
+from pipeline.environment import RESHAPES, VIEWS
 from pipeline.improvements.rewriting import (
     COPIES,
     TRANSPOSES,
@@ -37,9 +37,6 @@ PRODUCTS = (aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmu
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 WORTH = frozenset({*PRODUCTS, *NORMS})
 """Operators of which a selection has to move before one: others TensorRT computes where they are read."""
-
-VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-"""Operators that state the size of each dim."""
 
 Dims: TypeAlias = Mapping[int, int]
 """For arguments, by number, the dim along which they are read row by row; others are read whole."""

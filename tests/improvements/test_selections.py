@@ -189,7 +189,6 @@ class Chain(nn.Module):
 )
 @example(["flattened"], (slice(None), 0), 1)
 def test_chains(steps: list[str], read: tuple[Any, ...], batch: int) -> None:
-    x = X.double()  # steps may add up what rounds
-    x = x[:batch]
+    x = X[:batch].double()  # steps may add up what rounds
     before = decomposed(Chain(steps, read), x)
     agree(before, improved(before, "selections"), x, rtol=1e-9, atol=1e-9)
