@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.converters.arguments import argument
+from pipeline.environment import RESHAPES
 
 aten = torch.ops.aten
 
@@ -16,8 +17,7 @@ DEEP = 12
 """How many operators are looked through."""
 
 MOVES = (
-    aten.view.default,
-    aten.reshape.default,
+    *RESHAPES,
     aten.unsqueeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,

@@ -29,6 +29,7 @@ COUNTED = {
     "a sum": lambda x, y: x[torch.arange(y.shape[0]) + 2],
     "places": lambda x, y: x[y.argmax(1)],
     "bounded": lambda x, y: x[y.long()[:, 0].clamp(min=0)],
+    "bounded, in a row": lambda x, y: x[y.long().clamp(min=0, max=4).flatten()],
 }
 OTHERS = {
     "a difference": lambda x, y: x[torch.arange(y.shape[0]) - 1],
