@@ -1,4 +1,4 @@
-"""What all tests share: Hypothesis's profiles, one thread a process, and GPU tests only where there is a GPU."""
+"""What all tests share: Hypothesis's profiles, one thread a process, seeds, and GPU tests only where there is a GPU."""
 
 import gc
 import os
@@ -16,6 +16,16 @@ settings.register_profile("deep", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 torch.set_num_threads(1)
+
+
+def pytest_collectstart() -> None:
+    """Random tensors that a module makes when it is imported are the same in every run."""
+    torch.manual_seed(1)
+
+
+def pytest_runtest_setup() -> None:
+    """So are a test's, whichever tests ran before it."""
+    torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
