@@ -130,11 +130,7 @@ def _are_heads(node: Node, parts: Sequence[Part]) -> bool:
 def _seen_as_heads(rewriting: Rewriting, node: Node, parts: Sequence[Part]) -> None:
     first, width = min(part.view for part in parts), parts[0].width
     sizes = [node.meta["val"].shape[-1] // width, width]
-    if first.target is aten.unflatten.int:
-        whole = rewriting.create(first.target, (node, rank_of(node) - 1, sizes), {}, first)
-    else:
-        leading = argument(first, "shape" if first.target is aten.reshape.default else "size")[:-2]
-        whole = rewriting.create(aten.view.default, (node, [*leading, *sizes]), {}, first)
+    whole = rewriting.create(aten.unflatten.int, (node, rank_of(node) - 1, sizes), {}, first)
     for part in parts if rewriting.accepted(whole) else ():
         start = part.start // width
         rewriting.offer(part.view, aten.slice.Tensor, (whole, rank_of(whole) - 2, start, start + part.heads))

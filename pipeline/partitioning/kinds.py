@@ -10,7 +10,7 @@ from pipeline.environment import RESHAPES
 
 aten = torch.ops.aten
 
-VIEWS = frozenset(
+MOVES = frozenset(
     {
         *RESHAPES,
         *(aten.permute.default, aten.transpose.int, aten.t.default, aten.expand.default, aten.unsqueeze.default),
@@ -67,7 +67,7 @@ def is_pointwise(node: torch.fx.Node) -> bool:
 
 def moves(node: torch.fx.Node) -> bool:
     """Whether an operator computes nothing: a view, a copy, a cast."""
-    return node.target in VIEWS or node.target in CASTS
+    return node.target in MOVES or node.target in CASTS
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:

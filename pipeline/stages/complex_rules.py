@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_map
 
+from pipeline.environment import VIEWS
 from pipeline.shapes import shape_of
 from pipeline.stages.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
 from pipeline.stages.complex_pairs import Pair, Rule, bilinear, times
@@ -201,7 +202,6 @@ _MOVES = (
     "slice.Tensor select.int flip roll repeat index_select index.Tensor gather unfold diagonal tril triu clone alias "
     "detach split.Tensor split_with_sizes unbind.int lift_fresh_copy resolve_conj resolve_neg"
 )
-_VIEWS = "view reshape _unsafe_view"  # the strides of a part need not be those of the whole
 _SUMS = "neg sum sum.dim_IntList mean mean.dim cumsum"
 
 
@@ -249,6 +249,6 @@ RULES: Final[Mapping[Any, Rule]] = {
     **{op: filled(op) for op in (aten.full.default, aten.full_like.default)},
     aten._to_copy.default: to_copy,
     **{op: each_part(op) for op in map(_operator, f"{_MOVES} {_SUMS}".split())},
-    **{op: each_part(aten.reshape.default) for op in map(_operator, _VIEWS.split())},
+    **dict.fromkeys(VIEWS, each_part(aten.reshape.default)),  # a part's strides need not be those of the whole
 }
 """By operator."""
