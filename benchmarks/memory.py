@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pipeline.resident import Resident, Sampler, family
+from pipeline.compose.resident import Resident, Sampler, family
 
 INTERVAL = 0.005
 

@@ -12,8 +12,8 @@ from torch import no_grad
 
 import pipeline
 from examples.models import Case, full
-from pipeline.agreement import Agreement, difference
-from pipeline.progress import StageProgress
+from pipeline.cli.agreement import Agreement, difference
+from pipeline.compose.progress import StageProgress
 
 MODELS = {"ResNet-50": "resnet50", "BERT-base": "bert"}
 BATCHES = (1, 3, 8)

@@ -7,11 +7,11 @@ compiled = compile(model, args=(x,))
 y = compiled(x)
 """
 
-from pipeline.capture import capture
+from pipeline.artifact.refit import refit_module_weights
 from pipeline.compiled import Compiled
-from pipeline.compose import Event, Pipeline, report, stage
+from pipeline.compose.ledger import Ledger
+from pipeline.compose.pipelines import Event, Pipeline, report, stage
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
-from pipeline.converters.context import ConversionContext
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.registry import (
     ConverterPriority,
@@ -33,11 +33,11 @@ from pipeline.errors import (
     ShapeError,
     UnsupportedOperatorException,
 )
+from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.ledger import Ledger
+from pipeline.network.context import ConversionContext
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
-from pipeline.refit import refit_module_weights
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
 from pipeline.stages.partition import Partitioner, by_submodule

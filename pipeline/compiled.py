@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
-from pipeline.network import Network
+from pipeline.network.description import Network
 from pipeline.program import Engine, Partitioned, Program
 from pipeline.recipes import Recipe
 from pipeline.settings import RUNTIME, CompilationSettings

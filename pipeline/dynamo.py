@@ -17,15 +17,15 @@ from torch._guards import tracing
 from torch.export import Dim
 from torch.fx import GraphModule, Node
 
-from pipeline.annotations import accepts
-from pipeline.capture import capture
+from pipeline.artifact.refit import refit_module_weights
 from pipeline.compiled import Compiled, Executor
-from pipeline.compose import Pipeline
+from pipeline.compose.annotations import accepts
+from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
-from pipeline.environment import UNBOUNDED_FACTOR
+from pipeline.frontend.capture import capture
 from pipeline.program import Program
-from pipeline.refit import refit_module_weights
 from pipeline.settings import CompilationSettings
+from pipeline.shapes.exported import UNBOUNDED_FACTOR
 
 
 def backend(compile: Pipeline | None = None, *, executor: Executor | None = None) -> Callable[..., Callable[..., Any]]:

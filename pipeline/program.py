@@ -21,14 +21,14 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import Recipe
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
+from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
 
 if TYPE_CHECKING:
+    from pipeline.build.plans import NetworkHandle
     from pipeline.converters.declare import Rejection
     from pipeline.converters.lookup import Choice
     from pipeline.errors import Fallback
-    from pipeline.network import Network
-    from pipeline.plans import NetworkHandle
+    from pipeline.network.description import Network
 
 
 def digest(text: str) -> str:

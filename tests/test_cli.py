@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.cli import main
+from pipeline.cli.commands import main
 
 ROOT = Path(__file__).parent.parent
 HERE = "tests.test_cli"
@@ -373,7 +373,7 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 
     from rich.console import Console
 
-    from pipeline.progress import StageProgress
+    from pipeline.compose.progress import StageProgress
 
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with StageProgress(console) as progress:

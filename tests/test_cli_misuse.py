@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.cli import main
+from pipeline.cli.commands import main
 
 ROOT = Path(__file__).parent.parent
 HERE = "tests.test_cli_misuse"
@@ -122,6 +122,6 @@ def test_output_that_nobody_reads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def closed(*_: Any) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("pipeline.cli.listing", closed)
+    monkeypatch.setattr("pipeline.cli.commands.listing", closed)
     assert main(["support"]) == 141
     assert capsys.readouterr().err == ""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.cli import main
+from pipeline.cli.commands import main
 
 SPEC = ["tests.test_cli_precision:factory", "--min-block-size", "1"]
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.compose import Pipeline
+from pipeline.compose.pipelines import Pipeline
 from pipeline.settings import CompilationSettings
 from tests.toys import Finer, Left, Right, Walk, chains, left_to_right, plain, right_to_left, said, start
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from pipeline.compose import Event, Pipeline, report, stage
+from pipeline.compose.pipelines import Event, Pipeline, report, stage
 from pipeline.program import Program
 from pipeline.settings import CompilationSettings
 from tests.toys import Left, chains, left_to_right, right_to_left, start

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from pipeline.compose import FunctionStage, Pipeline, as_stage, stage
+from pipeline.compose.pipelines import FunctionStage, Pipeline, as_stage, stage
 from pipeline.settings import CompilationSettings
 from tests.toys import Left, Right, TurnRound, left_to_right, plain, right_to_left, said
 

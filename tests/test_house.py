@@ -67,10 +67,10 @@ def test_tensorrt_is_imported_in_one_place(path: Path) -> None:
     assert not BINDINGS & set(imported(parse(path))), "use: from pipeline.trt import trt"
 
 
-@pytest.mark.parametrize("path", [path for path in PACKAGE if name(path) != "pipeline/cli.py"], ids=name)
+@pytest.mark.parametrize("path", [path for path in PACKAGE if name(path) != "pipeline/cli/commands.py"], ids=name)
 def test_nothing_prints_but_the_command_line(path: Path) -> None:
     prints = [node.lineno for node in ast.walk(parse(path)) if isinstance(node, ast.Call) and _called(node) == "print"]
-    assert not prints, "tell observers (pipeline.events) or the log"
+    assert not prints, "tell observers (pipeline.compose.events) or the log"
 
 
 @pytest.mark.parametrize("public", sorted(pipeline.__all__))

@@ -14,9 +14,9 @@ from torch import nn
 import pipeline
 from benchmarks.kernels import CAPABILITY
 from examples.models import small
+from pipeline.build.wrong_kernels import rounded_last
 from pipeline.impl import base, conv
 from pipeline.trt import CAPABILITIES
-from pipeline.wrong_kernels import rounded_last
 
 pytestmark = pytest.mark.skipif(
     CAPABILITIES.flavour != "tensorrt_rtx", reason="the plans of TensorRT-RTX tell what its kernels are made of"

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
+from pipeline.build.wrong_kernels import sources, unwritten
 from pipeline.trt import CAPABILITIES
-from pipeline.wrong_kernels import sources, unwritten
 
 pytestmark = pytest.mark.skipif(
     CAPABILITIES.flavour != "tensorrt_rtx", reason="the plans of TensorRT-RTX hold the sources of its kernels"

@@ -12,9 +12,9 @@ from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
+from pipeline.build.wrong_kernels import of_other_batches, sources
 from pipeline.impl import attention
 from pipeline.trt import CAPABILITIES
-from pipeline.wrong_kernels import of_other_batches, sources
 from tests.attentions import FORMS, Pooled
 
 pytestmark = pytest.mark.skipif(

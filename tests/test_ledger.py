@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.events import Event
-from pipeline.ledger import HOLDERS, Ledger
-from pipeline.resident import Sampler, children, family, resident
+from pipeline.compose.events import Event
+from pipeline.compose.ledger import HOLDERS, Ledger
+from pipeline.compose.resident import Sampler, children, family, resident
 
 MEGABYTES = 64
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 
-from pipeline.network import (
+from pipeline.network.description import (
     ATTRIBUTES,
     UNREADABLE,
     WEIGHTS,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.cli import main
+from pipeline.cli.commands import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from pipeline import spill
-from pipeline.resident import resident
-from pipeline.spill import LEAST, Spill
+from pipeline.build import spill
+from pipeline.build.spill import LEAST, Spill
+from pipeline.compose.resident import resident
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs posix_fallocate and madvise")
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import attrs
 from hypothesis import strategies as st
 
-from pipeline.compose import Pipeline, stage
+from pipeline.compose.pipelines import Pipeline, stage
 from pipeline.settings import CompilationSettings
 
 

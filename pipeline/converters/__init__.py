@@ -12,8 +12,8 @@ from pipeline.converters.registry import ConverterRegistry
 
 _MECHANISM: Final = frozenset(
     {
-        *("arguments", "context", "converter_utils", "declare", "decompositions", "index_signs", "lookup", "registry"),
-        *("results", "support", "types", "unsupported"),
+        *("converter_utils", "declare", "decompositions", "index_signs", "lookup", "registry", "results", "support"),
+        *("types", "unsupported"),
     }
 )
 

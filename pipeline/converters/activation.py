@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.converters.results import as_result, declared_rows
 from pipeline.impl import activation, elementwise
+from pipeline.network.context import ConversionContext
 
 aten = torch.ops.aten
 

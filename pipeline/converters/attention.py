@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.attention import fused, lets_all_attend, plain
 from pipeline.impl.attention_limits import Case, fitted, unmet
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import shape_of
+from pipeline.shapes.environment import shape_of
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.results import as_result, converts, result_of
 from pipeline.impl import base
 from pipeline.impl.shape import result_sizes
+from pipeline.network.context import ConversionContext
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import conv as impl
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.converters.types import TRTTensor, enforce_tensor_types
 from pipeline.impl import base
+from pipeline.network.context import ConversionContext
 from pipeline.recipes import qualified_name
 from pipeline.trt import layer_kind, to_torch, trt
 

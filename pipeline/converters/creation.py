@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection
 from pipeline.converters.results import as_result, converts, result_of
 from pipeline.impl import base, creation
 from pipeline.impl.shape import result_sizes
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.converters.results import as_result, declared_rows, result_of
 from pipeline.impl import base, elementwise, elementwise_division, elementwise_power, unary
+from pipeline.network.context import ConversionContext
 
 aten = torch.ops.aten
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.results import converts
 from pipeline.converters.scatter import compared
 from pipeline.impl import base
 from pipeline.impl import embedding as _embedding
 from pipeline.impl.shape import sizes_of
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

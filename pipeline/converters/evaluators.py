@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.results import converts
+from pipeline.network.context import ConversionContext, SymbolicInt
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import expression
+from pipeline.shapes.environment import expression
 
 aten = torch.ops.aten
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.index_signs import counted
 from pipeline.impl import base
 from pipeline.impl import index as _index
 from pipeline.impl.shape import result_sizes
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

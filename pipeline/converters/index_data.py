@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext, SymbolicInt
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.results import converts
 from pipeline.impl import base
@@ -17,10 +16,11 @@ from pipeline.impl.index import index
 from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast
 from pipeline.impl.shape import sampled
+from pipeline.network.context import ConversionContext, SymbolicInt
 from pipeline.partitioning.kinds import moves
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import expression
+from pipeline.shapes.environment import expression
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 aten = torch.ops.aten

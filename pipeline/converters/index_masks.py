@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base, index_masks
 from pipeline.impl.shape import result_sizes
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from pipeline.converters.arguments import argument
-from pipeline.environment import RESHAPES
+from pipeline.aten.arguments import argument
+from pipeline.shapes.exported import RESHAPES
 
 aten = torch.ops.aten
 

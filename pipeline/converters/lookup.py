@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch.fx import Node
 
+from pipeline.aten.naming import module_path
 from pipeline.converters.declare import (
     CallingConvention,
     ConverterPriority,
@@ -24,7 +25,6 @@ from pipeline.converters.declare import (
 )
 from pipeline.converters.unsupported import reason
 from pipeline.frozen import FrozenDict
-from pipeline.naming import module_path
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
 

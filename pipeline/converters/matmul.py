@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.results import converts
-from pipeline.environment import RESHAPES
 from pipeline.impl import base
 from pipeline.impl import matmul as impl
 from pipeline.impl.attention import first_row, not_alone
+from pipeline.network.context import ConversionContext
+from pipeline.shapes.exported import RESHAPES
 
 aten = torch.ops.aten
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.pad import pad as _pad
 from pipeline.impl.shape import result_sizes
+from pipeline.network.context import ConversionContext
 
 aten = torch.ops.aten
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base
 from pipeline.impl.pool import avg_pool, max_pool
 from pipeline.impl.pool_gather import gathered_argmax, gathered_max
 from pipeline.impl.pool_windows import Windows
 from pipeline.impl.reduce import all_dims, reduce
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.pool import indices_are_read
 from pipeline.impl import base
@@ -16,8 +15,9 @@ from pipeline.impl.base import ITensor
 from pipeline.impl.pool import avg_pool, max_pool
 from pipeline.impl.pool_gather import gathered_argmax, gathered_max, gathered_mean
 from pipeline.impl.pool_windows import Windows, adaptive_places
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import expression
+from pipeline.shapes.environment import expression
 from pipeline.trt import trt
 
 aten = torch.ops.aten

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, elementwise_division, reduce
+from pipeline.network.context import ConversionContext
 
 prims = torch.ops.prims
 

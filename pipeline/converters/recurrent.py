@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl import recurrent as impl
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

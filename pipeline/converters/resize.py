@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext, SymbolicInt
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base
 from pipeline.impl.resize import Resize, grid_sample, resize
 from pipeline.impl.resize_taps import resize_by_taps
+from pipeline.network.context import ConversionContext, SymbolicInt
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import expression
+from pipeline.shapes.environment import expression
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.declare import Target, Validator, dynamo_tensorrt_converter
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
+from pipeline.network.context import ConversionContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 

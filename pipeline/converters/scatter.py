@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.results import converts
 from pipeline.impl import base
@@ -17,6 +16,7 @@ from pipeline.impl import scatter as _scatter
 from pipeline.impl.index import iota
 from pipeline.impl.shape import concatenate, negative, total
 from pipeline.impl.slice import diagonal_start, first, flattened, narrow
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.shape import concatenate, result_sizes, sizes_of, total
 from pipeline.impl.shape import repeat as _repeat
 from pipeline.impl.slice import narrow
+from pipeline.network.context import ConversionContext
 
 aten = torch.ops.aten
 

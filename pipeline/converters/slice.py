@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from pipeline.converters.arguments import argument, bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import argument, bind
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.impl import base
 from pipeline.impl import slice as _slice
 from pipeline.impl.index import iota, take, take_one
 from pipeline.impl.shape import product, result_sizes
 from pipeline.impl.slice import first, narrow
+from pipeline.network.context import ConversionContext
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl import softmax as impl
+from pipeline.network.context import ConversionContext
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import numpy as np
 import torch
 
-from pipeline.converters.context import SymbolicInt
+from pipeline.network.context import SymbolicInt
 from pipeline.recipes import qualified_name
 from pipeline.trt import trt
 

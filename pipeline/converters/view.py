@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
+from pipeline.aten.arguments import bind
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.shape import result_sizes
+from pipeline.network.context import ConversionContext
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

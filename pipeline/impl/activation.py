@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import add, arithmetic, binary, clamp, is_nan, layer, where
 from pipeline.impl.unary import absolute, expm1, floating, log1p, widened
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 

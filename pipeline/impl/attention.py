@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pipeline.converters.context import ConversionContext, NetworkError
 from pipeline.impl import attention_limits as limits
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
@@ -14,6 +13,7 @@ from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul
 from pipeline.impl.shape import sampled
 from pipeline.impl.softmax import softmax
+from pipeline.network.context import ConversionContext, NetworkError
 from pipeline.trt import CAPABILITIES, trt
 
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt, literal_name
 from pipeline.impl.expression import operation
-from pipeline.shapes import bounds, on_host
+from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt, literal_name
+from pipeline.shapes.environment import bounds, on_host
 from pipeline.trt import CAPABILITIES, to_torch, to_trt, trt
 
 ITensor: TypeAlias = trt.ITensor

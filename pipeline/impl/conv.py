@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.pool_windows import padded, spread
+from pipeline.network.context import ConversionContext
 from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 HALVES = (torch.float16, torch.bfloat16)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import arithmetic, layer, logical, promoted, where
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 BITS = 4

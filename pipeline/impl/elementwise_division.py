@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import binary, layer, promoted, where, wide
 from pipeline.impl.unary import absolute, is_negative, truncated
+from pipeline.network.context import ConversionContext
 
 HALF_OF_FLOAT = 4096.0
 """Half of the 24 bits of a float32."""

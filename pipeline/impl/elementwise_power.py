@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import arithmetic, is_number, layer, promoted, where, wide
 from pipeline.impl.unary import absolute
+from pipeline.network.context import ConversionContext
 
 LARGEST_PRODUCT = 64
 ONE_LAYER = (1, 2, 0.5, -1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl import reduce as _reduce
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.index import iota, take
 from pipeline.impl.scatter import neutral
+from pipeline.network.context import ConversionContext
 
 
 def embedding(ctx: ConversionContext, name: str, weight: Value, indices: Value) -> ITensor:

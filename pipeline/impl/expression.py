@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from pipeline.converters.context import NetworkError
+from pipeline.network.context import NetworkError
 
 Operation: TypeAlias = tuple[str, tuple[Any, ...]]
 """A name of ``trt.ElementWiseOperation``, and the expressions that it joins from left to right."""

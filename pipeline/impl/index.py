@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import product
+from pipeline.network.context import ConversionContext
 from pipeline.trt import to_trt, trt
 
 

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import iota, take
 from pipeline.impl.shape import bounds_of, concatenate, product
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 CONSTANT = 1 << 16

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Size, Value
@@ -14,6 +13,7 @@ from pipeline.impl.index import flat, take, wrapped
 from pipeline.impl.index_masks import taken
 from pipeline.impl.scatter import rows, scatter_reduce
 from pipeline.impl.shape import product
+from pipeline.network.context import ConversionContext
 
 
 def index_put(

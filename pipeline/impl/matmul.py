@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import torch
 
-from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
 from pipeline.impl.shape import bounds_of, sampled, total
+from pipeline.network.context import ConversionContext, SymbolicInt
 from pipeline.trt import trt
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import negative, sampled, total
+from pipeline.network.context import ConversionContext
 
 MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circular": "WRAP"}
 """eager's modes as TensorRT's ``SampleMode``."""

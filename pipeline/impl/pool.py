@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.pool_windows import Windows, padded
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.elementwise import arithmetic, is_nan
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 Places = np.ndarray[Any, Any]

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 

@@ -8,13 +8,13 @@ from typing import Any, Final, TypeAlias
 import torch
 from attrs import frozen
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base, slice
 from pipeline.impl.activation import activation
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import binary
 from pipeline.impl.matmul import linear
 from pipeline.impl.shape import concatenate
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 WRITTEN_OUT: Final = 8

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 Dims = Sequence[int] | int | None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import compare, compare_or_equal, layer
 from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import concatenate, sampled
+from pipeline.network.context import ConversionContext
 
 
 def histogram(ctx: ConversionContext, name: str, x: Value, bins: int, low: float, high: float) -> ITensor:

@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import layer, where
 from pipeline.impl.reduce import Dims, all_dims, extremum, reduce
 from pipeline.impl.shape import product
 from pipeline.impl.unary import absolute, widened
+from pipeline.network.context import ConversionContext, SymbolicInt
 
 
 def variance(

@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.creation import arange
 from pipeline.impl.elementwise import arithmetic, where, wide
 from pipeline.impl.shape import bounds_of, expression, sampled
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 LONGEST = (1 << 31) - 1

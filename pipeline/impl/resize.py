@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 INTERPOLATION = ("LINEAR", "NEAREST", "CUBIC")

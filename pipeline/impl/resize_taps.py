@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.resize import Resize
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 Array = np.ndarray[Any, Any]

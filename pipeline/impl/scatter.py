@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl import reduce as _reduce
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.index import iota
 from pipeline.impl.shape import bounds_of, expression, product, sampled
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 

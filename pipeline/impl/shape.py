@@ -9,10 +9,10 @@ from typing import Any
 import sympy
 import torch
 
-from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.shapes import bounds, shape_of
+from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.shapes.environment import bounds, shape_of
 from pipeline.trt import trt
 
 

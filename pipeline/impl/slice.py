@@ -7,10 +7,10 @@ from typing import Any
 
 import sympy
 
-from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
 from pipeline.impl.shape import as_size, bounds_of, expression, negative, product, sampled, total
+from pipeline.network.context import ConversionContext, SymbolicInt
 
 
 def narrow(ctx: ConversionContext, name: str, x: ITensor, dim: int, start: Size, size: Size, step: int = 1) -> ITensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 

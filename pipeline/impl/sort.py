@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.elementwise import arithmetic, layer, where
 from pipeline.impl.index import gather
 from pipeline.impl.reduce import any_nan
 from pipeline.impl.shape import sampled
+from pipeline.network.context import ConversionContext
 from pipeline.trt import trt
 
 MAX_K = 3840

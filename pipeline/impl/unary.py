@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from pipeline.converters.context import ConversionContext
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.elementwise import arithmetic, is_nan, layer, logical_not, where, wide
+from pipeline.network.context import ConversionContext
 
 
 def floating(ctx: ConversionContext, name: str, x: Value) -> ITensor:

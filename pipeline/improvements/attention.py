@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.converters.arguments import argument
+from pipeline.aten.arguments import argument
 from pipeline.converters.attention import NOT, fuses
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -32,7 +32,7 @@ from pipeline.improvements.rewriting import (
     rank_of,
     source_of,
 )
-from pipeline.shapes import shape_of
+from pipeline.shapes.environment import shape_of
 
 SDPA = aten.scaled_dot_product_attention.default
 PRODUCTS = (aten.matmul.default, aten.bmm.default)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.arguments import argument
+from pipeline.aten.arguments import argument
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,
@@ -18,7 +18,7 @@ from pipeline.improvements.rewriting import (
     only_reader,
     rank_of,
 )
-from pipeline.shapes import expression
+from pipeline.shapes.environment import expression
 
 BATCH = 4
 """ResNet-50 in float16 on an H200 takes 1.04, 1.01, 0.93 and 0.87 times as long with batch norms folded here as with

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from attrs import frozen
 
-from pipeline.converters.arguments import argument
-from pipeline.environment import RESHAPES
+from pipeline.aten.arguments import argument
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -26,7 +25,8 @@ from pipeline.improvements.rewriting import (
     rank_of,
     source_of,
 )
-from pipeline.shapes import shape_of
+from pipeline.shapes.environment import shape_of
+from pipeline.shapes.exported import RESHAPES
 
 KEEPS = frozenset(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.converters.arguments import argument
+from pipeline.aten.arguments import argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 
 LARGE = 64

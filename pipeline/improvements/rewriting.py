@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import torch
 from attrs import frozen
 
-from pipeline.converters.arguments import argument
+from pipeline.aten.arguments import argument
+from pipeline.aten.naming import origin
 from pipeline.converters.registry import Choice, ConverterRegistry
-from pipeline.fakes import fake_mode, fake_result, signature
-from pipeline.naming import origin
+from pipeline.decomposition.fold import fold, is_pure
+from pipeline.frontend.fakes import fake_mode, fake_result, signature
 from pipeline.program import Program
-from pipeline.shapes import expression, shape_of
-from pipeline.stages.fold import fold, is_pure
+from pipeline.shapes.environment import expression, shape_of
 
 aten = torch.ops.aten
 Node: TypeAlias = torch.fx.Node

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from pipeline.converters.arguments import argument
+from pipeline.aten.arguments import argument
 from pipeline.converters.attention import is_open
-from pipeline.environment import RESHAPES
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.masks import AND, constant_of
 from pipeline.improvements.rewriting import (
@@ -34,7 +33,8 @@ from pipeline.improvements.rewriting import (
     permutation,
     rank_of,
 )
-from pipeline.shapes import shape_of
+from pipeline.shapes.environment import shape_of
+from pipeline.shapes.exported import RESHAPES
 
 
 @frozen

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from attrs import frozen
 
-from pipeline.converters.arguments import argument
-from pipeline.environment import RESHAPES, VIEWS
+from pipeline.aten.arguments import argument
+from pipeline.decomposition.fold import is_pure
 from pipeline.improvements.rewriting import (
     COPIES,
     TRANSPOSES,
@@ -30,8 +30,8 @@ from pipeline.improvements.rewriting import (
     source_of,
 )
 from pipeline.partitioning.kinds import is_pointwise
-from pipeline.shapes import Expr, shape_of
-from pipeline.stages.fold import is_pure
+from pipeline.shapes.environment import Expr, shape_of
+from pipeline.shapes.exported import RESHAPES, VIEWS
 
 PRODUCTS = (aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default)
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)

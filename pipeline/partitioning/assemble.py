@@ -13,7 +13,7 @@ from pipeline.errors import Fallback, source_line
 from pipeline.partitioning.flow import Node, copies, maker, new_symbols, operands, sizes_of, symbols_of
 from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, port, results
 from pipeline.recipes import qualified_name
-from pipeline.shapes import bounds, leaves, on_host
+from pipeline.shapes.environment import bounds, leaves, on_host
 
 Kind: TypeAlias = Literal["engine", "torch"]
 Group: TypeAlias = tuple[Kind, Sequence[str]]

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.partitioning.kinds import draws_random, is_cheap, moves
 from pipeline.program import Program, is_operator, results
-from pipeline.shapes import Expr, bounds, expression, shape_of
+from pipeline.shapes.environment import Expr, bounds, expression, shape_of
 
 Node = torch.fx.Node
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipeline.environment import RESHAPES
+from pipeline.shapes.exported import RESHAPES
 
 aten = torch.ops.aten
 

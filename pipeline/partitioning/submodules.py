@@ -8,7 +8,7 @@ from itertools import groupby
 
 from attrs import frozen
 
-from pipeline.naming import module_path
+from pipeline.aten.naming import module_path
 from pipeline.partitioning.flow import Flow, Node
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.network import Network
+from pipeline.network.description import Network
 from pipeline.program import Engine
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine

@@ -16,7 +16,7 @@ from typing import Any
 import platformdirs
 import torch
 
-from pipeline.network import Network
+from pipeline.network.description import Network
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from attrs import field, frozen
 
 from pipeline.errors import ExecutionError
-from pipeline.network import Network
+from pipeline.network.description import Network
 from pipeline.program import Engine
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.trt import CAPABILITIES, LIBRARY, Log, enum_member, has_gpu, trt

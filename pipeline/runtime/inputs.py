@@ -10,7 +10,7 @@ import torch
 
 from pipeline.errors import ExecutionError, ShapeError
 from pipeline.program import Port, Program
-from pipeline.shapes import Relation, solved, value_of
+from pipeline.shapes.environment import Relation, solved, value_of
 
 
 def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.ambient import is_autocast_on, without_autocast
 from pipeline.errors import ExecutionError
-from pipeline.network import Network
+from pipeline.network.description import Network
 from pipeline.program import Program, Segment
 from pipeline.recipes import held
+from pipeline.runtime.ambient import is_autocast_on, without_autocast
 from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.snapshot import Snapshot, without_parameters
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import number_of
+from pipeline.shapes.environment import number_of
 from pipeline.trt import has_gpu
 
 if TYPE_CHECKING:

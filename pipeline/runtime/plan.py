@@ -14,7 +14,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.program import Output, Port, Program, Segment
-from pipeline.shapes import Expr, number
+from pipeline.shapes.environment import Expr, number
 
 Runner: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 Slots: TypeAlias = list[Any]

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.runtime.inputs import checked
 from pipeline.runtime.plan import CallPlan, Layout, Runner, Slots
-from pipeline.shapes import number_of
+from pipeline.shapes.environment import number_of
 
 
 class Worker(Protocol):

@@ -1,4 +1,4 @@
-"""The stages, a file each; ``complex*`` and ``fold`` are parts of ``decompose``."""
+"""The stages, a file each."""
 
 from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert

@@ -1,9 +1,9 @@
 """autocast: ``Program`` → ``Program``. Products are computed in halves, what needs more than halves in float32.
 
 Before: a model in float32, or part of it. After: the same model in mixed precision, by the rules of
-``pipeline.precision``, with the same inputs, outputs and mutated buffers. Weights are cast by recipe, once, so that
-engines hold halves and can be refitted from the model's own parameters. The stage goes before ``decompose``, where
-norms and attention are still whole.
+``pipeline.improvements.precision``, with the same inputs, outputs and mutated buffers. Weights are cast by recipe,
+once, so that engines hold halves and can be refitted from the model's own parameters. The stage goes before
+``decompose``, where norms and attention are still whole.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from attrs import field, frozen
 from torch.fx.node import map_arg
 
-from pipeline.fakes import fake_mode, fake_result
-from pipeline.naming import module_path, origin
-from pipeline.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
+from pipeline.aten.naming import module_path, origin
+from pipeline.frontend.fakes import fake_mode, fake_result
+from pipeline.improvements.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
 from pipeline.program import Program, is_operator, rewired
 from pipeline.recipes import qualified_name
 

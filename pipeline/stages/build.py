@@ -13,15 +13,15 @@ from typing import Any
 
 from attrs import field, frozen
 
-from pipeline.compose import report
-from pipeline.monitor import Monitor
-from pipeline.network import Network
-from pipeline.parcel import Job, Parcel, gathered
-from pipeline.plans import Order, Plan, PlanFile, mapped, serialize
+from pipeline.build.monitor import Monitor
+from pipeline.build.parcel import Job, Parcel, gathered
+from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
+from pipeline.build.spill import leave_memory
+from pipeline.build.wrong_kernels import of_other_batches, rounded_last, sources, unwritten
+from pipeline.compose.pipelines import report
+from pipeline.network.description import Network
 from pipeline.program import Built, Converted, Engine
-from pipeline.spill import leave_memory
 from pipeline.trt import CAPABILITIES
-from pipeline.wrong_kernels import of_other_batches, rounded_last, sources, unwritten
 
 log = logging.getLogger(__name__)
 

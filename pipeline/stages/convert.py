@@ -17,19 +17,19 @@ import torch
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from pipeline.compose import report, stage
-from pipeline.converters.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.aten.naming import layer_name
+from pipeline.build.plans import NetworkHandle
+from pipeline.build.spill import Spill
+from pipeline.compose.pipelines import report, stage
 from pipeline.converters.declare import CallingConvention
 from pipeline.errors import ConversionError, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
-from pipeline.naming import layer_name
-from pipeline.network import Held, Network, Profile, Weight, describe, weights_in
-from pipeline.plans import NetworkHandle
+from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.network.description import Held, Network, Profile, Weight, describe, weights_in
 from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
-from pipeline.shapes import Expr, Relation, Symbols, bounds, expression, shape_of
-from pipeline.spill import Spill
+from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
 from pipeline.trt import Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt, weights_of
 
 T = TypeVar("T")

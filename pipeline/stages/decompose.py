@@ -23,20 +23,20 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pipeline.converters.arguments import bind
+from pipeline.aten.arguments import bind
+from pipeline.aten.naming import origin
 from pipeline.converters.declare import function_name
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.experts import known_as
 from pipeline.converters.lookup import kept_in_torch
 from pipeline.converters.registry import Choice, ConverterRegistry
+from pipeline.decomposition.complex import ComplexValues, has_complex
+from pipeline.decomposition.complex_rules import RULES, settled
+from pipeline.decomposition.fold import fold
 from pipeline.errors import ConversionError, line_of, worded
-from pipeline.fakes import fake_mode, quietly, signature
-from pipeline.naming import origin
+from pipeline.frontend.fakes import fake_mode, quietly, signature
 from pipeline.program import Program, is_operator
-from pipeline.shapes import shape_of
-from pipeline.stages.complex import ComplexValues, has_complex
-from pipeline.stages.complex_rules import RULES, settled
-from pipeline.stages.fold import fold
+from pipeline.shapes.environment import shape_of
 
 aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.compiled import Compiled, RefitMap
-from pipeline.compose import stage
+from pipeline.compose.pipelines import stage
 from pipeline.frozen import FrozenDict
 from pipeline.program import Built
 

@@ -12,13 +12,13 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
 from pipeline.converters.registry import BoundRegistry, Choice, ConverterRegistry, Rejection
+from pipeline.decomposition.complex import is_border
 from pipeline.errors import source_line
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.flow import new_symbols
 from pipeline.program import READS_DATA, Program, Validated, Verdict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
-from pipeline.stages.complex import is_border
 from pipeline.trt import CAPABILITIES
 
 MAX_RANK = 8

@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from pipeline.converters.declare import of_kind
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
-from pipeline.shapes import Range
+from pipeline.shapes.environment import Range
 from pipeline.testing.values import generate
 
 Sizes: TypeAlias = Mapping[str, int]

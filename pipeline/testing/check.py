@@ -12,11 +12,11 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry, Rejection
-from pipeline.network import Network
+from pipeline.network.description import Network
 from pipeline.program import Converted, Partitioned, Program, Verdict
 from pipeline.runtime.module import CompiledModule
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import shape_of
+from pipeline.shapes.environment import shape_of
 from pipeline.stages import Decompose, Validate, convert, partition, refit_map
 from pipeline.stages import build as build_stage
 from pipeline.testing.calls import Call

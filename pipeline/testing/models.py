@@ -11,18 +11,18 @@ from attrs import evolve, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from pipeline.capture import capture
 from pipeline.compiled import Compiled, Executor
-from pipeline.compose import Pipeline, stage
+from pipeline.compose.pipelines import Pipeline, stage
 from pipeline.defaults import default
 from pipeline.errors import CaptureError, ShapeError
+from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
 from pipeline.program import Built, Converted, Partitioned, Program, is_operator
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.module import CompiledModule
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import Range
+from pipeline.shapes.environment import Range
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
 from pipeline.testing.memory import Echoes, Snapshot, sharing
 from pipeline.testing.whole import difference

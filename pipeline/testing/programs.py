@@ -14,13 +14,13 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
-from pipeline.fakes import oblivious
+from pipeline.frontend.fakes import oblivious
+from pipeline.frontend.recurrences import whole_recurrences
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, port
 from pipeline.recipes import identity
-from pipeline.recurrences import whole_recurrences
 from pipeline.settings import CompilationSettings
-from pipeline.shapes import Range, ShapeEnvironment, expression, shape_of
+from pipeline.shapes.environment import Range, ShapeEnvironment, expression, shape_of
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_at
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, Mod, ModularIndexing, PythonMod
 
-from pipeline.converters.context import NetworkError
 from pipeline.impl.expression import operation
+from pipeline.network.context import NetworkError
 
 A, B = sympy.symbols("s0 s1", positive=True, integer=True)
 LAYERS = {

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.converters.context import ConversionContext, SymbolicInt
 from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
 from pipeline.converters.types import TRTLayer, TRTNetwork, TRTTensor, enforce_tensor_types
+from pipeline.network.context import ConversionContext, SymbolicInt
 from pipeline.settings import CompilationSettings
 from pipeline.trt import Log, new_network, trt
 

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from pipeline.network import Network, Profile
+from pipeline.network.description import Network, Profile
 from pipeline.program import Engine
 from pipeline.runtime.engine import EngineRunner
 from pipeline.runtime.engine_load import LIBRARY

@@ -15,7 +15,7 @@ import pytest
 import torch
 from attrs import frozen
 
-from pipeline.network import Network
+from pipeline.network.description import Network
 from tests.gpu import networks
 from tests.runtime.reference_networks import Net
 

@@ -10,10 +10,10 @@ import torch
 from attrs import frozen
 from hypothesis import strategies as st
 
-from pipeline.converters.arguments import bind
+from pipeline.aten.arguments import bind
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base, elementwise
-from pipeline.shapes import shape_of
+from pipeline.shapes.environment import shape_of
 from pipeline.testing import Call, Size
 from pipeline.testing.strategies.common import Draw, broadcastable, calls, dim_lists, floats, named, shapes, tensors
 from pipeline.trt import trt

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from pipeline.aten.arguments import bind
 from pipeline.converters import DYNAMO_CONVERTERS
-from pipeline.converters.arguments import bind
-from pipeline.converters.context import ConversionContext
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base
-from pipeline.shapes import shape_of
+from pipeline.network.context import ConversionContext
+from pipeline.shapes.environment import shape_of
 
 aten = torch.ops.aten
 

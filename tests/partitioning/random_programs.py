@@ -21,7 +21,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Partitioned, Program, Validated, Verdict, is_operator, port
 from pipeline.recipes import identity, qualified_name
 from pipeline.runtime.torch_segment import torch_segment
-from pipeline.shapes import ShapeEnvironment
+from pipeline.shapes.environment import ShapeEnvironment
 
 aten = torch.ops.aten
 Node = torch.fx.Node

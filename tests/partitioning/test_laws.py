@@ -10,7 +10,7 @@ from itertools import combinations
 import torch
 from hypothesis import given, settings
 
-from pipeline.naming import module_path
+from pipeline.aten.naming import module_path
 from pipeline.partitioning.flow import copies, flow
 from pipeline.partitioning.units import patterns
 from pipeline.program import Partitioned, Port, Segment

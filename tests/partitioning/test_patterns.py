@@ -10,7 +10,7 @@ from torch import nn
 
 import pipeline
 from benchmarks.partitions import unbuilt
-from pipeline.naming import module_path
+from pipeline.aten.naming import module_path
 from pipeline.program import Partitioned, is_operator
 from pipeline.stages.partition import BySubmodule
 

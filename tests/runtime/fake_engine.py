@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipeline.network import Network, Profile, Tensor
+from pipeline.network.description import Network, Profile, Tensor
 from pipeline.runtime.engine_load import LOG
 from pipeline.trt import to_trt, torch_dtype, trt
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from pipeline.network import Network, Weight, describe
-from pipeline.replay import replay
+from pipeline.network.description import Network, Weight, describe
+from pipeline.network.replay import replay
 from pipeline.runtime.reference import run
 from pipeline.trt import Log, dtype_name, new_network, to_torch, to_trt, trt, weights_of
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.network import Tensor
+from pipeline.network.description import Tensor
 from pipeline.runtime import cuda_worker
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_load import LoadedEngine

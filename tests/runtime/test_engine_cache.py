@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.network import Network
+from pipeline.network.description import Network
 from pipeline.runtime import engine_cache
 from pipeline.runtime.engine_cache import RuntimeCache, default_directory
 

@@ -164,7 +164,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         seen.append((weights, changed))
         return engine
 
-    monkeypatch.setattr("pipeline.refit.has_gpu", lambda: True)
+    monkeypatch.setattr("pipeline.artifact.refit.has_gpu", lambda: True)
     monkeypatch.setattr(engine_module, "refit", record)
     return seen
 

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve
 
 from pipeline import ExecutionError
-from pipeline.network import Network, Profile
+from pipeline.network.description import Network, Profile
 from pipeline.runtime import engine_session
 from pipeline.runtime.engine_buffers import ALIGNMENT, Arena, Binding, OutputBuffer, placed
 from pipeline.runtime.engine_load import LoadedEngine

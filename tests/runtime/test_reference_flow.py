@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.network import Layer, Network, Tensor
+from pipeline.network.description import Layer, Network, Tensor
 from pipeline.runtime.reference import FLOW, KINDS, NOT_MODELLED, ReferenceEngine, ReferenceError, run
 from pipeline.runtime.reference.executor import Plan
 from pipeline.trt import CAPABILITIES, trt

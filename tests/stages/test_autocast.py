@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import pipeline
 from examples.models import small
 from pipeline import Program, autocast
-from pipeline.precision import BY_NAME, TABLE, rule_for
+from pipeline.improvements.precision import BY_NAME, TABLE, rule_for
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)

@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline import BuildError, CompilationSettings, Converted, plans
-from pipeline.monitor import Monitor
-from pipeline.network import describe
-from pipeline.parcel import Job, Parcel, gathered
-from pipeline.plans import NetworkHandle, Order, PlanFile, serialize
+from pipeline import BuildError, CompilationSettings, Converted
+from pipeline.build import plans
+from pipeline.build.monitor import Monitor
+from pipeline.build.parcel import Job, Parcel, gathered
+from pipeline.build.plans import NetworkHandle, Order, PlanFile, serialize
+from pipeline.network.description import describe
 from pipeline.stages import Build, build
 from pipeline.trt import CAPABILITIES, Log, new_network, trt
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_map
 
+from pipeline.decomposition.complex_pairs import Pair
+from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.recipes import qualified_name
 from pipeline.stages import decompose
-from pipeline.stages.complex_pairs import Pair
-from pipeline.stages.complex_rules import RULES, settled
 from pipeline.testing import Call, CallError, CheckError, TensorSpec, check
 from pipeline.testing.compare import difference, expected
 from pipeline.testing.strategies import for_target
@@ -97,7 +97,7 @@ def to_copy(draw: Draw, target: Any) -> Call:
 
 
 LENGTHS = st.sampled_from((1, 2, 3, 8, 12, 254, 300, 1024))
-"""Those above 256 are split; see ``pipeline/stages/complex_fourier.py``."""
+"""Those above 256 are split; see ``pipeline/decomposition/complex_fourier.py``."""
 
 
 @calls(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, optional, present
 from pipeline.trt import torch_dtype
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 
 Inputs: TypeAlias = Sequence[torch.Tensor | None]
 Roles: TypeAlias = Mapping[str, torch.Tensor]

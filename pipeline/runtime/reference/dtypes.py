@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, axis_of, optional, present, wide
 from pipeline.trt import torch_dtype
 

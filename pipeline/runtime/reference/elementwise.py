@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, present, wide
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

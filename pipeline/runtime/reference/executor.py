@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import attrs
 import torch
 
-from pipeline.network import Layer, Network, Tensor
+from pipeline.network.description import Layer, Network, Tensor
 from pipeline.runtime.reference.common import ReferenceError
 from pipeline.runtime.reference.flow import Flow, needed, read_flow, region_of, used
 from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED

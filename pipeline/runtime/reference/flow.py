@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from pipeline.network import Layer, Network
+from pipeline.network.description import Layer, Network
 
 BOUNDARIES: Mapping[str, str] = {
     "TRIP_LIMIT": "loop",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import (
     Inputs,
     Kind,

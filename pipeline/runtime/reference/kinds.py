@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference import boxes, dtypes, elementwise, indexing, products, reduce, sampling, shape, windows
 from pipeline.runtime.reference.common import Inputs, Kind, Outputs, ReferenceError, Roles, present
 

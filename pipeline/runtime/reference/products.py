@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import Inputs, Kind, Outputs, ReferenceError, Roles, optional, present, wide
 from pipeline.runtime.reference.dtypes import quantized
 from pipeline.trt import torch_dtype

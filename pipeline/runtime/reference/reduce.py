@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, optional, present, wide, without_nan
 from pipeline.trt import torch_dtype
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn import functional
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, integers, optional, present, wide
 
 Taps = list[tuple[torch.Tensor, torch.Tensor]]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from pipeline.network import Layer
+from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import (
     Inputs,
     Kind,

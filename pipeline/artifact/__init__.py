@@ -1,0 +1,1 @@
+"""What is kept of a compiled program, and changed in it."""

@@ -1,0 +1,1 @@
+"""Facts about operators, and the binding of their arguments."""

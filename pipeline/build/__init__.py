@@ -1,0 +1,1 @@
+"""TensorRT's builder, and what stands around it."""

@@ -1,0 +1,63 @@
+"""What TensorRT is asked and told while it builds: how far it is, and whether to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pipeline.build.heap import return_free_memory
+from pipeline.trt import trt
+
+__all__ = ["Monitor", "interruptible"]
+
+
+class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
+    """Tells the phases of a build to `tell`, returns memory between them, and ends the build at its next step once
+    `stopped` is set.
+
+    TensorRT calls it from the building thread, or from others: an exception could not pass through it.
+    """
+
+    def __init__(
+        self, tell: Callable[[str], object] = lambda phase: None, stopped: threading.Event | None = None
+    ) -> None:
+        super().__init__()
+        self.tell = tell
+        self.stopped = threading.Event() if stopped is None else stopped
+
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        return_free_memory()
+        self.tell(phase_name)
+
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        return not self.stopped.is_set()
+
+    def phase_finish(self, phase_name: str) -> None:
+        return_free_memory()
+
+
+@contextmanager
+def interruptible(monitor: Monitor) -> Iterator[None]:
+    """In the main thread, Ctrl-C stops the build that the monitor watches; `KeyboardInterrupt` follows.
+
+    Python would raise it inside the monitor's methods, where TensorRT drops it. A handler of the user's own is left.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    interrupted = threading.Event()
+
+    def stop(number: int, frame: object) -> None:
+        interrupted.set()
+        monitor.stopped.set()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupted.is_set():
+            raise KeyboardInterrupt

@@ -1,0 +1,215 @@
+"""From a network to a plan: TensorRT's builder, what it is told, and the file that takes what it serializes."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field, frozen
+
+from pipeline.build.heap import return_free_memory
+from pipeline.build.monitor import Monitor, interruptible
+from pipeline.errors import BuildError
+from pipeline.network.description import Network
+from pipeline.program import Segment
+from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES, LIBRARY, Log, compute_capability, has_gpu, trt
+
+PIECE = 1 << 22
+STREAMED = 128 << 20
+"""Plans of networks with more bytes of weights are streamed. TensorRT takes three times 64 MB for a stream, and as much
+as the plan without one, whatever else it holds; below 128 MB the plan is less."""
+
+
+@define(eq=False)
+class NetworkHandle:
+    """A TensorRT network with all that it points to: the builder and logger it came from, and its weights by name.
+
+    ``weights`` have ``nbytes``; ``kept`` is whatever else must live until the engine is built, and ``mapped`` the files
+    among that, which can leave memory while TensorRT does not read them.
+    """
+
+    net: Any
+    builder: Any
+    log: Log
+    kept: list[Any] = field(factory=list)
+    weights: dict[str, Any] = field(factory=dict)
+    mapped: list[Any] = field(factory=list)
+
+    def leave_memory(self) -> None:
+        """Weights that lie in files leave memory, to be read again when they are needed."""
+        for file in self.mapped:
+            file.leave_memory()
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the weights in bytes."""
+        return sum(weight.nbytes for weight in self.weights.values())
+
+
+@frozen
+class Order:
+    """What TensorRT is to build: of which network, which of its inputs are sizes, and by which settings."""
+
+    network: Network
+    sizes: frozenset[str]
+    settings: CompilationSettings
+
+    @classmethod
+    def of(cls, segment: Segment, network: Network, settings: CompilationSettings) -> Order:
+        """The order for a segment. What runs in PyTorch is no business of the builder; predicates cannot be pickled."""
+        sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
+        return cls(network, sizes, settings.evolve(torch_executed_ops=()))
+
+    @property
+    def refittable(self) -> bool:
+        """Whether the engine's weights can be replaced."""
+        return not self.settings.immutable_weights and bool(self.network.weights)
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self.network.name
+
+
+@frozen
+class Plan:
+    """What TensorRT made: the SHA-256 of the plan's bytes, and the library that made it."""
+
+    digest: str
+    library: str
+
+
+def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Monitor) -> Plan:
+    """Has TensorRT build the network into a file; needs no GPU with TensorRT-RTX.
+
+    Raises:
+        BuildError: TensorRT could not, in its own words.
+        KeyboardInterrupt: Ctrl-C, at the builder's next step.
+    """
+    if order.refittable and not has_gpu():
+        raise BuildError(
+            f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU",
+            "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
+        )
+    mark = handle.log.mark()
+    with interruptible(monitor), _repeated(handle.leave_memory):
+        built = _written(handle, _config(handle.builder, order, monitor), plan)
+    return_free_memory()
+    if not built:
+        raise BuildError(f"{order.name}: {handle.log.said_since(mark)}")
+    plan.file.flush()
+    return Plan(plan.sha256.hexdigest(), LIBRARY)
+
+
+@contextmanager
+def _repeated(act: Callable[[], object]) -> Iterator[None]:
+    """Does something every 10 ms meanwhile: TensorRT reads all weights in one step, and what it has read can go."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(0.01):
+            act()
+
+    thread = threading.Thread(target=run, name="pipeline-build", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _written(handle: NetworkHandle, config: Any, plan: PlanFile) -> bool:
+    if handle.nbytes > STREAMED:
+        return bool(handle.builder.build_serialized_network_to_stream(handle.net, config, plan))
+    built = handle.builder.build_serialized_network(handle.net, config)
+    if built is None:
+        return False
+    view = memoryview(built)
+    for start in range(0, len(view), PIECE):
+        plan.write(view[start : start + PIECE])
+    return True
+
+
+class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
+    """Takes a plan piece by piece into a file, nameless if no path is given: it needs no second copy in memory, and the
+    operating system keeps in memory only what is read."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        super().__init__()
+        # Open as long as this lives: TensorRT writes from elsewhere.
+        self.file: Any = path.open("w+b") if path else tempfile.TemporaryFile(prefix="pipeline-plan-")  # noqa: SIM115
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        """Called by TensorRT with each piece; gives the number of bytes taken."""
+        beside = threading.Thread(target=self.sha256.update, args=(data,))  # as long as writing it: both at once
+        beside.start()
+        try:
+            return int(self.file.write(data))
+        finally:
+            beside.join()
+
+    def mapped(self) -> mmap.mmap:
+        """The whole plan, read only."""
+        return _mapped(self.file)
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """A whole file, read only; it lives on while it is mapped, though its name be gone."""
+    with path.open("rb") as file:
+        return _mapped(file)
+
+
+def _mapped(file: Any) -> mmap.mmap:
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _config(builder: Any, order: Order, monitor: Monitor) -> Any:
+    config, settings = builder.create_builder_config(), order.settings
+    for wanted, flag in (
+        (order.refittable, "REFIT"),
+        (settings.version_compatible, "VERSION_COMPATIBLE"),
+    ):
+        if wanted:
+            config.set_flag(trt.BuilderFlag.__members__[flag])
+    if settings.optimization_level is not None:
+        config.builder_optimization_level = settings.optimization_level
+    if settings.workspace_size is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_size)
+    if settings.max_aux_streams is not None:
+        config.max_aux_streams = settings.max_aux_streams
+    config.progress_monitor = monitor
+    _set_targets(config, settings.compute_capabilities)
+    _add_profile(builder, config, order)
+    return config
+
+
+def _set_targets(config: Any, capabilities: tuple[str, ...]) -> None:
+    if not capabilities:
+        return
+    if not CAPABILITIES.compute_capabilities:
+        raise BuildError(f"{CAPABILITIES.flavour} builds for the GPU at hand only; leave compute_capabilities empty")
+    config.num_compute_capabilities = len(capabilities)
+    for i, capability in enumerate(capabilities):
+        config.set_compute_capability(compute_capability(capability), i)
+
+
+def _add_profile(builder: Any, config: Any, order: Order) -> None:
+    if order.network.profile is None:
+        return
+    profile = builder.create_optimization_profile()
+    for name, low, opt, high in order.network.profile.ranges:
+        if name in order.sizes:
+            profile.set_shape_input(name, low, opt, high)
+        else:
+            profile.set_shape(name, low, opt, high)
+    if config.add_optimization_profile(profile) < 0:
+        raise BuildError(f"{order.name}: TensorRT refused the profile {order.network.profile}")

@@ -1,0 +1,108 @@
+"""How well a compiled program agrees with eager PyTorch: inputs to try it with, and the error measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from pipeline.cli.sources import Source
+from pipeline.compiled import Compiled, Executor
+from pipeline.frontend.dims import is_input
+from pipeline.inputs import Input
+
+
+@frozen
+class Agreement:
+    """The largest difference to eager over all outputs.
+
+    absolute: largest absolute difference; infinite where only one of the two is NaN or infinite.
+    relative: the same over the largest finite magnitude of that output in eager.
+    executor: where the engines ran, ``"tensorrt"`` or ``"reference"``.
+    """
+
+    absolute: float
+    relative: float
+    executor: Executor
+
+    def __str__(self) -> str:
+        return f"{self.absolute:.2g} absolute, {self.relative:.2g} relative ({self.executor} executor)"
+
+
+def measure(compiled: Compiled, source: Source, executor: Executor | None = None) -> Agreement:
+    """The agreement of a compiled program with the model it was compiled from, on one set of inputs.
+
+    Raises what eager or the compiled program raises on these inputs, and `ValueError` where the outputs differ in
+    structure, dtype or shape.
+    """
+    module = compiled.module(executor)
+    args, kwargs = random_inputs(source)
+    ours = module(*_copied(args), **_copied(kwargs))
+    model = source.model.module() if isinstance(source.model, ExportedProgram) else source.model
+    with torch.no_grad():
+        eager = model(*args, **kwargs)
+    return difference(ours, eager, module.executor)
+
+
+def difference(ours: Any, eager: Any, executor: Executor = "reference") -> Agreement:
+    """The largest differences between two pytrees of outputs of the same structure, dtypes and shapes."""
+    (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
+    if spec != expected:
+        raise ValueError(f"the outputs are structured as {spec}, eager's as {expected}")
+    pairs = [_errors(i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=True))]
+    worst = [max((float(pair[k]) for pair in pairs), default=0.0) for k in (0, 1)]
+    return Agreement(worst[0], worst[1], executor)
+
+
+def _errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
+    if not isinstance(eager, torch.Tensor):
+        return (0.0, 0.0) if ours == eager else (float("inf"), float("inf"))
+    if ours.shape != eager.shape or ours.dtype != eager.dtype:
+        raise ValueError(f"output {index} is {ours.dtype}{list(ours.shape)}, eager's {eager.dtype}{list(eager.shape)}")
+    a, b = ours.detach().cpu(), eager.detach().cpu()
+    same = (a == b) | ((a != a) & (b != b))
+    kind = torch.complex128 if a.is_complex() else torch.float64
+    gap = torch.where(same, 0, (a.to(kind) - b.to(kind)).abs()).nan_to_num(nan=float("inf"))
+    size = b.to(kind).abs().nan_to_num(0, 0, 0)
+    absolute = float(gap.max()) if gap.numel() else 0.0
+    return absolute, absolute / (float(size.max()) or 1.0) if absolute else 0.0
+
+
+def random_inputs(source: Source, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs to try a source with: its own tensors; random ones of the optimal shape for each `Input`.
+
+    Floats are normal; integers are 0 or 1, which are valid indices nearly everywhere; bools are either.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    given: Any = (tuple(source.args), dict(source.kwargs))
+    if isinstance(source.model, ExportedProgram):
+        given = _exported_inputs(source.model, source.args)
+    args, kwargs = tree_map(lambda value: _random(value, generator), given, is_leaf=is_input)
+    return tuple(args), dict(kwargs)
+
+
+def _random(value: Any, generator: torch.Generator) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if not isinstance(value, Input):
+        return value
+    shape = [opt for _, opt, _ in value.ranges]
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return torch.randn(shape, generator=generator).to(value.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(value.dtype)
+
+
+def _exported_inputs(exported: ExportedProgram, described: tuple[Any, ...]) -> Any:
+    """The example inputs of an exported program, or as they were described."""
+    if described:
+        return tree_unflatten(list(described), exported.call_spec.in_spec)
+    if exported.example_inputs is None:
+        raise ValueError("the file has no example inputs: describe its inputs by --input")
+    return exported.example_inputs
+
+
+def _copied(values: Any) -> Any:
+    return tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, values)

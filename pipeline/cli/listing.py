@@ -1,0 +1,139 @@
+"""The support table as ``pipeline support`` prints it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+import torch
+
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.decompositions import get_decompositions
+from pipeline.converters.support import SupportRow, support_table
+from pipeline.converters.unsupported import REASONS
+from pipeline.decomposition.complex_rules import RULES
+from pipeline.stages.validate import DTYPES, MAX_RANK
+
+
+class UnknownTargetError(ValueError):
+    """A target that no converter and no decomposition is declared for; the message names the nearest."""
+
+
+def listing() -> str:
+    """A line for each operator that has a converter."""
+    rows = support_table(DYNAMO_CONVERTERS)
+    width = max(len(row.target) for row in rows)
+    lines = [
+        f"{row.target:<{width}}  {'dynamic' if row.dynamic else 'static ':<7}  {' '.join(row.limits)}".rstrip()
+        for row in rows
+    ]
+    return "\n".join([f"{len(rows)} operators have a converter (`pipeline support TARGET` tells more)", "", *lines])
+
+
+HEAD = """# Operators
+
+Written by `pipeline support --markdown`. An operator of the first table runs in an engine, within the limits. One of
+the second is taken apart before conversion, and its parts are looked up again; so are composite operators, which
+PyTorch itself writes in terms of others and which are not listed. Every other operator runs in PyTorch, and
+`Compiled.coverage` says so with the reason; for those of the third table the reason is known beforehand.
+
+For all of them: a tensor has rank {rank} at most and one of the dtypes {dtypes}.
+int8 is taken by TensorRT 10 and 11 but not by TensorRT-RTX, which has it for quantized weights only. float64 is
+computed in float32 if `truncate_double=True`, and else in PyTorch. "dynamic" tells whether sizes may be unknown until
+run time.
+"""
+
+COMPLEX = """\
+Engines have the real and the imaginary part of a complex value. Complex inputs and outputs of a program, and what other
+operators on complex numbers take and give, are taken apart and put together in PyTorch.
+"""
+
+
+def markdown() -> str:
+    """docs/operators.md"""
+    rows = support_table(DYNAMO_CONVERTERS)
+    dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES - {torch.int8}))
+    own = sorted(map(str, DECOMPOSITIONS))
+    torchs = sorted(set(map(str, get_decompositions(DECOMPOSITIONS))) - {*own, *(row.target for row in rows)})
+    converted = [[f"`{row.target}`", "yes" if row.dynamic else "no", " ".join(row.limits)] for row in rows]
+    return "\n".join(
+        [
+            HEAD.format(rank=MAX_RANK, dtypes=dtypes),
+            f"## Converted: {len(rows)}\n",
+            *_table(["operator", "dynamic", "limits"], converted),
+            f"\n## Taken apart: {len(own)} by decompositions of our own, {len(torchs)} by torch's\n",
+            *_table(
+                ["operator", "decomposition"], [[f"`{op}`", "ours" if op in own else "torch's"] for op in own + torchs]
+            ),
+            f"\n## On complex numbers, as pairs of reals: {len(RULES)}\n",
+            COMPLEX,
+            ", ".join(sorted(f"`{op}`" for op in RULES)) + ".",
+            f"\n## In PyTorch, whatever the call: {len(REASONS.keys() - RULES.keys())}\n",
+            *_table(
+                ["operator", "reason"], sorted([f"`{op}`", reason] for op, reason in REASONS.items() if op not in RULES)
+            ),
+        ]
+    )
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *escaped)]
+
+
+def details(target: str) -> tuple[str, bool]:
+    """All that is declared for a target, or for every overload of it, and whether any of them is supported."""
+    name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
+    if not name:
+        raise UnknownTargetError("there is no operator ''; `pipeline support` lists all that have a converter")
+    rows = [row for row in support_table(DYNAMO_CONVERTERS) if _is_meant(row.target, name)]
+    seen = {row.target for row in rows}
+    apart = [op for op in get_decompositions(DECOMPOSITIONS) if _is_meant(str(op), name) and str(op) not in seen]
+    if rows or apart:
+        return "\n\n".join([*map(_detail, rows), *map(_apart, sorted(apart, key=str))]), True
+    if known := [op for op in _aten() if _is_meant(op, name)]:
+        return "\n".join(f"{op}\n  it runs in PyTorch: {_reason(op)}" for op in known), False
+    raise UnknownTargetError(_unknown(target, name))
+
+
+def _is_meant(target: str, name: str) -> bool:
+    """Whether a name with or without namespace and overload means this target."""
+    return any(target == full or target.startswith(f"{full}.") for full in (name, f"aten.{name}"))
+
+
+def _detail(row: SupportRow) -> str:
+    facts = {
+        "schema": row.schema,
+        "converter": ", ".join(row.converters),
+        "dynamic shapes": "yes" if row.dynamic else "no",
+        "data-dependent shape": "yes" if row.allocator else "",
+        "limits": " ".join(row.limits) or "none beside those of all operators",
+    }
+    return "\n".join([row.target, *(f"  {name}: {value}" for name, value in facts.items() if value)])
+
+
+def _apart(op: torch._ops.OpOverload[..., Any]) -> str:
+    whose = "our" if op in DECOMPOSITIONS else "torch's"
+    return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition takes it apart before conversion"
+
+
+def _reason(op: str) -> str:
+    return {str(o): why for o, why in REASONS.items()}.get(op, "it has no converter and no decomposition")
+
+
+def _aten() -> list[str]:
+    """Every ATen operator of this torch."""
+    return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in _all_names())
+
+
+def _all_names() -> list[str]:
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+
+
+def _unknown(target: str, name: str) -> str:
+    overloads = {str(row.target) for row in support_table(DYNAMO_CONVERTERS)} | set(_aten())
+    packets = {".".join(op.split(".")[:2]) for op in overloads}
+    wanted = name if name.startswith("aten.") else f"aten.{name}"
+    close = difflib.get_close_matches(wanted, packets, 3, 0.8) or difflib.get_close_matches(wanted, overloads, 3, 0.8)
+    return f"there is no operator {target!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")

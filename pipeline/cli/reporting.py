@@ -1,0 +1,210 @@
+"""What the command line writes of a compilation: engines, a report to read (text), and the same to process (JSON)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from attrs import field, frozen
+
+from pipeline.cli.agreement import Agreement
+from pipeline.compiled import Compiled
+from pipeline.compose.ledger import Entry
+from pipeline.errors import Fallback
+from pipeline.frozen import FrozenDict
+from pipeline.program import Program, is_operator
+from pipeline.trt import CAPABILITIES
+
+
+@frozen
+class EngineFile:
+    """One engine: the file, what TensorRT built it, and what it takes and gives (``name: dtype[dims with ranges]``)."""
+
+    name: str
+    file: str
+    nbytes: int
+    digest: str
+    library: str
+    layers: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@frozen
+class CompilationReport:
+    """What there is to know of one compilation. ``agreement`` is None where it was not measured: ``note`` says why."""
+
+    model: str
+    engines: tuple[EngineFile, ...]
+    converted: int
+    total: int
+    fallbacks: tuple[Fallback, ...]
+    seconds: FrozenDict[str, float]
+    agreement: Agreement | None
+    settings: str
+    versions: FrozenDict[str, str]
+    note: str = ""
+    not_refittable: FrozenDict[str, str] = field(factory=FrozenDict)
+    precision: str = "fp32"
+    dtypes: FrozenDict[str, int] = field(factory=FrozenDict)
+    ledger: tuple[Entry, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        compiled: Compiled,
+        seconds: Mapping[str, float],
+        agreement: Agreement | None,
+        note: str = "",
+        *,
+        precision: str = "fp32",
+        ledger: Sequence[Entry] = (),
+    ) -> CompilationReport:
+        """The report of a compiled program; ``seconds`` are those of each stage, ``precision`` is as asked for,
+        ``ledger`` has what each stage took."""
+        coverage = compiled.coverage
+        return cls(
+            model=model,
+            engines=tuple(_engine_files(compiled)),
+            converted=len(coverage.converted),
+            total=coverage.total,
+            fallbacks=coverage.fallback,
+            seconds=FrozenDict({name: round(value, 3) for name, value in seconds.items()}),
+            agreement=agreement,
+            settings=repr(compiled.settings),
+            versions=versions(),
+            note=note,
+            not_refittable=compiled.refit_map.computed,
+            precision=precision,
+            dtypes=_dtypes(compiled.program),
+            ledger=tuple(ledger),
+        )
+
+    def as_json(self) -> str:
+        """The report as JSON; sizes in bytes, times in seconds, the error of eager as it was measured."""
+        return json.dumps(attrs.asdict(self, value_serializer=_plain), indent=2, ensure_ascii=False) + "\n"
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"{self.model}: {len(self.engines)} engine{'s'[: len(self.engines) != 1]}, "
+                f"{self.converted} of {self.total} operators in TensorRT",
+                *(line for engine in self.engines for line in _engine_lines(engine)),
+                *(["in PyTorch:"] if self.fallbacks else []),
+                *("\n".join(f"  {line}" for line in str(f).splitlines()) for f in self.fallbacks),
+                f"precision {self.precision}: {_counts(self.dtypes)}",
+                f"error against eager: {self.agreement or f'not measured, {self.note}'}",
+                f"seconds: {', '.join(f'{name} {value:.2f}' for name, value in self.seconds.items())}",
+                *([f"memory at most, in MB above its start: {_peaks(self.ledger)}"] if self.ledger else []),
+                f"settings: {self.settings}",
+                f"versions: {', '.join(f'{name} {value}' for name, value in self.versions.items())}",
+                *(f"not refittable: {name}: {why}" for name, why in self.not_refittable.items()),
+            ]
+        )
+
+
+def _peaks(ledger: Sequence[Entry]) -> str:
+    return ", ".join(f"{entry.stage} {entry.peak / 1e6:.0f}" for entry in ledger)
+
+
+def versions() -> FrozenDict[str, str]:
+    """What the result depends on."""
+    from pipeline import __version__
+
+    return FrozenDict(
+        {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
+    )
+
+
+def _dtypes(program: Program) -> FrozenDict[str, int]:
+    """How many operators give which dtype, the most frequent first; those with several results count by their first."""
+    values = (n.meta.get("val") for n in program.graph.nodes if is_operator(n))
+    firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
+    found = Counter(str(v.dtype).removeprefix("torch.") for v in firsts if isinstance(v, torch.Tensor))
+    return FrozenDict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _counts(dtypes: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} operators in {name}" for name, n in dtypes.items()) or "no operators"
+
+
+def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
+    segments = compiled.partitioned.engine_segments
+    for segment, engine, network in zip(segments, compiled.engines, compiled.networks, strict=True):
+        yield EngineFile(
+            name=engine.name,
+            file=f"{engine.name}.engine",
+            nbytes=engine.nbytes,
+            digest=engine.digest,
+            library=engine.library,
+            layers=len(network.layers),
+            inputs=tuple(map(str, segment.inputs)),
+            outputs=tuple(map(str, segment.outputs)),
+        )
+
+
+def _engine_lines(engine: EngineFile) -> Iterator[str]:
+    yield f"{engine.file}: {engine.nbytes / 1e6:.1f} MB, {engine.layers} layers, {engine.library}"
+    yield f"  sha256 {engine.digest}"
+    yield from (f"  input  {port}" for port in engine.inputs)
+    yield from (f"  output {port}" for port in engine.outputs)
+
+
+def _plain(_: Any, __: Any, value: Any) -> Any:
+    """Mappings as dicts; what JSON has no number for, as text."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return str(value)
+    return value
+
+
+def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
+    """The engines and both reports in a new folder, which appears when it is complete or not at all."""
+    with replaced(folder) as scratch:
+        for file, engine in zip(report.engines, compiled.engines, strict=True):
+            (scratch / file.file).write_bytes(memoryview(engine.plan))
+        (scratch / "report.txt").write_text(f"{report}\n", encoding="utf-8")
+        (scratch / "report.json").write_text(report.as_json(), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A scratch folder beside ``folder`` that takes its place at the end; after an error ``folder`` is what it was."""
+    folder = Path(os.path.realpath(folder))  # a link stays one: what it points to is replaced
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o777 & ~_umask())
+        _exchange(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _exchange(scratch: Path, folder: Path) -> None:
+    if not folder.exists():
+        scratch.rename(folder)
+        return
+    old = folder.rename(scratch.with_name(f"{scratch.name}.old"))
+    try:
+        scratch.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,180 @@
+"""What the command line compiles: a ``.pt2`` file, or what a factory ``package.module:name`` gives, with its inputs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch.export import ExportedProgram
+
+from pipeline.frontend.given import bound, check_module, described
+from pipeline.inputs import Input
+
+SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+GRAMMAR = "write FILE.pt2, or package.module:factory"
+
+
+class SourceError(ValueError):
+    """A SPEC or its inputs that cannot be compiled; the message is one line that says why."""
+
+
+@frozen
+class Source:
+    """A model with the inputs it is compiled for, as `pipeline.Pipeline` takes them."""
+
+    name: str
+    model: torch.nn.Module | ExportedProgram
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    dynamic_shapes: Any = None
+
+    def with_inputs(self, inputs: Sequence[Input]) -> Source:
+        """The same model for these inputs instead of its own: by keyword where they have a name, else by position."""
+        if not inputs:
+            return self
+        if isinstance(self.model, ExportedProgram):
+            return evolve(self, args=_fitting(self.model, inputs))
+        named = [i.name for i in inputs if i.name]
+        if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
+            raise SourceError(f"input {twice[0]} is given twice")
+        args = tuple(i for i in inputs if not i.name)
+        return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
+
+    def checked(self) -> Source:
+        """Itself; SourceError where the module's ``forward`` does not take these inputs."""
+        if isinstance(self.model, torch.nn.Module):
+            try:
+                check_module(self.model)
+            except TypeError as error:
+                raise SourceError(f"{self.name}: {error}") from None
+            try:
+                bound(self.model, self.args, self.kwargs)
+            except TypeError as error:
+                raise SourceError(f"{error}; describe inputs by --input") from None
+        return self
+
+
+def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
+    """The model that a SPEC names, with its own inputs or those given. `SourceError` for a SPEC that names none."""
+    if SPEC.fullmatch(spec) and not Path(spec).exists():
+        source = _made(spec)
+    elif spec.endswith(".pt2"):
+        source = _file(Path(spec))
+    else:
+        raise SourceError(f"{spec!r} is no model: {GRAMMAR}")
+    return source.with_inputs(inputs).checked()
+
+
+def _file(path: Path) -> Source:
+    if not path.is_file():
+        raise SourceError(f"there is no file {str(path)!r}")
+    try:
+        return Source(path.stem, torch.export.load(path))
+    except Exception as error:
+        raise SourceError(f"{str(path)!r} is not what torch.export.save writes: {first_line(error)}") from error
+
+
+def _made(spec: str) -> Source:
+    module_name, _, attribute = spec.partition(":")
+    factory = _attribute(_module(module_name), module_name, attribute)
+    if callable(factory) and not isinstance(factory, torch.nn.Module):
+        try:
+            factory = factory()
+        except (Exception, SystemExit) as error:
+            raise SourceError(f"the factory {spec} raised {type(error).__name__}: {first_line(error)}") from error
+    return _source(spec, attribute.rpartition(".")[2], factory)
+
+
+def _module(name: str) -> Any:
+    """The module, also one of the folder that the command is called in."""
+    here = os.getcwd()  # noqa: PTH109 - sys.path takes strings
+    if Path(here, name).is_file():
+        raise SourceError(f"a module is named without .py: write {name.removesuffix('.py')}:factory")
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise SourceError(f"there is no module {error.name!r}, in Python's path or in {here}") from error
+        raise SourceError(f"module {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise SourceError(f"module {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _attribute(module: Any, module_name: str, path: str) -> Any:
+    value = module
+    for name in path.split("."):
+        if not hasattr(value, name):
+            close = difflib.get_close_matches(name, [n for n in dir(value) if not n.startswith("_")], 1)
+            raise SourceError(f"{module_name} has no {path!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        value = getattr(value, name)
+    return value
+
+
+def _source(spec: str, name: str, made: Any) -> Source:
+    """A factory gives a module, a tuple that begins with one, an ExportedProgram, or an object like a Source."""
+    if isinstance(made, torch.nn.Module):
+        return Source(name, made.eval())
+    if isinstance(made, ExportedProgram):
+        return Source(name, made)
+    if isinstance(made, tuple) and 1 < len(made) <= 4 and isinstance(made[0], torch.nn.Module):
+        given = dict(enumerate(made))
+        args, kwargs = _tuple(spec, given.get(1)), _dict(spec, given.get(2))
+        return Source(name, made[0].eval(), args, kwargs, given.get(3))
+    if isinstance(model := getattr(made, "model", None), torch.nn.Module):
+        args, kwargs = getattr(made, "args", ()), getattr(made, "kwargs", {})
+        return Source(
+            name, model.eval(), _tuple(spec, args), _dict(spec, kwargs), getattr(made, "dynamic_shapes", None)
+        )
+    raise SourceError(
+        f"{spec} gives a {type(made).__name__}; an nn.Module, an ExportedProgram or a tuple "
+        "(module, args[, kwargs[, dynamic_shapes]]) is due"
+    )
+
+
+def _tuple(spec: str, args: Any) -> tuple[Any, ...]:
+    if args is None or isinstance(args, (tuple, list)):
+        return tuple(args or ())
+    raise SourceError(f"{spec} gives a {type(args).__name__} as args; a tuple of inputs is due")
+
+
+def _dict(spec: str, kwargs: Any) -> dict[str, Any]:
+    if kwargs is None or isinstance(kwargs, Mapping):
+        return dict(kwargs or {})
+    raise SourceError(f"{spec} gives a {type(kwargs).__name__} as kwargs; a dict of inputs by name is due")
+
+
+def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
+    """The inputs, in the program's order, where they are those it was exported with: they choose the optimal sizes."""
+    values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
+    names = list(exported.graph_signature.user_inputs)
+    unnamed = iter([i for i in inputs if not i.name])
+    by_name = {i.name: i for i in inputs if i.name}
+    given = [by_name.get(str(name)) or next(unnamed, None) for name in names]
+    if None in given or len(inputs) != len(names):
+        raise SourceError(f"the file was exported with the inputs {', '.join(map(str, names))}: describe each or none")
+    found = tuple(i for i in given if i is not None)
+    for name, wish in zip(names, found, strict=True):
+        value = values[str(name)]
+        if not isinstance(value, torch.Tensor):
+            raise SourceError(f"the file takes a {type(value).__name__}, which --input cannot describe")
+        exported_as = str(described(value, exported, wish))
+        wanted = str(evolve(wish, name=None))
+        if exported_as != wanted:
+            raise SourceError(f"input {name} was exported as {exported_as}, not {wanted}; a file's ranges are fixed")
+    return found
+
+
+def first_line(error: object) -> str:
+    """The first line of an error that says something, at most 300 characters of it."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= 300 else f"{line[:299]}…"

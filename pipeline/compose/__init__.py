@@ -1,0 +1,1 @@
+"""Pipelines, the stages that they join, and what observers are told."""

@@ -1,0 +1,121 @@
+"""A ledger of a compilation: what each stage took of time and memory, and who holds the weights after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.compose.events import Event
+from pipeline.compose.resident import Sampler
+from pipeline.frozen import FrozenDict
+from pipeline.program import Converted, Program
+
+HOLDERS = ("model", "folded", "literals", "plans")
+
+
+@frozen
+class Entry:
+    """What one stage took.
+
+    seconds: wall clock.
+    growth: by how many bytes this process and its children were larger after it than before it.
+    peak: by how many bytes they were larger at most, read every 10 ms.
+    anonymous: that peak without what mirrors files (libraries, plans), which the system may drop.
+    held: bytes of weights after it, by who holds them: the ``model`` (its own tensors, shared), ``folded`` (made from
+        the model's for TensorRT, let go by ``build``), ``literals`` (constants of the networks), ``plans`` (files,
+        mapped).
+    failed: whether it ended with an error.
+    """
+
+    stage: str
+    seconds: float
+    growth: int
+    peak: int
+    anonymous: int
+    held: FrozenDict[str, int]
+    failed: bool = False
+
+
+class Ledger:
+    """An observer: ``compile.observed_by(ledger := pipeline.Ledger())``; ``print(ledger)`` shows the table.
+
+    entries: those of the stages that ended, in order. One ledger is for one compilation at a time. Without Linux's
+    /proc, bytes of memory are 0.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._running: dict[str, Sampler] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "started":
+            self._running[event.stage] = Sampler().__enter__()
+        elif event.kind in ("finished", "failed"):
+            sampler = self._running.pop(event.stage)
+            sampler.__exit__()
+            self.entries.append(_entry(event, sampler))
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by stage, in the order in which they ended."""
+        return {entry.stage: entry.seconds for entry in self.entries}
+
+    def __str__(self) -> str:
+        return table(self.entries)
+
+
+def _entry(event: Event, sampler: Sampler) -> Entry:
+    first = sampler.first
+    return Entry(
+        stage=event.stage,
+        seconds=event.seconds or 0.0,
+        growth=sampler.last.total - first.total,
+        peak=sampler.total - first.total,
+        anonymous=sampler.anonymous - first.anonymous,
+        held=FrozenDict(held(event.record)),
+        failed=event.kind == "failed",
+    )
+
+
+def table(entries: list[Entry] | tuple[Entry, ...]) -> str:
+    """The entries as text, a line each; memory in MB (10^6 bytes)."""
+    head = ("stage", "seconds", "growth MB", "peak MB", "anonymous MB", *(f"{holder} MB" for holder in HOLDERS))
+    return "\n".join(
+        "  ".join(cell.ljust(10) if i == 0 else cell.rjust(len(head[i])) for i, cell in enumerate(cells)).rstrip()
+        for cells in (head, *map(_cells, entries))
+    )
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    memory = (entry.growth, entry.peak, entry.anonymous, *(entry.held.get(holder, 0) for holder in HOLDERS))
+    return f"{entry.stage}{'!' * entry.failed}", f"{entry.seconds:.2f}", *(f"{size / 1e6:.1f}" for size in memory)
+
+
+def held(record: Any) -> Iterator[tuple[str, int]]:
+    """Bytes of weights that a record holds, by who holds them; nothing for records of other kinds."""
+    program = _program(record)
+    if program is not None:
+        own = _storages(program.parameters)
+        yield "model", sum(own.values())
+        literals = _storages(getattr(record, "literals", {}))
+        yield "literals", sum(literals.values())
+        weights = [handle.weights for handle in record.handles] if isinstance(record, Converted) else []
+        made = {key: size for each in weights for key, size in _storages(each).items()}
+        yield "folded", sum(size for key, size in made.items() if key not in own and key not in literals)
+        yield "plans", sum(engine.nbytes for engine in getattr(record, "engines", ()))
+
+
+def _program(record: Any) -> Program | None:
+    """The program that a record is about."""
+    while record is not None and not isinstance(record, Program):
+        record = getattr(record, "program", None) or getattr(record, "partitioned", None)
+    return record
+
+
+def _storages(tensors: Mapping[str, torch.Tensor]) -> dict[int, int]:
+    """Bytes by the address of each storage: tensors that share one count once."""
+    storages = (tensor.untyped_storage() for tensor in tensors.values())
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -1,0 +1,260 @@
+"""Stages, and how they compose: a pipeline is a value, checked when it is made.
+
+A stage takes one record and gives one. `@stage` makes one from an annotated function; a frozen record with an annotated
+`__call__` is one as it stands. `|` joins stages and pipelines to a `Pipeline`, and the names of the stages address the
+places where it may be changed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import pairwise
+from types import FunctionType
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+
+from pipeline.compose.annotations import accepts, is_instance, type_name
+from pipeline.compose.events import Event, Observer, Run, report
+from pipeline.compose.function_stage import FunctionStage, Named, Stage, as_stage, described, stage
+from pipeline.runtime.ambient import without_autocast
+from pipeline.settings import CompilationSettings
+
+__all__ = ["Event", "FunctionStage", "Observer", "Pipeline", "Stage", "StageLike", "as_stage", "report", "stage"]
+
+StageLike: TypeAlias = Stage | Callable[..., Any]
+
+
+def _stages(value: Iterable[StageLike]) -> tuple[Stage, ...]:
+    if not isinstance(value, Iterable):
+        raise TypeError(f"stages are a sequence, such as Pipeline((stage,)), not a {type(value).__name__}")
+    return tuple(as_stage(item) for item in value)
+
+
+def _observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
+    observers = tuple(value)
+    for observer in observers:
+        if not callable(observer):
+            raise TypeError(f"an observer is called with each Event; {observer!r} cannot be called")
+    return observers
+
+
+def _check_settings(_: Any, __: Any, value: Any) -> None:
+    if value is not None and not isinstance(value, CompilationSettings):
+        raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
+
+
+@attrs.frozen(repr=False)
+class Pipeline:
+    """Stages run one after the other: callable, immutable, and itself a stage.
+
+    stages: what runs, in order. Each is made a stage by `as_stage`; each takes what the one before it gives.
+    settings: what the front door captures with; None means the default settings, and gives way to another's in `|`.
+    observers: called with every `Event`, in order. One that raises is logged and hears no more of that run.
+
+    `TypeError` naming both stages and both records where a join does not fit; `ValueError` for a name used twice.
+    Pipelines equal when their parts do. `Pipeline()` is the identity of `|`, which is associative.
+    """
+
+    stages: tuple[Stage, ...] = attrs.field(default=(), converter=_stages)
+    _settings: CompilationSettings | None = attrs.field(default=None, validator=_check_settings)
+    observers: tuple[Observer, ...] = attrs.field(default=(), converter=_observers)
+
+    def __attrs_post_init__(self) -> None:
+        _check_names(self.names)
+        for before, after in pairwise(self.stages):
+            _check_join(before, after)
+
+    def __call__(
+        self,
+        model: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        dynamic_shapes: Any = None,
+    ) -> Any:
+        """Compiles a model, or runs the stages on the record that the first of them takes.
+
+        model: an nn.Module or ExportedProgram with its `args`, `kwargs` and `dynamic_shapes` (see
+            `pipeline.capture`); or, as the only argument, the record.
+        Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.
+        """
+        run = Run(self.observers)
+        alone = _empty(args) and _empty(kwargs) and dynamic_shapes is None
+        if alone and is_instance(model, self.takes):
+            return self._run(run, model)
+        self._check_front_door(model)
+        from pipeline.frontend.capture import capture
+
+        return self._run(run, run.call("capture", lambda: capture(model, args, kwargs, dynamic_shapes, self.settings)))
+
+    def _run(self, run: Run, record: Any) -> Any:
+        with without_autocast():
+            return reduce(
+                lambda given, step: run.call(step.name, lambda: _checked(step, given), given), self.stages, record
+            )
+
+    def _check_front_door(self, model: object) -> None:
+        """Only a pipeline that starts with a Program takes models; said before the model is captured."""
+        from pipeline.program import Program
+
+        if self.stages and accepts(self.takes, Program):
+            if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
+                return
+            raise TypeError(
+                f"{_what(model)} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
+                f"or only the {type_name(self.takes)} that the first stage takes"
+            )
+        first = f"with {self.names[0]!r}, which takes {type_name(self.takes)}" if self.stages else "with nothing"
+        raise TypeError(
+            f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or args; "
+            "to compile a model, begin with the stage 'decompose'"
+        )
+
+    @property
+    def settings(self) -> CompilationSettings:
+        """The settings that the front door captures with."""
+        return self._settings if self._settings is not None else CompilationSettings()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the stages, in order."""
+        return tuple(step.name for step in self.stages)
+
+    @property
+    def name(self) -> str:
+        """What it is called as a stage of another pipeline: its own stages' names, joined."""
+        return "|".join(self.names)
+
+    @property
+    def takes(self) -> Any:
+        """The record that the first stage takes; without stages, any."""
+        return self.stages[0].takes if self.stages else object
+
+    @property
+    def gives(self) -> Any:
+        """The record that the last stage gives; without stages, whatever it is given."""
+        return self.stages[-1].gives if self.stages else object
+
+    def __or__(self, other: StageLike) -> "Pipeline":
+        """This, then the other. Settings are the leftmost's that has any; observers are those of both."""
+        after = _pipeline(other)
+        settings = self._settings if self._settings is not None else after._settings
+        return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
+
+    def __ror__(self, other: StageLike) -> "Pipeline":
+        """The stage, then this."""
+        return _pipeline(other) | self
+
+    def replace(self, name: str, stage: StageLike) -> "Pipeline":
+        """The new stage in this one's place, *which keeps its name*, so that it can be replaced again by the same name.
+
+        A pipeline in the place of a stage runs there as one stage, with its own observers.
+        """
+        at = self._index(name)
+        return self._with((*self.stages[:at], _named(stage, name), *self.stages[at + 1 :]))
+
+    def insert(self, stage: StageLike, *, before: str | None = None, after: str | None = None) -> "Pipeline":
+        """The stage, or all stages of a pipeline and its observers, before or after the stage of that name."""
+        if (before is None) == (after is None):
+            raise TypeError("insert takes either before= or after=, the name of a stage")
+        at = self._index(before) if before is not None else self._index(after or "") + 1
+        new = _pipeline(stage)
+        stages = (*self.stages[:at], *new.stages, *self.stages[at:])
+        return Pipeline(stages, self._settings, self.observers + new.observers)
+
+    def without(self, name: str) -> "Pipeline":
+        """All stages but this one."""
+        at = self._index(name)
+        return self._with(self.stages[:at] + self.stages[at + 1 :])
+
+    def until(self, name: str) -> "Pipeline":
+        """The stages up to this one, which is the last to run: its record is what the call gives."""
+        return self._with(self.stages[: self._index(name) + 1])
+
+    def observed_by(self, *observers: Observer) -> "Pipeline":
+        """The same, with these observers called after those it has."""
+        return Pipeline(self.stages, self._settings, self.observers + observers)
+
+    def _with(self, stages: tuple[Stage, ...]) -> "Pipeline":
+        return Pipeline(stages, self._settings, self.observers)
+
+    def _index(self, name: str) -> int:
+        if name not in self.names:
+            raise KeyError(f"no stage {name!r}; the stages are {', '.join(self.names) or 'none'}")
+        return self.names.index(name)
+
+    def __getitem__(self, name: str) -> Stage:
+        """The stage of this name; `KeyError` with the names there are."""
+        return self.stages[self._index(name)]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a stage has this name."""
+        return name in self.names
+
+    def __iter__(self) -> Iterator[Stage]:
+        """The stages, in order."""
+        return iter(self.stages)
+
+    def __len__(self) -> int:
+        """How many stages there are."""
+        return len(self.stages)
+
+    def __bool__(self) -> bool:
+        """Always true: without stages it is still a pipeline."""
+        return True
+
+    def __repr__(self) -> str:
+        """One line a stage: its name, what it takes and what it gives."""
+        facts = [repr(self._settings)] if self._settings is not None else []
+        facts += [f"{len(self.observers)} observer{'s'[: len(self.observers) != 1]}"] if self.observers else []
+        return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {described(step)}" for step in self.stages)])
+
+
+def _pipeline(part: StageLike) -> Pipeline:
+    return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
+
+
+def _what(model: object) -> str:
+    """What was passed for a model, as an error calls it."""
+    if isinstance(model, type):
+        return f"the class {model.__name__} (an instance is {model.__name__}(…))"
+    return f"the function {model.__name__}" if isinstance(model, FunctionType) else f"a {type(model).__name__}"
+
+
+def _empty(arguments: object) -> bool:
+    """Whether there are none; a tensor in their place is not asked what it holds."""
+    return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
+
+
+def _named(part: StageLike, name: str) -> Stage:
+    """The same stage under another name."""
+    made = as_stage(part)
+    if made.name == name:
+        return made
+    return Named(made.stage if isinstance(made, Named) else made, name)
+
+
+def _checked(step: Stage, record: Any) -> Any:
+    result = step(record)
+    if not is_instance(result, step.gives):
+        raise TypeError(
+            f"stage {step.name!r} gave a {type(result).__name__}, not the {type_name(step.gives)} it declares"
+        )
+    return result
+
+
+def _check_join(before: Stage, after: Stage) -> None:
+    if not accepts(after.takes, before.gives):
+        raise TypeError(
+            f"stage {before.name!r} gives {type_name(before.gives)}, "
+            f"but the next stage, {after.name!r}, takes {type_name(after.takes)}"
+        )
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"two stages are called {twice[0]!r} in {', '.join(names)}: "
+            'swap the first with replace(), or give one another name with @stage(name="…")'
+        )

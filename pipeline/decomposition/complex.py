@@ -1,0 +1,101 @@
+"""Complex numbers in ``decompose``: a complex value becomes a pair of real ones, its real and its imaginary part.
+
+TensorRT has no complex dtype. A rule of ``RULES`` says an operator on pairs, in torch, and ``decompose`` puts its trace
+in place of the node as it does with a decomposition. It is part of ``decompose``, and no stage before it, because each
+needs the other: what a composite operator is made of is seen there first (``outer`` of complex tensors is a product),
+and what rules are made of may be taken apart further.
+
+Before: ``mul(view_as_complex(x), freqs)``. After: ``complex(re, im)``, where re and im are sums of products of real
+nodes. Whoever has a rule reads re and im, so that ``complex`` is dead, and dropped, unless an operator without a rule
+or the program's end reads it: such values are put together (``complex``) and taken apart (``view_as_real``) in PyTorch.
+A constant is taken apart by its recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from pipeline.decomposition.complex_pairs import Pair
+from pipeline.decomposition.complex_rules import leaves
+from pipeline.frontend.fakes import fake_result
+
+aten = torch.ops.aten
+
+_BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.default)
+
+
+def is_border(target: Any) -> bool:
+    """Whether an operator takes complex values apart or puts them together."""
+    return target in _BORDER
+
+
+def has_complex(*values: Any) -> bool:
+    """Whether there is a complex tensor or number among values, nodes, and sequences of them."""
+    return any(map(_is_complex, leaves(values)))
+
+
+def _is_complex(value: Any) -> bool:
+    return value.dtype.is_complex if isinstance(value, torch.Tensor) else isinstance(value, complex)
+
+
+class ComplexValues:
+    """The complex values of a graph under construction, each with its parts.
+
+    emit: appends a call of an operator to the graph, given its target, args, kwargs, meta and name.
+    """
+
+    def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[..., Any]) -> None:
+        self.graph, self.mode, self.emit = graph, mode, emit
+        self.parts: dict[torch.fx.Node, Pair] = {}
+
+    def apart(self, values: Any, meta: Mapping[str, Any]) -> Any:
+        """Arguments with a pair in place of each complex node or number."""
+
+        def one(value: Any) -> Any:
+            if isinstance(value, complex):
+                return Pair(value.real, value.imag)
+            return self.pair(value, meta) if isinstance(value, torch.fx.Node) and has_complex(value) else value
+
+        return tree_map(one, values)
+
+    def pair(self, value: torch.fx.Node, meta: Mapping[str, Any]) -> Pair:
+        """The parts of a complex node: what it was put together from, or what ``view_as_real`` shows."""
+        if value not in self.parts:
+            resolved = self.call(aten.resolve_conj.default, (value,), meta)
+            shown = self.call(aten.view_as_real.default, (resolved,), meta)
+            names = (f"{value.name}_real", f"{value.name}_imag")
+            self.parts[value] = Pair(*(self.part(shown, i, meta, name) for i, name in enumerate(names)))
+        return self.parts[value]
+
+    def part(self, shown: torch.fx.Node, index: int, meta: Mapping[str, Any], name: str) -> Any:
+        """A part of a complex value that ``view_as_real`` shows."""
+        args = (shown, -1, index)
+        val = fake_result(self.mode, aten.select.int, args, {})
+        return self.emit(aten.select.int, args, {}, {**meta, "val": val}, name)
+
+    def together(self, results: Any, meta: Mapping[str, Any]) -> Any:
+        """The results of a settled rule with a complex node in place of each tuple of parts."""
+        if isinstance(results, list):
+            return [self.together(r, meta) for r in results]
+        if not isinstance(results, tuple):
+            return results
+        made = self.graph.call_function(aten.complex.default, results)
+        made.meta = {**meta, "val": self.complex_like(results[0])}
+        self.parts[made] = Pair(*results)
+        return made
+
+    def complex_like(self, part: torch.fx.Node) -> Any:
+        """The fake of what is put together: the kernel of ``complex`` bakes sizes in where a part is strided."""
+        dtype = part.meta["val"].dtype.to_complex()
+        return fake_result(self.mode, aten._to_copy.default, (part,), {"dtype": dtype})
+
+    def call(self, target: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> torch.fx.Node:
+        """A node for an operator at the border of complex and real values, and its fake tensor."""
+        node = self.graph.call_function(target, tuple(args))
+        node.meta = {**meta, "val": fake_result(self.mode, target, node.args, {})}
+        return node

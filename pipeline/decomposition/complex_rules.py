@@ -1,0 +1,254 @@
+"""What operators on complex numbers are on pairs of reals: one table, ``RULES``.
+
+A rule takes the operator's arguments with a ``Pair`` for each complex tensor or number, and gives a ``Pair`` for each
+complex result. It is written in torch, and traced like a decomposition. Parts of a result may still be broadcast, and
+may have another dtype than the result: ``settled`` sees to both.
+
+A real factor multiplies both parts, where eager multiplies by a complex number with the imaginary part 0: the results
+differ where a part is infinite (eager has NaN for 0 times inf).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_map
+
+from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
+from pipeline.decomposition.complex_pairs import Pair, Rule, bilinear, times
+from pipeline.shapes.environment import shape_of
+from pipeline.shapes.exported import VIEWS
+
+aten = torch.ops.aten
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Values, those of nodes, and those in sequences of either."""
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, Mapping):
+        yield from leaves(tuple(value.values()))
+    elif isinstance(value, torch.fx.Node):
+        yield from leaves(value.meta.get("val"))
+    else:
+        yield value
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, Pair)
+
+
+def _pair(value: Any) -> Pair:
+    """A value as a complex one: a real value has the imaginary part 0."""
+    if isinstance(value, Pair):
+        return value
+    return Pair(value, torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0.0)
+
+
+def _pairs(value: Any) -> Any:
+    """A value, or each of a list of values, as a complex one; what is absent stays so."""
+    if isinstance(value, (list, tuple)) and not isinstance(value, Pair):
+        return [_pairs(v) for v in value]
+    return value if value is None else _pair(value)
+
+
+def settled(rule: Rule, expected: Any) -> Rule:
+    """The rule, with the parts of its results as tensors of one shape, and of the dtype of the expected results. Where
+    these are real, a complex one loses its imaginary part. A pair is a plain tuple then, which fx leaves alone."""
+    dtype = next((v.dtype for v in leaves(expected) if isinstance(v, torch.Tensor)), torch.float32)
+
+    def settle(result: Any) -> Any:
+        if not isinstance(result, Pair):
+            return result
+        real, imag = result
+        if not dtype.is_complex:
+            return real
+        if shape_of(real) != shape_of(imag):
+            real, imag = torch.broadcast_tensors(real, imag)
+        return real.to(dtype.to_real()), imag.to(dtype.to_real())
+
+    def settling(*args: Any, **kwargs: Any) -> Any:
+        result = rule(*args, **kwargs)
+        return result if result is NotImplemented else tree_map(settle, result, is_leaf=_is_pair)
+
+    return settling
+
+
+def each_part(operator: Rule, *numbers: int) -> Rule:
+    """The operator on the real parts, and on the imaginary parts: what is linear, or moves numbers about.
+
+    numbers: the positions of the arguments that may be real where others are complex (default: the first).
+    """
+
+    def part(index: int, args: Any, kwargs: Any) -> Any:
+        def one(leaf: Any) -> Any:
+            if isinstance(leaf, Pair):
+                return leaf[index]
+            return leaf.to_real() if isinstance(leaf, torch.dtype) and leaf.is_complex else leaf
+
+        args, kwargs = tree_map(one, (args, kwargs), is_leaf=_is_pair)
+        return operator(*args, **kwargs)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(_pairs(a) if i in (numbers or (0,)) else a for i, a in enumerate(args))
+        real, imag = part(0, args, kwargs), part(1, args, kwargs)
+        if isinstance(real, (list, tuple)):
+            return [Pair(r, i) for r, i in zip(real, imag, strict=True)]
+        return Pair(real, imag)
+
+    return rule
+
+
+def plus(a: Any, b: Any, *, alpha: Any = 1) -> Pair:
+    """a + alpha b"""
+    a, b = _pair(a), _pair(b if alpha == 1 else times(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha)
+    return Pair(a.real + b.real, a.imag + b.imag)
+
+
+def minus(a: Any, b: Any, *, alpha: Any = 1) -> Pair:
+    """a - alpha b"""
+    return plus(a, b, alpha=Pair(-alpha.real, -alpha.imag) if _is_pair(alpha) else -alpha)
+
+
+def reverse_minus(a: Any, b: Any, alpha: Any = 1) -> Pair:
+    """b - alpha a"""
+    return minus(b, a, alpha=alpha)
+
+
+def by(a: Any, b: Any) -> Any:
+    """a / b"""
+    if not isinstance(b, Pair):
+        return Pair(a.real / b, a.imag / b)
+    if isinstance(b.real, torch.Tensor):
+        return times(a, inverse(b))
+    number = 1 / complex(*b)
+    return times(a, Pair(number.real, number.imag))
+
+
+def inverse(z: Pair) -> Pair:
+    """1 / z, with z divided by its larger part before anything is squared, so that no square overflows."""
+    largest = torch.maximum(z.real.abs(), z.imag.abs())
+    c, d = z.real / largest, z.imag / largest
+    scale = (c * c + d * d) * largest
+    return Pair(c / scale, -d / scale)
+
+
+def magnitude(z: Pair) -> torch.Tensor:
+    """The absolute value."""
+    return torch.hypot(z.real, z.imag)
+
+
+def direction(z: Pair) -> torch.Tensor:
+    """The angle, in (-pi, pi]."""
+    return torch.atan2(z.imag, z.real)
+
+
+def from_polar(magnitude: Any, angle: Any) -> Pair:
+    """The number with this absolute value and angle."""
+    return Pair(magnitude * torch.cos(angle), magnitude * torch.sin(angle))
+
+
+def conjugate(z: Pair) -> Pair:
+    """The other sign of the imaginary part."""
+    return Pair(z.real, -z.imag)
+
+
+def power(z: Any, exponent: Any) -> Any:
+    """z to a whole power from -8 to 8, as products; another power has no rule."""
+    if isinstance(exponent, Pair) or int(exponent) != exponent or not 0 < abs(exponent) <= 8:
+        return NotImplemented
+    result = z
+    for bit in bin(abs(int(exponent)))[3:]:
+        result = times(result, result)
+        result = times(result, z) if bit == "1" else result
+    return result if exponent > 0 else inverse(result)
+
+
+def equal(a: Any, b: Any) -> torch.Tensor:
+    """Whether both parts are equal."""
+    a, b = _pair(a), _pair(b)
+    result: torch.Tensor = (a.real == b.real) & (a.imag == b.imag)
+    return result
+
+
+def unit(z: Pair) -> Pair:
+    """z divided by its absolute value; 0 stays 0."""
+    size = magnitude(z)
+    size = torch.where(size == 0, 1.0, size)
+    return Pair(z.real / size, z.imag / size)
+
+
+def to_copy(value: Any, *, dtype: torch.dtype | None = None, **others: Any) -> Any:
+    """A real number becomes complex, a complex one takes another dtype, or loses its imaginary part."""
+    if dtype == torch.bool:
+        return (value.real != 0) | (value.imag != 0)
+    return _pair(value) if dtype is None or dtype.is_complex else value.real.to(dtype)
+
+
+def filled(operator: Rule) -> Rule:
+    """A tensor of one number, which may be real."""
+
+    def rule(shape: Any, value: Any, **kwargs: Any) -> Any:
+        return each_part(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)
+
+    return rule
+
+
+_MOVES = (
+    "permute transpose.int t unsqueeze squeeze squeeze.dim squeeze.dims expand "
+    "slice.Tensor select.int flip roll repeat index_select index.Tensor gather unfold diagonal tril triu clone alias "
+    "detach split.Tensor split_with_sizes unbind.int lift_fresh_copy resolve_conj resolve_neg"
+)
+_SUMS = "neg sum sum.dim_IntList mean mean.dim cumsum"
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+RULES: Final[Mapping[Any, Rule]] = {
+    aten.complex.default: Pair,
+    aten.polar.default: from_polar,
+    aten.view_as_complex.default: lambda x: Pair(x.select(-1, 0), x.select(-1, 1)),
+    aten.view_as_real.default: lambda z: torch.stack(z, -1),
+    aten.real.default: lambda z: z.real,
+    aten.imag.default: lambda z: z.imag,
+    aten.sym_size.int: lambda z, dim: z.real.size(dim),
+    aten.sym_numel.default: lambda z: z.real.numel(),
+    aten.abs.default: magnitude,
+    aten.angle.default: direction,
+    aten.sgn.default: unit,
+    **dict.fromkeys((aten.conj.default, aten._conj.default, aten.conj_physical.default), conjugate),
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), plus),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), minus),
+    **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), reverse_minus),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), times),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), by),
+    aten.reciprocal.default: inverse,
+    aten.pow.Tensor_Scalar: power,
+    aten.exp.default: lambda z: from_polar(torch.exp(z.real), z.imag),
+    aten.log.default: lambda z: Pair(magnitude(z).log(), direction(z)),
+    **{op: bilinear(op) for op in (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default)},
+    aten.dot.default: bilinear(aten.dot.default),
+    aten._fft_c2c.default: complex_to_complex,
+    aten._fft_r2c.default: real_to_complex,
+    aten._fft_c2r.default: complex_to_real,
+    aten.vdot.default: lambda a, b: bilinear(aten.dot.default)(conjugate(a), b),
+    **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), equal),
+    **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), lambda a, b: equal(a, b).logical_not()),
+    aten.where.self: each_part(aten.where.self, 1, 2),
+    aten.index_put.default: each_part(aten.index_put.default, 0, 2),
+    aten.copy.default: each_part(aten.copy.default, 0, 1),
+    aten.slice_scatter.default: each_part(aten.slice_scatter.default, 0, 1),
+    aten.select_scatter.default: each_part(aten.select_scatter.default, 0, 1),
+    **{op: each_part(op) for op in (aten.cat.default, aten.stack.default)},
+    **{op: filled(op) for op in (aten.full.default, aten.full_like.default)},
+    aten._to_copy.default: to_copy,
+    **{op: each_part(op) for op in map(_operator, f"{_MOVES} {_SUMS}".split())},
+    **dict.fromkeys(VIEWS, each_part(aten.reshape.default)),  # a part's strides need not be those of the whole
+}
+"""By operator."""

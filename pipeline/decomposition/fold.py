@@ -1,0 +1,169 @@
+"""Constant folding with recipes: the second half of ``decompose``.
+
+A node is constant if it is deterministic, has a static shape and reads constants only. Constants that others read
+become placeholders, each with the recipe that makes it. A result much larger than its inputs (an expanded mask, say) is
+left to the engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch.fx.node import map_arg
+
+from pipeline.aten.naming import layer_name
+from pipeline.frozen import FrozenDict
+from pipeline.program import Program, rewired
+from pipeline.recipes import Recipe, Ref, Step, qualified_name
+
+aten = torch.ops.aten
+
+FREE_ELEMENTS = 1 << 20
+"""A folded constant of up to this many elements may be larger than what it is made from: an engine would compute it at
+every call, and write it to memory just as it is read from there."""
+
+SPREADS = frozenset({aten.expand.default, aten.repeat.default, aten.repeat_interleave.self_int, aten.tile.default})
+FREE_SPREAD = 1 << 16
+"""Of these operators, so many elements: a kernel that reads what they spread need not have it spread out in memory."""
+
+_UNDEFINED = (
+    *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
+    *("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal"),
+)
+
+
+def fold(program: Program) -> Program:
+    """The program with constant subgraphs as recipes, and without dead nodes. Its graph is changed in place: it is the
+    caller's fresh copy."""
+    graph = program.graph
+    constant: dict[torch.fx.Node, bool] = {}
+    for node in graph.nodes:
+        constant[node] = _is_constant(node, constant, program)
+    recipes = _Recipes(program)
+    first = next(iter(graph.nodes))
+    for node in [n for n in graph.nodes if n.op == "call_function" and constant[n] and _is_tensor(n)]:
+        if any(not constant[user] for user in node.users):
+            with graph.inserting_before(first):
+                placeholder = graph.placeholder(f"folded_{node.name}")
+            placeholder.target, placeholder.meta = placeholder.name, node.meta
+            constant[placeholder] = True
+            recipes.add(placeholder.name, node)
+            node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: not constant[user])
+    _drop_dead(graph, program)
+    alive = {n.name for n in graph.nodes}
+    constants = FrozenDict({n: r for n, r in recipes.known.items() if n in alive})
+    return evolve(program, constants=constants, outputs=rewired(program.outputs, graph))
+
+
+class _Recipes:
+    """The recipes of a program by placeholder, and those that folding adds. A recipe is called like no other, a step
+    like no parameter and no step of another node: recipes may become part of one."""
+
+    def __init__(self, program: Program) -> None:
+        self.known = dict(program.constants)
+        self._names = {recipe.name for recipe in self.known.values()}
+        self._taken = {*program.parameters, *(step.name for recipe in self.known.values() for step in recipe.steps)}
+        self._steps: dict[torch.fx.Node, str] = {}
+
+    def add(self, placeholder: str, node: torch.fx.Node) -> None:
+        """The recipe of a node, for the placeholder that takes its place."""
+        steps: dict[str, Step] = {}
+        results: dict[torch.fx.Node, Ref] = {}
+        for each in _in_order(node):
+            if each.op == "placeholder":
+                inner = self.known[each.name]
+                steps |= {step.name: step for step in inner.steps}
+                results[each] = inner.result
+            else:
+                made = self._step(each, results)
+                steps[made.name], results[each] = made, Ref(made.name)
+        name = _unlike(layer_name(node), self._names)
+        self._names.add(name)
+        self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
+
+    def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
+        """The call of a node, with what its arguments are in the recipe."""
+        if node not in self._steps:
+            self._steps[node] = _unlike(node.name, self._taken)
+            self._taken.add(self._steps[node])
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
+        options = tuple((name, _plain(value)) for name, value in kwargs.items())
+        return Step(self._steps[node], qualified_name(node.target), _plain(args), options)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_constant(node: torch.fx.Node, constant: dict[torch.fx.Node, bool], program: Program) -> bool:
+    if node.op == "placeholder":
+        return node.name in program.constants
+    if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
+        return False
+    return node.target is operator.getitem or (is_pure(node.target) and _is_small(node))
+
+
+def is_pure(target: Any) -> bool:
+    """Whether an operator always gives the same for the same arguments, and changes none of them."""
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags and target._schema.name.split("::")[1] not in _UNDEFINED
+
+
+def _is_small(node: torch.fx.Node) -> bool:
+    made = _elements(node.meta.get("val"))
+    read = sum(_elements(n.meta.get("val")) or 0 for n in node.all_input_nodes)
+    return made is not None and made <= max(FREE_SPREAD if node.target in SPREADS else FREE_ELEMENTS, read)
+
+
+def _elements(value: Any) -> int | None:
+    """How many numbers a static tensor, or a tuple of them, has (two an element, if it is complex); None for anything
+    else."""
+    if isinstance(value, (tuple, list)):
+        parts = [_elements(v) for v in value if v is not None]
+        return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
+    if not isinstance(value, torch.Tensor) or any(not isinstance(d, int) for d in value.shape):
+        return None
+    return value.numel() * (2 if value.is_complex() else 1)
+
+
+def _unlike(name: str, taken: set[str]) -> str:
+    """The name, or the first of ``name_1``, ``name_2`` … that is not taken."""
+    names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+    return next(n for n in names if n not in taken)
+
+
+def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """A node after all that it depends on; by a stack, since graphs are deep."""
+    stack, seen = [(node, iter(node.all_input_nodes))], {node}
+    while stack:
+        current, rest = stack[-1]
+        following = next((n for n in rest if n not in seen), None)
+        if following is None:
+            yield current
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(following.all_input_nodes)))
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as tuples of plain values, on the CPU, so that a recipe prints and hashes."""
+    if isinstance(value, torch.device):
+        return "cpu"
+    if isinstance(value, (tuple, list)):
+        return tuple(_plain(v) for v in value)
+    return value
+
+
+def _drop_dead(graph: torch.fx.Graph, program: Program) -> None:
+    """Erases what nobody reads: the graph is functional, so nothing has another effect. Inputs stay."""
+    kept = {port.name for port in program.inputs} | set(program.buffers)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op != "output" and node.name not in kept:
+            graph.erase_node(node)

@@ -1,0 +1,229 @@
+"""The front door: an ``nn.Module`` or ``ExportedProgram`` becomes a ``Program``.
+
+Capture exports the module, lifts its parameters and buffers, names its inputs and keeps the ranges of its dynamic dims.
+Nothing it is given is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch._dynamo.exc import UserError
+from torch.export import ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
+from torch.utils._pytree import tree_flatten
+
+from pipeline.errors import CaptureError, worded
+from pipeline.frontend import dims, given
+from pipeline.frontend.dims import is_input
+from pipeline.frontend.fakes import oblivious
+from pipeline.frontend.functional import functional
+from pipeline.frontend.recurrences import whole_recurrences
+from pipeline.frozen import FrozenDict
+from pipeline.program import Output, Port, Program, port, results, version
+from pipeline.recipes import Recipe, identity
+from pipeline.runtime.ambient import is_autocast_on, under_autocast, without_autocast
+from pipeline.settings import CompilationSettings
+from pipeline.shapes.environment import ShapeEnvironment
+from pipeline.shapes.exported import environment
+
+log = logging.getLogger(__name__)
+
+HINT = "ExportedProgram.run_decompositions({}) alone shows the same; write to clones of tensors, not to their views"
+
+
+def capture(
+    model: torch.nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    settings: CompilationSettings | None = None,
+) -> Program:
+    """The program of a module called with ``args`` and ``kwargs``, or of an ``ExportedProgram``.
+
+    Args:
+        model: a module (exported here, without gradients), or the result of ``torch.export.export``.
+        args: example inputs: tensors, or ``pipeline.Input`` with shapes and ranges, in any pytree.
+        kwargs: the same by keyword.
+        dynamic_shapes: as in ``torch.export.export``; added to the ranges that ``Input`` gives.
+        settings: what the stages read; default settings if None.
+
+    Raises:
+        CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value.
+        TypeError: ``model`` is neither of the two, or ``forward`` does not take these inputs.
+        ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it.
+    """
+    if is_autocast_on():
+        inside = under_autocast(model) if isinstance(model, torch.nn.Module) else model
+        with without_autocast():
+            return capture(inside, args, kwargs, dynamic_shapes, settings)
+    settings = settings or CompilationSettings()
+    args, kwargs = given.arguments(args, kwargs)
+    if isinstance(model, ExportedProgram):
+        if dynamic_shapes is not None:
+            raise TypeError(
+                "an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export"
+            )
+        given.check_values(chain(model.named_parameters(), model.named_buffers()))
+        exported, leaves, asked = model, given.leaves(model, args, kwargs), dict[str, Any]()
+    elif isinstance(model, torch.nn.Module):
+        given.check_module(model)
+        exported, shapes = _export(model, args, kwargs, dynamic_shapes)
+        leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
+        asked = dims.asked(exported, model, args, kwargs, shapes)
+    else:
+        raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module or an ExportedProgram")
+    try:
+        with warnings.catch_warnings():  # torch's own, of its own code
+            warnings.simplefilter("ignore")
+            exported, graph_module = functional(exported)
+    except Exception as error:
+        raise CaptureError(
+            f"torch.export cannot take the in-place operators out of the model: {error}", HINT
+        ) from error
+    return _program(exported, graph_module, settings, _tuned(leaves), asked)
+
+
+def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
+    """The sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
+    sizes = {i: v.shape for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
+    return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(leaves) if is_input(v)}}
+
+
+def _export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> tuple[ExportedProgram, Any]:
+    """The export, and what was asked of its dims."""
+    shapes = dims.dynamic_shapes(model, args, kwargs, dynamic_shapes)
+    if getattr(model, "training", False):
+        log.warning(
+            "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
+        )
+    try:
+        return _exported(model, args, kwargs, shapes), shapes
+    except Exception as error:  # the range, or torch's own words about it, fail in many ways
+        first = error
+    ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
+    for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, *dims.relaxed(shapes)):
+        with suppress(Exception):
+            if other is None or dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
+                continue
+            if dims.unified(exported, model, args, kwargs, shapes):
+                return exported, shapes
+    raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(first)}") from first
+
+
+def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
+    device = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    positional, named = dims.examples(model, args, kwargs, shapes, device)
+    with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
+    dims.attended(exported)
+    return exported
+
+
+def _tied(error: UserError, shapes: Any) -> Any:
+    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
+
+    Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
+    Their ranges are what was asked for: a suggestion that narrows one, or makes it a number, is not taken.
+    """
+    try:
+        tied = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
+    except Exception:  # it parses the message, which may suggest nothing that it understands
+        return None
+    return tied if _ends(tied) == _ends(shapes) else None
+
+
+def _ends(shapes: Any) -> list[Any]:
+    """The least and the greatest size of each dim."""
+    return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]
+
+
+def _program(
+    exported: ExportedProgram,
+    graph_module: torch.fx.GraphModule,
+    settings: CompilationSettings,
+    tuned: Mapping[int, Sequence[int]],
+    asked: Mapping[str, Any],
+) -> Program:
+    parameters, constants, buffers = _lifted(exported)
+    signature, graph = exported.graph_signature, graph_module.graph
+    values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
+    arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
+    shapes = environment(exported, graph, {a.name: values[a.name] for a in arguments}, sizes, asked)
+    return Program(
+        graph_module=graph_module,
+        inputs=tuple(_port(argument, values, shapes) for argument in arguments),
+        outputs=_outputs(signature.output_specs, results(graph)),
+        constants=FrozenDict(constants),
+        buffers=FrozenDict(buffers),
+        parameters=FrozenDict(parameters),
+        shapes=shapes,
+        in_spec=exported.call_spec.in_spec,
+        out_spec=exported.call_spec.out_spec,
+        settings=settings,
+        versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
+        aliases=frozenset(exported.state_dict),
+        written=frozenset(str(s.target) for s in signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR),
+    )
+
+
+def _lifted(exported: ExportedProgram) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
+    """The model's own tensors by their names; the placeholders that stay what one of them is; those that change."""
+    signature = exported.graph_signature
+    tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
+    mutated = set(signature.buffers_to_mutate.values())
+    parameters: dict[str, torch.Tensor] = {}
+    constants: dict[str, Recipe] = {}
+    buffers: dict[str, str] = {}
+    for spec in signature.input_specs:
+        name, target = spec.arg.name, str(spec.target)
+        if spec.kind == InputKind.USER_INPUT:
+            continue
+        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            raise CaptureError(f"input {name} is a {spec.kind.name}, which the compiler does not take")
+        parameters[target] = tensors[target]
+        if target in mutated:
+            buffers[name] = target
+        else:
+            constants[name] = identity(target)
+    return parameters, constants, buffers
+
+
+def _port(argument: Any, values: Mapping[str, Any], shapes: ShapeEnvironment) -> Port:
+    if isinstance(argument, ConstantArgument):
+        return Port(argument.name, kind="constant", value=argument.value)
+    return port(argument.name, values[argument.name], shapes)
+
+
+def _outputs(specs: Sequence[OutputSpec], values: Sequence[Any]) -> tuple[Output, ...]:
+    """The outputs. An input that is changed and returned is one value in the graph; ``target`` then names the input."""
+    outputs = tuple(map(_output, specs, values))
+    changed = {o.value: o.target for o in outputs if o.kind == "input"}
+    return tuple(
+        evolve(o, target=changed[o.value]) if o.kind == "user" and not o.constant and o.value in changed else o
+        for o in outputs
+    )
+
+
+def _output(spec: OutputSpec, value: Any) -> Output:
+    kinds = {
+        OutputKind.USER_OUTPUT: "user",
+        OutputKind.BUFFER_MUTATION: "buffer",
+        OutputKind.USER_INPUT_MUTATION: "input",
+    }
+    if spec.kind not in kinds:
+        raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
+    constant = not isinstance(value, torch.fx.Node)
+    return Output(value if constant else value.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]

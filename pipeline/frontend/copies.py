@@ -1,0 +1,52 @@
+"""A flaw of torch.export, mended while it traces: what is copied into a buffer keeps the buffer's shape and dtype.
+
+``run_decompositions`` puts the source of a copy into a buffer in the place of its result, for every reader, even where
+the copy casts or expands (torch 2.11 to 2.13).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import exported_program
+
+from pipeline.shapes.environment import shape_of
+
+_PASSES = ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
+"""What torch calls it, or called it."""
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def copies_kept() -> Iterator[None]:
+    """While torch traces: only copies that change nothing are left out; torch's own pass comes back afterwards."""
+    with _lock:
+        own = {name: getattr(exported_program, name) for name in _PASSES if hasattr(exported_program, name)}
+        try:
+            vars(exported_program).update(dict.fromkeys(own, _without_plain_copies))
+            yield
+        finally:
+            vars(exported_program).update(own)
+
+
+def _without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, Any]:
+    written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
+    with module._set_replace_hook(signature.get_replace_hook()):
+        for node in [n for n in module.graph.nodes if n.name in written and _is_plain_copy(n)]:
+            node.replace_all_uses_with(node.args[1])
+            module.graph.erase_node(node)
+        module.recompile()
+    return module, signature
+
+
+def _is_plain_copy(node: torch.fx.Node) -> bool:
+    source = node.args[1] if node.target is torch.ops.aten.copy.default else None
+    if not isinstance(source, torch.fx.Node) or any(user.op == "output" for user in source.users):
+        return False  # what is returned beside the buffer is another tensor
+    made, given = node.meta["val"], source.meta["val"]
+    return made.dtype == given.dtype and shape_of(made) == shape_of(given)

@@ -1,0 +1,322 @@
+"""What the user said of the sizes that vary: ``pipeline.Input`` and torch.export's ``dynamic_shapes``, as one.
+
+torch.export takes a size of 0 or 1 in an example, and in the range of a dim that no input has by itself, to say that
+the size is at least 2. Here examples are made larger, and such dims counted from 2, so that a range is what it says.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import Factory, define, frozen
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from pipeline.aten.arguments import argument
+from pipeline.errors import CaptureError
+from pipeline.frontend.given import bound, check_shapes
+from pipeline.inputs import Input
+from pipeline.shapes.environment import expression, solved
+
+HINT = "make the two agree, or say it once"
+STATIC = (-1, -1)
+"""The ends of a dim that is said to be static, whatever its size."""
+
+
+def is_input(value: Any) -> bool:
+    """Whether a value describes an input instead of being one."""
+    return isinstance(value, Input)
+
+
+def is_dynamic(value: Any) -> bool:
+    """Whether it is an Input with a range."""
+    return isinstance(value, Input) and value.is_dynamic
+
+
+def dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+    """torch.export's dynamic_shapes for these inputs: what Inputs say and what was given beside them.
+
+    Raises:
+        CaptureError: both say something of one dim, and they differ.
+    """
+    inputs = bound(model, args, kwargs)
+    check_shapes(model, inputs, given)
+    if callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection
+        given = given.dynamic_shapes(model, args, kwargs)
+    if any(map(is_dynamic, tree_flatten(inputs, is_leaf=is_input)[0])):
+        specs = dict(zip(inputs, given, strict=False)) if isinstance(given, list | tuple) else dict(given or {})
+        merger = _Merger()
+        given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
+        given = tree_map(merger.ranged, given)
+    return _rooted(given)
+
+
+@define
+class _Merger:
+    """Joins Inputs and dims; dims that got a range from an Input have it wherever they stand."""
+
+    ranges: dict[str, tuple[int, int, str]] = Factory(dict)
+    count: int = -1
+
+    def merge(self, path: str, value: Any, spec: Any) -> Any:
+        """The dims of an input, in the form that torch.export takes."""
+        if isinstance(value, Input):
+            self.count += 1
+            return self.of_input(path, value, _by_dim(spec)) or None
+        if isinstance(value, torch.Tensor):
+            self.count += 1
+            return spec
+        if type(value) in (list, tuple):
+            given = spec if isinstance(spec, list | tuple) else [None] * len(value)
+            return type(value)(
+                self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(value, given, strict=True))
+            )
+        if type(value) is dict:
+            return {k: self.merge(f"{path}[{k!r}]", v, (spec or {}).get(k)) for k, v in value.items()}
+        return self.of_container(path, value, spec)
+
+    def of_container(self, path: str, value: Any, spec: Any) -> Any:
+        """Named tuples and other dicts keep their type, as torch.export wants it; what is registered becomes a list."""
+        parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
+        if len(parts) == 1 and parts[0] is value:
+            return spec
+        given, _ = tree_flatten(spec, is_leaf=lambda part: part is not spec) if spec is not None else ([], None)
+        given = given if len(given) == len(parts) else [None] * len(parts)
+        merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
+        return tree_unflatten(merged, structure) if isinstance(value, tuple | dict) else merged
+
+    def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Any]:
+        own = value.dims(self.count)
+        for dim, entry in entries.items():
+            if value.shape is None:
+                low, _, high = value.ranges[dim]
+                own[dim] = self.agreed(f"dimension {dim} of input {path}", low, high, entry)
+            else:  # an Input of one shape is an example, as a tensor is
+                own[dim] = entry
+        return {dim: entry for dim, entry in own.items() if entry is not None}
+
+    def agreed(self, where: str, low: int, high: int, entry: Any) -> Any:
+        """The dim, where its range is the Input's or open."""
+        ends = _ends(entry)
+        if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
+            return None
+        if low == high or ends[0] not in (None, low) or ends[1] not in (None, high):
+            both = f"{low}..{high} by pipeline.Input, {_text(entry)} by dynamic_shapes"
+            raise CaptureError(f"{where} is given twice: {both}", HINT)
+        if isinstance(entry, Dim) and not hasattr(entry, "root"):
+            other = self.ranges.setdefault(entry.__name__, (low, high, where))
+            if other[:2] != (low, high):
+                both = f"{other[0]}..{other[1]} for {other[2]}, {low}..{high} for {where}"
+                raise CaptureError(f"Dim {entry.__name__!r} is given twice by pipeline.Input: {both}", HINT)
+            return entry
+        return entry if isinstance(entry, Dim) else entry(min=low, max=high)
+
+    def ranged(self, entry: Any) -> Any:
+        """A dim with the range that an Input gave it."""
+        if not isinstance(entry, Dim):
+            return entry
+        root = getattr(entry, "root", entry)
+        if root.__name__ not in self.ranges:
+            return entry
+        low, high, _ = self.ranges[root.__name__]
+        ranged = Dim(root.__name__, min=low, max=high)
+        return ranged if root is entry else _derived(entry, ranged, 0)
+
+
+def _by_dim(spec: Any) -> dict[int, Any]:
+    pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
+    return {dim: entry for dim, entry in pairs if entry is not None}
+
+
+def _ends(entry: Any) -> tuple[int | None, int | None]:
+    """The least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
+    if isinstance(entry, int):
+        return entry, entry
+    if isinstance(entry, Dim):
+        return int(entry.min) or None, int(entry.max) if entry.max < 2**63 - 1 else None
+    if entry.type.name == "STATIC":
+        return STATIC
+    return entry.min, entry.max
+
+
+def _text(entry: Any) -> str:
+    low, high = _ends(entry)
+    if low == high:
+        return "static" if (low, high) == STATIC else str(low)
+    name = entry.__name__ if isinstance(entry, Dim) else f"Dim.{entry.type.name}"
+    return f"{name} = {0 if low is None else low}..{'' if high is None else high}"
+
+
+def _rooted(shapes: Any) -> Any:
+    """Dims derived from one that no input has (``4*s``) count it from 2: torch.export would have it start there."""
+    dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
+    plain = {d.__name__ for d in dims if not hasattr(d, "root")}
+
+    def shifted(entry: Any) -> Any:
+        root = getattr(entry, "root", None)
+        if root is None or root.__name__ in plain or root.min >= 2:
+            return entry
+        by = 2 - int(root.min)
+        end = {"max": root.max + by} if root.max < 2**63 - 1 else {}
+        return _derived(entry, Dim(root.__name__, min=2, **end), by)
+
+    return tree_map(shifted, shapes)
+
+
+def _derived(entry: Any, root: Any, by: int) -> Any:
+    """The dim derived from a root in the same way, the root being larger by a number."""
+    start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
+    scaled, offset = (slope * root if slope != 1 else root), start - slope * by
+    return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
+
+
+def relaxed(shapes: Any) -> Iterator[Any]:
+    """The same ranges, in which torch.export may ask for more than that (``s % 4 == 0``): in those of dims by
+    themselves, and then in those of derived dims as well.
+
+    What it asks for then becomes a relation, checked at each call.
+    """
+    dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
+    for derived in sorted({hasattr(d, "root") for d in dims}):
+        yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
+
+
+def _opened(entry: Any, derived: bool) -> Any:
+    if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
+        return entry
+    low, high = _ends(entry)
+    return Dim.AUTO(min=low, max=high)
+
+
+def specialised(exported: ExportedProgram, shapes: Any) -> bool:
+    """Whether a dim that was given a range has one size in the export."""
+    names = set(exported.graph_signature.user_inputs)
+    values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
+    sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
+    asked = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim) and d.min < d.max]
+    return sum(_varies(size, exported.range_constraints) for size in (*sizes, *values)) < len(asked)
+
+
+def asked(
+    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+) -> dict[str, tuple[int, int | None]]:
+    """The least and the greatest size that was asked for, by the symbol that it has in the export; None: no bound."""
+    found = dict[str, tuple[int, int | None]]()
+    for size, entry in _wishes(exported, model, args, kwargs, shapes):
+        for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
+            least, most = found.get(symbol, (low, high))
+            found[symbol] = max(low, least), min((e for e in (high, most) if e is not None), default=None)
+    return found
+
+
+def _wishes(
+    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Each size of an input for which something was asked, and what."""
+    inputs = bound(model, args, kwargs)
+    wishes = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
+    values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
+    for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(wishes)[0], strict=True):
+        for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
+            yield values[str(name)].shape[dim], entry
+
+
+def unified(
+    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+) -> bool:
+    """Lets sizes of one ``Dim`` be one symbol, as was asked, where the export of relaxed ranges knows of no ``Dim``.
+    False if they are not one size in the example inputs."""
+    first: dict[str, Any] = {}
+    sizes: list[tuple[Any, Any]] = [*_wishes(exported, model, args, kwargs, shapes)]
+    plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
+    pairs = [(first.setdefault(entry.__name__, size), size) for size, entry in plain]
+    roots = [(size, entry, first.get(entry.root.__name__)) for size, entry in sizes if hasattr(entry, "root")]
+    pairs += [(entry.fn(root), size) for size, entry, root in roots if root is not None]
+    return all(bool(one == other) for one, other in pairs)
+
+
+def attended(exported: ExportedProgram) -> None:
+    """Lets keys and values be of one length, which torch does not conclude from an attention to them."""
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+            key, value = (argument(node, name).meta["val"] for name in ("key", "value"))
+            torch._check(key.shape[-2] == value.shape[-2])
+
+
+def _of_symbol(size: Any, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
+    """The range of the one symbol of a size, from that of the size."""
+    if isinstance(size, int) or len(size.free_symbols) != 1:
+        return
+    name = str(*size.free_symbols)
+    ends = [
+        (low or 0) if size.is_Symbol else solved(size, name, low or 0),
+        None if high is None else solved(size, name, high),
+    ]
+    if ends[0] is not None and (high is None or ends[1] is not None):
+        yield name, ends[0], ends[1]
+
+
+@frozen
+class _Asked:
+    """What was said of the dims of one input."""
+
+    entries: Mapping[int, Any]
+
+
+def _varies(size: Any, ranges: Mapping[Any, Any]) -> bool:
+    """Whether a size is an expression over symbols that are not bound to one value each."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    symbols = size.node.expr.free_symbols
+    known = [ranges[symbol] for symbol in symbols if symbol in ranges]
+    return any(r.lower != r.upper for r in known) if known else bool(symbols)
+
+
+def examples(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Tensors in place of Inputs, of size 2 or more where a dim may vary; other values as they are."""
+    derived = any(hasattr(d, "root") for d in tree_flatten(shapes)[0])
+
+    def example(value: Any, spec: Any) -> Any:
+        if isinstance(value, Input):
+            return value.example(device)
+        return value if derived or not isinstance(value, torch.Tensor) else _enlarged(value, _by_dim(spec))
+
+    return _as_given(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
+
+
+def _as_given(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What was made of the inputs, by the names of parameters, in the places of the inputs."""
+    first = inspect.signature(model.forward).bind_partial(*args)
+    first.arguments.update({name: made[name] for name in first.arguments})
+    rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}
+    return first.args, {name: made[name] if name in made else rest[name] for name in kwargs}
+
+
+def _mapped(function: Callable[[Any, Any], Any], value: Any, spec: Any) -> Any:
+    """``function(leaf, spec)`` over containers; the spec is None where it says nothing."""
+    if type(value) in (list, tuple):
+        given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
+        return type(value)(_mapped(function, v, s) for v, s in zip(value, given, strict=True))
+    if type(value) is dict:
+        given = list(spec) if isinstance(spec, list | tuple) else spec
+        specs = dict(zip(value, given, strict=False)) if isinstance(given, list) else (given or {})
+        return {k: _mapped(function, v, specs.get(k)) for k, v in value.items()}
+    if is_input(value) or isinstance(value, torch.Tensor):
+        return function(value, spec)
+    return tree_map(lambda leaf: function(leaf, None), value, is_leaf=is_input)
+
+
+def _enlarged(tensor: torch.Tensor, entries: Mapping[int, Any]) -> torch.Tensor:
+    sizes = list(tensor.shape)
+    for dim, entry in entries.items():
+        high = None if isinstance(entry, int) else _ends(entry)[1]
+        if sizes[dim] < 2 and not isinstance(entry, int) and (high is None or high >= 2):
+            sizes[dim] = 2
+    return tensor if sizes == list(tensor.shape) else tensor.detach().new_zeros(sizes)

@@ -1,0 +1,58 @@
+"""The fake tensors of a graph: what a new node's value would be, without computing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.node import map_arg
+
+from pipeline.frontend.symbolic_kernels import symbolic_kernels
+from pipeline.shapes.environment import expression, shape_of
+
+
+def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
+    """The mode that the graph's fake tensors belong to."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None) or FakeTensorMode()
+
+
+@contextmanager
+def quietly(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside the program's own fake mode, and adding no guard to its symbols."""
+    environment = mode.shape_env
+    with mode, oblivious(), environment.suppress_guards() if environment is not None else nullcontext():
+        yield
+
+
+@contextmanager
+def oblivious() -> Iterator[None]:
+    """While torch traces: a size that varies may be 0 or 1, what is decided on that is a guard, and what an operator
+    makes of such a size is said in terms of it."""
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True), symbolic_kernels():  # type: ignore[attr-defined]
+        yield
+
+
+def fake_result(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:
+    """What a call gives for the fake values of the nodes among its arguments."""
+    args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
+    with torch.no_grad(), quietly(mode), enable_python_dispatcher():  # as in torch.export, whose kernels know symbols
+        return target(*args, **kwargs)
+
+
+def signature(value: Any) -> str:
+    """What of an argument decides the fake value of a call: equal calls have equal signatures."""
+    if isinstance(value, (tuple, list)):
+        return f"({' '.join(map(signature, value))})"
+    if isinstance(value, dict):
+        return f"({' '.join(f'{k}={signature(v)}' for k, v in value.items())})"
+    if not isinstance(value, torch.fx.Node):
+        return f"{type(value).__name__} {value!r}"
+    fake = value.meta.get("val")
+    if isinstance(fake, torch.Tensor):
+        return f"{fake.dtype} {shape_of(fake)} {fake.device} {tuple(map(expression, fake.stride()))}"
+    return str(expression(fake)) if isinstance(fake, torch.SymInt) else str(fake)

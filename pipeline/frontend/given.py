@@ -1,0 +1,190 @@
+"""What a user gives to be compiled, checked at the front door: here a mistake still has the user's own words."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.export.dynamic_shapes import _DimHint
+
+from pipeline.errors import CaptureError
+from pipeline.inputs import Input
+from pipeline.shapes.environment import Range, bounds, expression
+
+ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
+
+
+def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``args`` and ``kwargs`` as a tuple and a dict. `TypeError` where they are none."""
+    if isinstance(args, torch.Tensor | Input | str | bytes) or not isinstance(args, Sequence):
+        raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(x,)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f'kwargs is a {type(kwargs).__name__}: pass a dict of inputs by name, such as {{"x": x}}')
+    if odd := [name for name in kwargs or () if not isinstance(name, str)]:
+        raise TypeError(f"kwargs names inputs by strings, not by {odd[0]!r}")
+    return tuple(args), dict(kwargs or {})
+
+
+def check_module(model: torch.nn.Module) -> None:
+    """Raise where no engine can be made of a module, whatever its inputs.
+
+    Raises:
+        TypeError: it is a TorchScript module, or compiled already.
+        CaptureError: a parameter or buffer has no value.
+    """
+    from pipeline.runtime.module import CompiledModule
+
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("model is TorchScript, which torch.export does not take: pass the module that it was made from")
+    if isinstance(model, CompiledModule):
+        raise TypeError("model is compiled already: call it, or compile the module that it was made from")
+    check_values(chain(model.named_parameters(), model.named_buffers()))
+
+
+def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """`CaptureError` for a parameter or buffer without a value."""
+    for name, tensor in tensors:
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{name} is on the meta device: it has a shape and no value",
+                'load the model\'s weights first: model.to_empty(device="cpu"), then model.load_state_dict(…)',
+            )
+
+
+def bound(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs by the names of ``forward``'s parameters, as torch.export's dynamic_shapes has them.
+
+    Raises:
+        TypeError: ``forward`` does not take these inputs; the message has its parameters.
+    """
+    signature = inspect.signature(model.forward)
+    try:
+        return dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise TypeError(f"{type(model).__name__}.forward({', '.join(signature.parameters)}): {error}") from None
+
+
+def check_shapes(model: torch.nn.Module, inputs: Mapping[str, Any], given: Any) -> None:
+    """Raise where ``dynamic_shapes`` speaks of inputs or dims that are not there: nothing that it says is passed over.
+
+    Raises:
+        TypeError: it, or an entry, is of no kind that torch.export takes.
+        ValueError: it names an input or a dim that the module does not have, or has another length.
+    """
+    if given is None or callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
+        return
+    names = ", ".join(inputs) or "none"
+    if isinstance(given, Mapping):
+        known = {*inputs, *_keywords(model, inputs)}
+        if unknown := [name for name in given if name not in known]:
+            raise ValueError(f"dynamic_shapes has {unknown[0]!r}; the inputs of {type(model).__name__} are {names}")
+        rows = [(name, inputs.get(name), spec) for name, spec in given.items()]
+    elif isinstance(given, list | tuple):
+        if given and len(given) != len(inputs):
+            raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(inputs)} inputs ({names})")
+        rows = [(name, inputs[name], spec) for name, spec in zip(inputs, given, strict=False)]
+    else:
+        kind = type(given).__name__
+        raise TypeError(f"dynamic_shapes is a {kind}: pass a dict by the names of inputs ({names}), or a tuple")
+    for name, value, spec in rows:
+        _check_spec(name, value, spec)
+
+
+def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str]:
+    """The names that ``forward`` takes as ``**kwargs``."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))
+
+
+def _check_spec(path: str, value: Any, spec: Any) -> None:
+    """What is said of one input; containers are followed as far as both have the same form."""
+    if spec is None:
+        return
+    if isinstance(value, torch.Tensor | Input):
+        _check_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
+    elif isinstance(value, list | tuple) and isinstance(spec, list | tuple) and len(value) == len(spec):
+        for i, pair in enumerate(zip(value, spec, strict=True)):
+            _check_spec(f"{path}[{i}]", *pair)
+    elif isinstance(value, Mapping) and isinstance(spec, Mapping):
+        for key in value.keys() & spec.keys():
+            _check_spec(f"{path}[{key!r}]", value[key], spec[key])
+
+
+def _check_entries(path: str, rank: int, spec: Any) -> None:
+    if not isinstance(spec, Mapping | list | tuple):
+        raise TypeError(
+            f"dynamic_shapes of {path} is a {type(spec).__name__}: pass a dict from dimensions to {ENTRIES}, or a tuple"
+        )
+    entries = spec if isinstance(spec, Mapping) else dict(enumerate(spec))
+    if not isinstance(spec, Mapping) and len(spec) != rank:
+        raise ValueError(f"dynamic_shapes of {path} has {len(spec)} entries; the input has rank {rank}")
+    for dim, entry in entries.items():
+        if not isinstance(dim, int) or not -rank <= dim < rank:
+            raise ValueError(f"dynamic_shapes of {path} has dimension {dim!r}; the input has rank {rank}")
+        if not (entry is None or isinstance(entry, int | Dim | _DimHint)):
+            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: {ENTRIES} is due")
+
+
+def leaves(exported: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Inputs given beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
+
+    Raises:
+        TypeError: they have another structure than those it was exported with.
+        ValueError: one has another dtype, rank, size or range; the message has both.
+    """
+    if not args and not kwargs:
+        return []
+    names = [str(name) for name in exported.graph_signature.user_inputs]
+    values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
+    try:
+        found: list[Any] = exported.call_spec.in_spec.flatten_up_to((args, dict(kwargs)))
+    except ValueError as error:
+        raise TypeError(f"the program was exported with the inputs {', '.join(names) or 'none'}: {error}") from None
+    for name, value in zip(names, found, strict=True):
+        expected = values.get(name)
+        if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor | Input):
+            _check_fits(name, value if isinstance(value, Input) else Input.from_tensor(value), expected, exported)
+    return found
+
+
+def _check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
+    was = described(expected, exported)
+    ranged = value.dynamic_dims
+    fits = (
+        value.dtype == was.dtype
+        and len(value.ranges) == len(was.ranges)
+        and all(
+            (low, high) == (least, most) if dim in ranged else least <= low <= most
+            for dim, ((low, _, high), (least, _, most)) in enumerate(zip(value.ranges, was.ranges, strict=True))
+        )
+    )
+    if not fits:
+        raise ValueError(
+            f"input {name} was exported as {was}, not {value}: its ranges are fixed; pass the module, or another export"
+        )
+
+
+def described(value: torch.Tensor, exported: ExportedProgram, like: Input | None = None) -> Input:
+    """An exported input as an Input, with the optimal sizes of another where its ranges have them."""
+    ends = [_ends(size, exported) for size in value.shape]
+    low, high = tuple(a for a, _ in ends), tuple(b for _, b in ends)
+    if low == high:
+        return Input(low, dtype=value.dtype)
+    best = [opt for _, opt, _ in like.ranges] if like is not None and len(like.ranges) == len(ends) else list(high)
+    opt = tuple(min(max(o, a), b) for o, (a, b) in zip(best, ends, strict=True))
+    return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=value.dtype)
+
+
+def _ends(size: Any, exported: ExportedProgram) -> tuple[int, int]:
+    ranges = {str(symbol): _range(r) for symbol, r in exported.range_constraints.items()}
+    found = bounds(expression(size), ranges)
+    return found.min, found.max
+
+
+def _range(given: Any) -> Range:
+    low, high = (max(int(end), 0) if end.is_finite else 2**31 - 1 for end in (given.lower, given.upper))
+    return Range(low, high, high)

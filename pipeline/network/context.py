@@ -1,0 +1,132 @@
+"""What a converter is given: the network it appends to, and what is known of the node; it lives in ``convert``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+import torch
+from attrs import define, field, frozen
+
+from pipeline.network.description import Weight
+from pipeline.recipes import held
+from pipeline.settings import CompilationSettings
+from pipeline.shapes.environment import Shape, Symbols, on_host
+from pipeline.trt import Log, to_trt, trt, weights_of
+
+
+@frozen
+class SymbolicInt:
+    """A size that is known only when the engine runs: an expression over the program's symbols.
+
+    Converters receive it where the graph has a symbolic int, and hand it to ``pipeline.impl`` as they would an int;
+    ``pipeline.impl.base.shape_tensor`` turns it into a tensor.
+    """
+
+    expr: sympy.Expr
+
+    def __str__(self) -> str:
+        return str(self.expr)
+
+
+class NetworkError(Exception):
+    """TensorRT refused a layer; ``convert`` adds the node and raises ``pipeline.ConversionError``."""
+
+
+@define(eq=False)
+class ConversionContext:
+    """The state of one network under construction.
+
+    Attributes:
+        net: the ``INetworkDefinition``; converters append to it.
+        compilation_settings: the user's settings.
+        requires_output_allocator: whether an output's shape depends on data.
+        weight_refit_map: engine weight name → tensor, as recorded.
+        cpu_weights_reference_holder: tensors that the network points at; kept until the engine is built.
+        log: TensorRT's messages.
+        node: the graph node being converted; ``node.meta["val"]`` is its fake tensor.
+        symbols: where each symbol can be read: an input and its dim, or an input that is the symbol itself.
+        constant_names: names of the constants given to converters, by ``id`` of the tensor.
+        literals: the weights that come from no parameter, by the names that their content gives them.
+        weights: the names of all weights, by the address at which they lie.
+        memo: what building blocks made once for a network, with the values that their keys name by ``id``.
+        shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
+        ranges: the values each symbol may take.
+    """
+
+    net: Any
+    compilation_settings: CompilationSettings
+    log: Log
+    requires_output_allocator: bool = False
+    weight_refit_map: dict[str, torch.Tensor] = field(factory=dict)
+    cpu_weights_reference_holder: list[torch.Tensor] = field(factory=list)
+    node: torch.fx.Node | None = None
+    symbols: dict[str, tuple[Any, int | None]] = field(factory=dict)
+    constant_names: Mapping[int, str] = field(factory=dict)
+    literals: dict[str, torch.Tensor] = field(factory=dict)
+    weights: dict[int, Weight] = field(factory=dict)
+    memo: dict[Any, Any] = field(factory=dict)
+    shapes: dict[int, tuple[Any, Shape]] = field(factory=dict)
+    ranges: Symbols = field(factory=dict)
+    _used: Counter[str] = field(factory=Counter)
+
+    def note_shape(self, tensor: Any, shape: Shape) -> None:
+        """Remember a tensor's shape as the program knows it: equal sizes are then seen to be equal, and a size that
+        depends on data can be read off the first tensor that has it."""
+        self.shapes[id(tensor)] = (tensor, shape)
+        for dim, size in enumerate(shape):
+            if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
+                self.symbols.setdefault(str(size), (tensor, dim))
+
+    def unique(self, name: str) -> str:
+        """The name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
+        count = self._used[name]
+        self._used[name] += 1
+        return self.unique(f"{name}.{count}") if count else name
+
+    def add(self, name: str, kind: str, *args: Any, **kwargs: Any) -> Any:
+        """The layer that ``net.add_<kind>`` makes, named ``name:kind``; an error with TensorRT's words if none."""
+        mark = self.log.mark()
+        layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
+        if layer is None:
+            raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.said_since(mark)})")
+        layer.name = self.unique(f"{name}:{kind}")
+        return layer
+
+    def record_weight(self, name: str, weight: torch.Tensor) -> None:
+        """Keep a weight that the network points at alive, under the name by which it will be refitted."""
+        self.weight_refit_map[name] = weight
+        self.cpu_weights_reference_holder.append(weight)
+
+    def clear_cpu_weights_reference_holder(self) -> None:
+        """Let go of the tensors that the network points at, once its engine is built."""
+        self.cpu_weights_reference_holder.clear()
+
+    def trt_weights(self, value: torch.Tensor) -> Any:
+        """``trt.Weights`` for a constant, not copied if contiguous: named after its recipe, or by its content."""
+        tensor = held(value.detach().cpu().contiguous())
+        name = self.constant_names.get(id(value))
+        known = self.weights.get(tensor.data_ptr())
+        if name is None or (known is not None and known.name != name and known.shape != tuple(tensor.shape)):
+            name = literal_name(tensor) if name is None else name
+            tensor = self.literals.setdefault(name, tensor) if id(value) not in self.constant_names else tensor.clone()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
+        self.record_weight(name, tensor)
+        return weights_of(tensor)
+
+    def empty_weights(self, dtype: torch.dtype) -> Any:
+        """The absence of an optional weight."""
+        return trt.Weights(to_trt(dtype))
+
+
+def literal_name(tensor: torch.Tensor) -> str:
+    """A weight that comes from no parameter is named by its content, so that equal networks print equally."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.numel() <= 8:
+        return f"{dtype}{list(tensor.shape)} = {tensor.tolist()}"
+    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{dtype}{list(tensor.shape)} = sha256:{hashlib.sha256(raw).hexdigest()[:16]}"

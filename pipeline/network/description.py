@@ -1,0 +1,303 @@
+"""A finished TensorRT network as a frozen description: what is printed, compared, digested and interpreted.
+
+`ATTRIBUTES` and `WEIGHTS`, the one table of what every layer kind has, come from attributes.py.
+"""
+
+import hashlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from pipeline.network.attributes import ATTRIBUTES, UNREADABLE, WEIGHTS, Value, dims
+from pipeline.trt import dtype_name, layer_kind, layer_of, trt, weights_pointer
+
+__all__ = [
+    "ATTRIBUTES",
+    "UNREADABLE",
+    "WEIGHTS",
+    "Held",
+    "Layer",
+    "Network",
+    "Profile",
+    "Tensor",
+    "Value",
+    "Weight",
+    "describe",
+    "held_weights",
+    "printed",
+    "weights_in",
+]
+
+
+@attrs.frozen
+class Tensor:
+    """A tensor between layers; dtype is torch's name, -1 a dimension known only when it runs.
+
+    `dimension_names` are an input's, "" where one has none: dimensions of one name are of one size.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    dimension_names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        names = self.dimension_names or ("",) * len(self.shape)
+        sizes = ", ".join(name or str(size) for size, name in zip(self.shape, names, strict=True))
+        return f"{self.name}: {self.dtype}[{sizes}]"
+
+
+@attrs.frozen
+class Weight:
+    """A weight that a layer points at."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}{list(self.shape)}"
+
+
+@attrs.frozen
+class Layer:
+    """One layer: absent optional inputs are None, attributes that an input replaces are left out."""
+
+    kind: str
+    name: str
+    inputs: tuple[str | None, ...]
+    outputs: tuple[Tensor, ...]
+    attributes: tuple[tuple[str, Value], ...] = ()
+    weights: tuple[tuple[str, str], ...] = ()
+
+    def attribute(self, name: str, default: Value = None) -> Any:
+        """The attribute called `name`, or the default where the row has none."""
+        return dict(self.attributes).get(name, default)
+
+    def weight(self, role: str) -> str | None:
+        """The name of the weight in a role ("kernel"), or None where it is absent."""
+        return dict(self.weights).get(role)
+
+    def __str__(self) -> str:
+        outputs = ", ".join(map(str, self.outputs))
+        inputs = ", ".join("-" if name is None else name for name in self.inputs)
+        settings = "".join(f" {name}={printed(value)}" for name, value in self.attributes)
+        weights = "".join(f" {role}={name!r}" for role, name in self.weights)
+        return f"{self.kind} {self.name!r} ({inputs}) -> ({outputs}){settings}{weights}"
+
+
+@attrs.frozen
+class Profile:
+    """The ranges an engine is built for: (input, min, opt, max) for every input that has some."""
+
+    ranges: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
+
+    def __str__(self) -> str:
+        return "".join(
+            f"profile {name}: {list(low)} {list(opt)} {list(high)}\n" for name, low, opt, high in self.ranges
+        )
+
+
+@attrs.frozen
+class Network:
+    """A whole network. Compare by `digest`: `==` takes 1 for True and 1.0."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    layers: tuple[Layer, ...]
+    weights: tuple[Weight, ...] = ()
+    profile: Profile | None = None
+
+    def layer(self, name: str) -> Layer:
+        """The layer called `name`; KeyError where there is none."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise KeyError(f"network {self.name!r} has no layer {name!r}")
+
+    def weight(self, name: str) -> Weight:
+        """The weight called `name`; KeyError where there is none."""
+        for weight in self.weights:
+            if weight.name == name:
+                return weight
+        raise KeyError(f"network {self.name!r} has no weight {name!r}")
+
+    def kinds(self) -> Mapping[str, int]:
+        """How many layers there are of each kind, by name of the kind."""
+        return dict(sorted(Counter(layer.kind for layer in self.layers).items()))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(str(self).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        lines = [f"network {self.name!r}"]
+        lines += [f"input {tensor}" for tensor in self.inputs]
+        lines += [f"output {tensor}" for tensor in self.outputs]
+        lines += [f"weight {weight}" for weight in self.weights]
+        lines += str(self.profile or "").splitlines()
+        return "\n".join([*lines, *map(str, self.layers)]) + "\n"
+
+
+def printed(value: Value) -> str:
+    """A value on one line, without blanks: equal values of different types print differently."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(printed, value))}]"
+    return value if isinstance(value, str) and value.isidentifier() else repr(value)
+
+
+@attrs.frozen
+class Held:
+    """Weights as a layer holds them: `values` is what the bindings give, `pointer` None where that has no address."""
+
+    layer: str
+    role: str
+    pointer: int | None
+    dtype: str
+    count: int
+    values: Any = attrs.field(eq=False, repr=False)
+
+
+WeightAt: TypeAlias = Callable[[str, str], Weight | None]
+WeightName: TypeAlias = Callable[[int], Weight | None]
+
+
+def held_weights(net: "trt.INetworkDefinition") -> Iterator[Held]:
+    """The weights of every layer, in the order of the layers."""
+    for index in range(net.num_layers):
+        yield from weights_in(layer_of(net, index))
+
+
+def weights_in(layer: Any) -> Iterator[Held]:
+    """The weights of a layer that has the class of its kind."""
+    for role in WEIGHTS.get(layer_kind(layer), ()):
+        values = getattr(layer, role)
+        dtype = dtype_name(values.dtype) if isinstance(values, trt.Weights) else str(values.dtype)
+        if values.size:
+            yield Held(layer.name, role, weights_pointer(values), dtype, int(values.size), values)
+
+
+def describe(
+    net: "trt.INetworkDefinition",
+    *,
+    name: str,
+    weight_name: WeightName,
+    profile: Profile | None = None,
+    weight_at: WeightAt | None = None,
+) -> Network:
+    """The description of a finished network.
+
+    `weight_name` gives the weight at an address; `weight_at` that of a (layer name, role), and is asked first.
+    ValueError where a layer is invalid, cannot be read, or has weights that neither knows. Empty weights have no name.
+    """
+    return _Description(weight_name, weight_at).of(net, name, profile)
+
+
+class _Description:
+    """The names given so far. The bindings give one object for one TensorRT object while it lives: they are kept."""
+
+    def __init__(self, weight_name: WeightName, weight_at: WeightAt | None) -> None:
+        self.weight_name, self.weight_at = weight_name, weight_at
+        self.names: dict[int, str] = {}
+        self.taken: set[str] = set()
+        self.kept: list[Any] = []
+        self.bounds: dict[str, list[Any]] = {}
+        self.weights: dict[str, Weight] = {}
+
+    def of(self, net: Any, name: str, profile: Profile | None) -> Network:
+        inputs = tuple(self.input(net.get_input(i), f"input.{i}") for i in range(net.num_inputs))
+        outputs = [net.get_output(i) for i in range(net.num_outputs)]
+        for index, output in enumerate(outputs):
+            self.tensor_name(output, f"output.{index}")
+        handles = [layer_of(net, i) for i in range(net.num_layers)]
+        taken: set[str] = set()
+        names = [_distinct(layer.name or f"layer.{i}", taken) for i, layer in enumerate(handles)]
+        for layer, own in zip(handles, names, strict=True):
+            self.name_outputs(layer, own)
+        layers = tuple(self.layer(layer, own) for layer, own in zip(handles, names, strict=True))
+        bindings = tuple(self.tensor(output, "") for output in outputs)
+        return Network(name, inputs, bindings, layers, tuple(self.weights.values()), profile)
+
+    def tensor_name(self, tensor: Any, default: str) -> str:
+        if id(tensor) not in self.names:
+            self.kept.append(tensor)
+            self.names[id(tensor)] = _distinct(tensor.name or default, self.taken)
+        return self.names[id(tensor)]
+
+    def name_outputs(self, layer: Any, own: str) -> None:
+        """Before any row is made: a recurrence takes a tensor of a later layer."""
+        for index in range(layer.num_outputs):
+            self.tensor_name(layer.get_output(index), f"{own}.{index}")
+
+    def tensor(self, tensor: Any, default: str) -> Tensor:
+        name, shape = self.tensor_name(tensor, default), dims(tensor, "shape")
+        if shape is None:
+            raise ValueError(f"tensor {name!r} has no shape: its layer is invalid, see TensorRT's log")
+        return Tensor(name, dtype_name(tensor.dtype), shape)
+
+    def input(self, tensor: Any, default: str) -> Tensor:
+        found = self.tensor(tensor, default)
+        names = tuple(tensor.get_dimension_name(i) for i in range(len(found.shape)))
+        return attrs.evolve(found, dimension_names=names if any(names) else ())
+
+    def layer(self, layer: Any, own: str) -> Layer:
+        kind = layer_kind(layer)
+        if kind in UNREADABLE:
+            raise ValueError(f"layer {own!r} of kind {kind} has no description: {UNREADABLE[kind]}")
+        handles = [layer.get_input(i) for i in range(layer.num_inputs)]
+        return Layer(
+            kind=kind,
+            name=own,
+            inputs=tuple(None if handle is None else self.tensor_name(handle, "") for handle in handles),
+            outputs=tuple(self.tensor(layer.get_output(i), f"{own}.{i}") for i in range(layer.num_outputs)),
+            attributes=(*self.bound(layer), *_attributes(kind, layer, handles)),
+            weights=tuple(self.weight(held) for held in weights_in(layer)),
+        )
+
+    def bound(self, layer: Any) -> Iterator[tuple[str, Value]]:
+        """Which loop, conditional or attention a boundary layer belongs to, numbered as they appear."""
+        for what in ("loop", "conditional", "attention"):
+            if hasattr(layer, what):
+                known = self.bounds.setdefault(what, [])
+                owner = getattr(layer, what)
+                if not any(owner is other for other in known):
+                    known.append(owner)
+                yield what, next(index for index, other in enumerate(known) if owner is other)
+
+    def weight(self, held: Held) -> tuple[str, str]:
+        weight = self.weight_at(held.layer, held.role) if self.weight_at is not None else None
+        if weight is None and held.pointer is not None:
+            weight = self.weight_name(held.pointer)
+        if weight is None:
+            raise ValueError(
+                f"the {held.role} of layer {held.layer!r} ({held.count} x {held.dtype}) was not recorded under a name"
+            )
+        if math.prod(weight.shape) != held.count:
+            raise ValueError(
+                f"the {held.role} of layer {held.layer!r} has {held.count} elements, its weight is {weight}"
+            )
+        if self.weights.setdefault(weight.name, weight) != weight:
+            raise ValueError(f"two weights are called {weight.name!r}: {weight} and {self.weights[weight.name]}")
+        return held.role, weight.name
+
+
+def _attributes(kind: str, layer: Any, inputs: list[Any]) -> Iterator[tuple[str, Value]]:
+    for attribute in ATTRIBUTES.get(kind, ()):
+        replaced = (
+            attribute.unless is not None and attribute.unless < len(inputs) and inputs[attribute.unless] is not None
+        )
+        if not replaced and attribute.exists(layer):
+            yield attribute.name, attribute.read(layer, attribute.name)
+
+
+def _distinct(name: str, taken: set[str]) -> str:
+    """`name`, or name#2, name#3 …, now taken: TensorRT lets two tensors or layers have one name."""
+    candidates = itertools.chain([name], (f"{name}#{count}" for count in itertools.count(2)))
+    given = next(candidate for candidate in candidates if candidate not in taken)
+    taken.add(given)
+    return given

@@ -1,0 +1,124 @@
+"""A TensorRT network made from its frozen description: `describe` backwards.
+
+It is how another process gets a network, which cannot be pickled; and it shows that a description leaves nothing out:
+the description of a replayed network is the one that it was replayed from.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from pipeline.network.attributes import ATTRIBUTES, Value
+from pipeline.network.description import Layer, Network
+from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED, WRITE
+from pipeline.trt import Log, dtype_called, layer_of, name_dimensions, new_network, trt
+
+__all__ = ["ReplayError", "WeightOf", "replay"]
+
+WeightOf: TypeAlias = Callable[[str], Any]
+
+
+class ReplayError(Exception):
+    """A row of a description that cannot be made a layer again: the message names the layer and says why."""
+
+
+def replay(network: Network, weight_of: WeightOf, builder: Any, log: Log) -> Any:
+    """A new `INetworkDefinition` of the builder that has this description; the profile is the builder's to add.
+
+    weight_of: the `trt.Weights` of a name. What they point at has to live until the engine is built.
+    `ReplayError` with TensorRT's words for a layer that it refuses, or of a kind that is not replayed.
+    """
+    return _Replay(network, weight_of, new_network(builder), log).run()
+
+
+class _Replay:
+    """A network on its way back: tensors by name; loops, conditionals and attentions by their numbers."""
+
+    def __init__(self, network: Network, weight_of: WeightOf, net: Any, log: Log) -> None:
+        self.network, self.weight_of, self.net, self.log = network, weight_of, net, log
+        self.tensors: dict[str, Any] = {}
+        self.owners: dict[tuple[str, Value], Any] = {}
+
+    def run(self) -> Any:
+        self.net.name = self.network.name
+        for tensor in self.network.inputs:
+            made = self.net.add_input(tensor.name, dtype_called(tensor.dtype), tensor.shape)
+            name_dimensions(made, tensor.dimension_names)
+            self.tensors[tensor.name] = made
+        layers = [self.layer(row) for row in self.network.layers]
+        for row, layer in zip(self.network.layers, layers, strict=True):
+            self.connect(row, layer)
+        for tensor in self.network.outputs:
+            self.net.mark_output(self.tensors[tensor.name])
+        for weight in self.network.weights:
+            self.net.set_weights_name(self.weight_of(weight.name), weight.name)
+        return self.net
+
+    def layer(self, row: Layer) -> Any:
+        """The row's layer, named, with its attributes; inputs that come later are missing still."""
+        mark = self.log.mark()
+        made = self.made(row)
+        if made is None:
+            raise self.error(row, self.log.said_since(mark))
+        made.name = row.name
+        for index, tensor in enumerate(row.outputs):
+            self.tensors[tensor.name] = made.get_output(index)
+            made.get_output(index).name = tensor.name
+        self.set_attributes(row, made)
+        return made
+
+    def made(self, row: Layer) -> Any:
+        inputs = [None if name is None else self.tensors.get(name) for name in row.inputs]
+        if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
+            return self.attention(row, inputs)
+        if row.kind in BOUNDARIES:
+            return BOUNDARIES[row.kind](self.owner(row), row, inputs, self.weight(row))
+        if row.kind not in LAYERS:
+            raise self.error(row, UNREPLAYED.get(row.kind, f"nothing replays layers of kind {row.kind}"))
+        return LAYERS[row.kind](self.net, row, inputs, self.weight(row))
+
+    def owner(self, row: Layer) -> Any:
+        """The loop or conditional that a boundary belongs to."""
+        number = row.attribute("loop")
+        key = ("loop", number) if number is not None else ("conditional", row.attribute("conditional"))
+        if key not in self.owners:
+            self.owners[key] = self.net.add_loop() if key[0] == "loop" else self.net.add_if_conditional()
+        return self.owners[key]
+
+    def attention(self, row: Layer, inputs: list[Any]) -> Any:
+        """TensorRT makes both boundaries at once, where the first of them stands."""
+        if row.kind == "ATTENTION_OUTPUT":
+            return layer_of(self.net, self.net.num_layers - 1)
+        norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")
+        if kind is None:
+            attention = self.net.add_attention(*inputs[:3], norm, row.attribute("causal"))
+        else:
+            attention = self.net.add_attention_v2(*inputs[:3], norm, trt.CausalMaskKind.__members__[kind])
+        if attention is None:
+            return None
+        attention.decomposable = row.attribute("decomposable")
+        return layer_of(self.net, self.net.num_layers - 2)
+
+    def weight(self, row: Layer) -> Callable[[str], Any]:
+        def of(role: str) -> Any:
+            name = row.weight(role)
+            dtype = row.outputs[0].dtype
+            return trt.Weights(dtype_called(dtype)) if name is None else self.weight_of(name)
+
+        return of
+
+    def set_attributes(self, row: Layer, layer: Any) -> None:
+        """Whatever differs from what the new layer has."""
+        for attribute in ATTRIBUTES.get(row.kind, ()):
+            value = row.attribute(attribute.name)
+            write = WRITE.get(attribute.read)
+            if write is not None and value is not None and attribute.read(layer, attribute.name) != value:
+                write(layer, attribute.name, value)
+
+    def connect(self, row: Layer, layer: Any) -> None:
+        """The inputs that the layer was not made with: optional ones, and those that a later layer gives."""
+        for index, name in enumerate(row.inputs):
+            if name is not None and (index >= layer.num_inputs or layer.get_input(index) is None):
+                layer.set_input(index, self.tensors[name])
+
+    def error(self, row: Layer, why: str) -> ReplayError:
+        return ReplayError(f"layer {row.name!r} ({row.kind}) of network {self.network.name!r}: {why}")

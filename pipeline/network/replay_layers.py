@@ -1,0 +1,192 @@
+"""How each kind of layer is made again from its row: the arguments TensorRT wants at once, and how attributes are set.
+
+A layer is first made with what its `add_` method takes; whatever then differs from its row is set. Optional inputs and
+those that a later layer gives are connected at the end, by `replay`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from pipeline.network import attributes
+from pipeline.network.attributes import Read
+from pipeline.network.description import Layer
+from pipeline.trt import dtype_called, trt
+
+Encode: TypeAlias = Callable[[Any], Any]
+Weights: TypeAlias = Callable[[str], Any]
+Make: TypeAlias = Callable[[Any, Layer, Sequence[Any], Weights], Any]
+"""(network, row, inputs, weights of a role) -> layer"""
+
+
+def _bits(axes: Sequence[int]) -> int:
+    return sum(1 << axis for axis in axes)
+
+
+def _of(name: str) -> Encode:
+    """A member of an enum of the bindings, looked up when it is needed: not every version has every enum."""
+    return lambda member: getattr(trt, name).__members__[member]
+
+
+def _made(method: str, inputs: int, **arguments: Encode) -> Make:
+    """A layer from its first inputs and the attributes that its method takes after them, in their order."""
+
+    def make(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+        values = (encode(row.attribute(name)) for name, encode in arguments.items())
+        return getattr(net, f"add_{method}")(*given[:inputs], *values)
+
+    return make
+
+
+def _listed(method: str, **arguments: Encode) -> Make:
+    """The same of a layer that takes its inputs as a list."""
+    return lambda net, row, given, weights: _made(method, 1, **arguments)(net, row, [list(given)], weights)
+
+
+def _convolution(method: str) -> Make:
+    def make(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+        maps, size = row.attribute("num_output_maps"), row.attribute("kernel_size_nd")
+        return getattr(net, f"add_{method}_nd")(given[0], maps, size, weights("kernel"), weights("bias"))
+
+    return make
+
+
+def _constant(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    return net.add_constant(row.attribute("shape"), weights("weights"))
+
+
+def _scale(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    mode = trt.ScaleMode.__members__[row.attribute("mode")]
+    roles = map(weights, ("shift", "scale", "power"))
+    return net.add_scale_nd(given[0], mode, *roles, row.attribute("channel_axis"))
+
+
+def _normalization(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    method = "normalization_v2" if row.attribute("is_v2") else "normalization"
+    return _made(method, 3, axes=_bits)(net, row, given, weights)
+
+
+def _product(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    first, second = (trt.MatrixOperation.__members__[row.attribute(name)] for name in ("op0", "op1"))
+    return net.add_matrix_multiply(given[0], first, given[1], second)
+
+
+def _slice(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    """Where inputs give start, size and stride, the layer is made with zeros, as many as the others have."""
+    plain = [row.attribute(name) for name in ("start", "shape", "stride")]
+    count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(given[0].shape))
+    return net.add_slice(given[0], *((0,) * count if value is None else value for value in plain))
+
+
+def _fill(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    operation, dtype = _of("FillOperation")(row.attribute("operation")), dtype_called(row.attribute("to_type"))
+    return net.add_fill(row.attribute("shape", (0,)), operation, dtype)
+
+
+def _topk(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    operation, axes = _of("TopKOperation")(row.attribute("op")), _bits(row.attribute("axes"))
+    return net.add_topk(given[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
+
+
+def _dynamic_quantize(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    types = {"to_type": dtype_called, "scale_type": dtype_called}
+    if row.attribute("block_shape"):
+        return _made("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, given, weights)
+    return _made("dynamic_quantize", 1, axis=int, block_size=int, **types)(net, row, given, weights)
+
+
+LAYERS: Mapping[str, Make] = MappingProxyType(
+    {
+        "ACTIVATION": _made("activation", 1, type=_of("ActivationType")),
+        "ASSERTION": _made("assertion", 1, message=str),
+        "CAST": _made("cast", 1, to_type=dtype_called),
+        "CONCATENATION": _listed("concatenation"),
+        "CONSTANT": _constant,
+        "CONVOLUTION": _convolution("convolution"),
+        "CUMULATIVE": _made("cumulative", 2, op=_of("CumulativeOperation"), exclusive=bool, reverse=bool),
+        "DECONVOLUTION": _convolution("deconvolution"),
+        "DEQUANTIZE": _made("dequantize", 2, to_type=dtype_called),
+        "DYNAMIC_QUANTIZE": _dynamic_quantize,
+        "EINSUM": _listed("einsum", equation=str),
+        "ELEMENTWISE": _made("elementwise", 2, op=_of("ElementWiseOperation")),
+        "FILL": _fill,
+        "GATHER": _made("gather_v2", 2, mode=_of("GatherMode")),
+        "GRID_SAMPLE": _made("grid_sample", 2),
+        "IDENTITY": _made("identity", 1),
+        "KV_CACHE_UPDATE": _made("kv_cache_update", 3, cache_mode=_of("KVCacheMode")),
+        "LRN": _made("lrn", 1, window_size=int, alpha=float, beta=float, k=float),
+        "MATRIX_MULTIPLY": _product,
+        "NMS": _made("nms", 3, indices_type=dtype_called),
+        "NON_ZERO": _made("non_zero", 1, indices_type=dtype_called),
+        "NORMALIZATION": _normalization,
+        "ONE_HOT": _made("one_hot", 3, axis=int),
+        "PADDING": _made("padding_nd", 1, pre_padding_nd=tuple, post_padding_nd=tuple),
+        "PARAMETRIC_RELU": _made("parametric_relu", 2),
+        "POOLING": _made("pooling_nd", 1, type=_of("PoolingType"), window_size_nd=tuple),
+        "QUANTIZE": _made("quantize", 2, to_type=dtype_called),
+        "RAGGED_SOFTMAX": _made("ragged_softmax", 2),
+        "REDUCE": _made("reduce", 1, op=_of("ReduceOperation"), axes=_bits, keep_dims=bool),
+        "RESIZE": _made("resize", 1),
+        "REVERSE_SEQUENCE": _made("reverse_sequence", 2),
+        "ROTARY_EMBEDDING": _made("rotary_embedding", 3, interleaved=bool, rotary_embedding_dim=int),
+        "SCALE": _scale,
+        "SCATTER": _made("scatter", 3, mode=_of("ScatterMode")),
+        "SELECT": _made("select", 3),
+        "SHAPE": _made("shape", 1),
+        "SHUFFLE": _made("shuffle", 1),
+        "SLICE": _slice,
+        "SOFTMAX": _made("softmax", 1),
+        "SQUEEZE": _made("squeeze", 2),
+        "TOPK": _topk,
+        "UNARY": _made("unary", 1, op=_of("UnaryOperation")),
+        "UNSQUEEZE": _made("unsqueeze", 2),
+    }
+)
+# A loop or conditional is no layer: it makes its boundary layers itself.
+BOUNDARIES: Mapping[str, Make] = MappingProxyType(
+    {
+        "TRIP_LIMIT": lambda loop, row, given, weights: loop.add_trip_limit(
+            given[0], trt.TripLimit.__members__[row.attribute("kind")]
+        ),
+        "ITERATOR": lambda loop, row, given, weights: loop.add_iterator(
+            given[0], row.attribute("axis"), row.attribute("reverse")
+        ),
+        "RECURRENCE": lambda loop, row, given, weights: loop.add_recurrence(given[0]),
+        "LOOP_OUTPUT": lambda loop, row, given, weights: loop.add_loop_output(
+            given[0], trt.LoopOutput.__members__[row.attribute("kind")], row.attribute("axis")
+        ),
+        "CONDITION": lambda conditional, row, given, weights: conditional.set_condition(given[0]),
+        "CONDITIONAL_INPUT": lambda conditional, row, given, weights: conditional.add_input(given[0]),
+        "CONDITIONAL_OUTPUT": lambda conditional, row, given, weights: conditional.add_output(*given[:2]),
+    }
+)
+UNREPLAYED: Mapping[str, str] = MappingProxyType(
+    {
+        "PLUGIN_V2": "a description has only the digest of a plugin's state",
+        "PLUGIN_V3": "a description has only the digest of a plugin's state",
+    }
+)
+
+
+def _assign(encode: Encode) -> Callable[[Any, str, Any], None]:
+    return lambda layer, name, value: setattr(layer, name, encode(value))
+
+
+def _set_member(layer: Any, name: str, member: str) -> None:
+    setattr(layer, name, type(getattr(layer, name)).__members__[member])
+
+
+WRITE: Mapping[Read, Callable[[Any, str, Any], None]] = MappingProxyType(
+    {
+        attributes.plain: setattr,
+        attributes.dims: setattr,
+        attributes.enum: _set_member,
+        attributes.dtype: _assign(dtype_called),
+        attributes.mask: _assign(_bits),
+        attributes.permutation: _assign(lambda order: trt.Permutation(order)),
+        attributes.floats: _assign(list),
+        attributes.scales: _assign(list),
+        attributes.number: setattr,
+    }
+)
+"""How an attribute is set that was read so."""

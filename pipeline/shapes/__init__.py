@@ -1,0 +1,1 @@
+"""Sizes: expressions, ranges, and the relations between them."""

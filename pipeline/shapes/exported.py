@@ -1,0 +1,387 @@
+"""The shape environment of an exported program: ranges, relations and hints as torch.export states them, and what its
+graph takes for granted beside them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from attrs import evolve
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.arguments import argument
+from pipeline.errors import CaptureError
+from pipeline.frozen import FrozenDict
+from pipeline.shapes.environment import (
+    Range,
+    Relation,
+    ShapeEnvironment,
+    Symbol,
+    always,
+    bounds,
+    expression,
+    in_words,
+    shape_of,
+    solved,
+    solved_in_words,
+    value_of,
+)
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+
+UNBOUNDED_FACTOR = 4
+"""A dim without an upper bound gets this many times its size in the example as its ``max`` (and at least 16)."""
+
+UNKNOWN = 1024
+"""A size that data decide and nothing bounds goes at least so far: the example's data say nothing of others'."""
+
+_TORCH = Path(torch.__file__).parent
+_OPERATORS = tuple(f"{_TORCH}/{part}" for part in ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta"))
+"""Where torch is in the midst of an operator."""
+
+ONE_SIZE = "give it as a static size, or write the model so that it takes others"
+
+Ends: TypeAlias = tuple[int, int | None]
+"""The least and the greatest of a range; None where it has no upper bound."""
+
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+"""Operators that state each size of their result, whose elements are those of their input."""
+
+RESHAPES = (*VIEWS, aten.flatten.using_ints, aten.unflatten.int)
+"""Operators whose result has the elements of their input."""
+
+SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+"""Operators whose result has another rank where a size is 1; torch.export takes a size that varies not to be."""
+
+
+def environment(
+    exported: ExportedProgram,
+    graph: torch.fx.Graph,
+    inputs: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    asked: Mapping[str, Ends],
+) -> ShapeEnvironment:
+    """The environment of a program.
+
+    Args:
+        exported: where the ranges come from, if nobody asked for others.
+        graph: the graph; its nodes carry fake tensors.
+        inputs: the fake tensor, symbolic int or constant of each user input, by name.
+        sizes: for each tensor input, by name, the sizes to tune engines for; those of the example if absent.
+        asked: the least and the greatest value that was asked for, by symbol. torch.export makes less of it where an
+            operator asks if a size is 1.
+
+    Raises:
+        CaptureError: of the range that was asked for one size is left.
+    """
+    _check_varying(inputs, asked)
+    ranges = dict(exported.range_constraints)
+    found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _backed(ranges, inputs)}
+    shapes = ShapeEnvironment(FrozenDict(found))
+    told = {s.name: (place, expr) for place, expr, _ in _places(inputs, sizes) for s in expr.free_symbols}
+    shapes = _under(shapes, _conditions(graph, shapes), asked, told)
+    for node in graph.nodes:
+        for symbol in sorted(_new_symbols(node, shapes), key=str):
+            made = _data_dependent(node, ranges.get(symbol), shapes)
+            shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
+    return _tuned_together(graph, shapes)
+
+
+def _check_varying(inputs: Mapping[str, Any], asked: Mapping[str, Ends]) -> None:
+    """Raise where a dim that was to vary was given one size when the graph was traced again."""
+    for name, value in inputs.items():
+        shape: Iterable[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+        for dim, size in enumerate(shape):
+            symbol = str(size.node._expr) if isinstance(size, torch.SymInt) else ""
+            low, high = asked.get(symbol, (0, 0))
+            if low != high and isinstance(expression(size), int):
+                place, guards = f"{name}.shape[{dim}]", [g.expr for g in size.node.shape_env.guards]
+                said = (in_words(e, {symbol: place}) for e in guards if symbol in map(str, e.free_symbols))
+                why = next(said, "the size in its example")
+                raise CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
+
+
+def _backed(ranges: Mapping[Any, Any], inputs: Mapping[str, Any]) -> list[Any]:
+    """The symbols that the inputs' sizes give."""
+    known = {s for value in inputs.values() for expr in _sizes(value) for s in expr.free_symbols}
+    return [s for s in ranges if s in known and not free_unbacked_symbols(s)]
+
+
+def _sizes(value: Any) -> list[sympy.Expr]:
+    """The sizes of a value that vary."""
+    if isinstance(value, torch.Tensor):
+        return [s for s in shape_of(value) if not isinstance(s, int)]
+    expr = expression(value) if isinstance(value, torch.SymInt) else 0
+    return [] if isinstance(expr, int) else [expr]
+
+
+def _symbol(
+    symbol: Any,
+    ranges: Mapping[Any, Any],
+    inputs: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+    asked: Ends | None,
+) -> Symbol:
+    places, derived, hint = [], [], None
+    for place, expr, size in _places(inputs, sizes):
+        if expr == symbol:
+            places.append(place)
+        elif expr.free_symbols == {symbol}:
+            derived += solved_in_words(expr, symbol.name, place)
+        if hint is None and expr.free_symbols == {symbol}:
+            hint = solved(expr, symbol.name, size)
+    low, high = _ends(ranges[symbol])
+    if asked is not None:
+        low, high = asked[0], high if asked[1] is None else asked[1]
+    for expr, given in ranges.items():
+        if not expr.is_Symbol and expr.free_symbols == {symbol}:
+            ends = [solved(expr, symbol.name, end) for end in _ends(given) if end is not None]
+            low, high = _within(low, high, [e for e in ends if e is not None])
+    return Symbol(_range((*places, *derived, str(symbol))[0], low, high, hint), hint, tuple(places or derived))
+
+
+def _within(low: int | None, high: int | None, ends: list[int]) -> tuple[int | None, int | None]:
+    if len(ends) < 2:
+        return low, high
+    return max(low or 0, min(ends)), max(ends) if high is None else min(high, max(ends))
+
+
+def _places(inputs: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
+    """Where sizes that vary can be read: in words, the expression, and its value in the example."""
+    for name, value in inputs.items():
+        if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
+            yield name, expression(value), int(value.node.hint)
+        shape: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
+        for dim, size in enumerate(shape):
+            expr = expression(size)
+            if not isinstance(expr, int):
+                yield f"{name}.shape[{dim}]", expr, sizes[name][dim] if name in sizes else int(size.node.hint)
+
+
+def _ends(given: Any) -> tuple[int | None, int | None]:
+    """The bounds that torch.export states; None where it has none."""
+    low = int(given.lower) if given.lower.is_Integer else None
+    high = int(given.upper) if given.upper.is_Integer and int(given.upper) < 2**31 else None
+    return low, high
+
+
+def _range(place: str, low: int | None, high: int | None, hint: int | None) -> Range:
+    """The range, with the default where nobody gave an upper bound: up to 4 times the example, and from 1."""
+    if high is None:
+        low = max(low or 1, 1)
+        high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
+        log.warning(
+            "%s has no upper bound; engines take %d to %d: give a max (Dim or pipeline.Input)", place, low, high
+        )
+    low = max(low or 0, 0)
+    opt = hint if hint is not None else (low + high) // 2
+    return Range(low, min(max(opt, low), high), high)
+
+
+def _under(
+    shapes: ShapeEnvironment, conditions: Iterable[Any], asked: Mapping[str, Ends], told: Mapping[str, tuple[str, Any]]
+) -> ShapeEnvironment:
+    """The environment under conditions, after a warning for each symbol that fewer sizes are left of than were asked
+    for. ``told``: a place that tells the symbol, and what it has of it."""
+    kept: list[Relation] = []
+    for condition in conditions:
+        if not always(condition, shapes, kept):
+            kept.append(Relation(condition, shapes.words(condition)))
+    left = shapes.related(*(r.condition for r in kept))
+    for name, before in shapes.items():
+        place, expr = told.get(name, (name, sympy.Symbol(name)))
+        (low, high), wanted = (_ends_of(expr, name, env) for env in (left, {**left, name: before}))
+        if (low, high) == wanted:
+            continue
+        why = " and ".join(r.words for r in kept if r.symbols == {name})
+        if low == high and name in asked:
+            raise CaptureError(f"{place} can only be {low}: the model was captured for {why}", ONE_SIZE)
+        ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
+        log.warning("%s goes %s: the model was captured for %s", place, ends, why)
+    return left
+
+
+def _ends_of(expr: Any, name: str, shapes: Mapping[str, Range]) -> tuple[int, int]:
+    """The size at both ends of a symbol's range."""
+    opt = {s.name: shapes[s.name].opt for s in expr.free_symbols}
+    low, high = (value_of(expr, {**opt, name: end}) for end in (shapes[name].min, shapes[name].max))
+    return low, high
+
+
+def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
+    """What the program takes for granted of its inputs' sizes."""
+    for condition in (
+        *_guards(graph),
+        *_assertions(graph),
+        *_squeezed(graph),
+        *_reshaped(graph),
+        *_sliced(graph),
+        *_attended(graph),
+        *_not_negative(graph, shapes),
+    ):
+        if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
+            yield condition
+
+
+def _guards(graph: torch.fx.Graph) -> Iterator[Any]:
+    """What torch.export found on its way."""
+    mode = next((v.fake_mode for v in _values(graph) if hasattr(v, "fake_mode")), None)
+    if mode is not None and mode.shape_env is not None:
+        for guard in mode.shape_env.guards:
+            if not guard.size_oblivious and not _about_strides(guard):
+                yield mode.shape_env.replace(guard.expr)
+
+
+def _about_strides(guard: Any) -> bool:
+    """Whether an operator asked if a size is 1: that decides on strides, and no more. (Where the rank depends on it,
+    see ``_squeezed``; what the model asks by itself is another matter.)"""
+    expr, file = guard.expr, getattr(guard.sloc.framework_loc, "filename", "")
+    if isinstance(expr, sympy.Ne):
+        asked = 1 in expr.args
+    elif isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
+        asked = expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2)
+    else:
+        asked = False
+    return asked and file.startswith(_OPERATORS)
+
+
+def _values(graph: torch.fx.Graph) -> Iterator[Any]:
+    for node in graph.nodes:
+        yield from tree_leaves(node.meta.get("val"))
+
+
+def _assertions(graph: torch.fx.Graph) -> Iterator[Any]:
+    for node in graph.nodes:
+        if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
+            value = node.args[0].meta.get("val")
+            if isinstance(value, torch.SymBool):
+                yield value.node.expr
+
+
+def _reshaped(graph: torch.fx.Graph) -> Iterator[Any]:
+    """``view(-1, 4)`` takes a multiple of 4; an ExportedProgram that was saved has forgotten it."""
+    for node in graph.nodes:
+        if node.target in RESHAPES:
+            before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
+            if before != after:
+                yield sympy.Eq(before, after, evaluate=False)
+
+
+def _squeezed(graph: torch.fx.Graph) -> Iterator[Any]:
+    for node in graph.nodes:
+        if node.target in SQUEEZES:
+            sizes = shape_of(node.args[0].meta["val"])
+            dims = node.args[1] if len(node.args) > 1 else range(len(sizes))
+            for dim in [dims] if isinstance(dims, int) else dims:
+                if not isinstance(sizes[dim], int):
+                    yield sympy.Ne(sizes[dim], 1, evaluate=False)
+
+
+def _attended(graph: torch.fx.Graph) -> Iterator[Any]:
+    """There is a value for each key, which torch.export does not ask."""
+    for node in graph.nodes:
+        if node.target is aten.scaled_dot_product_attention.default:
+            keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
+            if keys != values and not (isinstance(keys, int) and isinstance(values, int)):
+                yield sympy.Eq(keys, values, evaluate=False)
+
+
+_SLICE: tuple[Any, ...] = (None, 0, None, None, 1)
+"""The defaults of the arguments of ``aten.slice``."""
+
+
+def _sliced(graph: torch.fx.Graph) -> Iterator[Any]:
+    """``x[-2:]`` has size 2: torch.export takes the size of ``x`` to be at least that."""
+    for node in graph.nodes:
+        if node.target is aten.slice.Tensor:
+            given_args: tuple[Any, ...] = node.args
+            source, dim, start, _, step = (*given_args, *_SLICE[len(given_args) :])
+            taken, given = shape_of(node.meta["val"])[dim], shape_of(source.meta["val"])[dim]
+            if isinstance(taken, int) and taken > 0 and not isinstance(given, int) and isinstance(start, int | None):
+                first = start or 0
+                least = -first if first < 0 else first + (taken - 1) * step + 1
+                yield sympy.Ge(given, least, evaluate=False)
+
+
+def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
+    """``x[1:]`` has size ``s - 1``: torch.export takes ``s`` to be at least 1."""
+    compound = {e for v in _values(graph) if isinstance(v, torch.Tensor) for e in _sizes(v) if not e.is_Symbol}
+    for expr in sorted(compound, key=str):
+        if {s.name for s in expr.free_symbols} <= set(shapes) and bounds(expr, shapes).min < 0:
+            yield sympy.Ge(expr, 0, evaluate=False)
+
+
+def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[Any]:
+    """What no node before told; where in memory a tensor starts is no size."""
+    sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
+    exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if sized else []
+    return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
+
+
+def _data_dependent(node: torch.fx.Node, given: Any, shapes: ShapeEnvironment) -> Symbol:
+    """A size or number that the data of a node decides: no more than the elements that it looks at."""
+    low, high = _ends(given) if given is not None else (0, None)
+    if low is None or low < 0:  # a number, not a size
+        return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
+    limits = [limit for limit in (_most(node, shapes), _longest_piece(node, shapes)) if limit is not None]
+    limit = min(limits, default=None)
+    high = limit if high is None else high if limit is None else min(high, limit)
+    if high is None:
+        high = max(UNBOUNDED_FACTOR * _largest(node, shapes), UNKNOWN, low)
+        log.warning("the size of %s depends on data and has no upper bound; engines take up to %d", node.name, high)
+    return Symbol(Range(low, (low + high) // 2, max(low, high)), None, (node.name,))
+
+
+def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
+    """The greatest size of what is split into pieces of which one is as long as a node says; None if nothing is."""
+    split = [user for user in node.users if user.target is aten.split_with_sizes.default]
+    given = [(argument(user, "self"), argument(user, "dim")) for user in split]
+    whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
+    known = [size for size in whole if {s.name for s in getattr(size, "free_symbols", ())} <= set(shapes)]
+    return min((bounds(size, shapes).max for size in known), default=None)
+
+
+def _tuned_together(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> ShapeEnvironment:
+    """The environment with pieces of a whole tuned for as if they were alike: the sizes that TensorRT tunes for have to
+    fit together, also where the pieces are one again."""
+    symbols = dict(shapes.symbols)
+    for node in graph.nodes:
+        if node.target is aten.split_with_sizes.default:
+            whole = shape_of(argument(node, "self").meta["val"])[argument(node, "dim")]
+            given = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in argument(node, "split_sizes")]
+            told = [expression(size) if isinstance(size, torch.SymInt) else size for size in given]
+            names = [str(size) for size in told if str(size) in symbols]
+            fixed = [size for size in told if isinstance(size, int)]
+            if names and len(names) + len(fixed) == len(told):
+                opt = value_of(whole, {name: symbol.range.opt for name, symbol in symbols.items()}) - sum(fixed)
+                for number, name in enumerate(names):
+                    low, high = symbols[name].range.min, symbols[name].range.max
+                    part = min(max((opt + number) // len(names), low), high)
+                    symbols[name] = evolve(symbols[name], range=Range(low, part, high))
+    return evolve(shapes, symbols=FrozenDict(symbols))
+
+
+def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:
+    """The largest size among a node's inputs."""
+    tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    return max((bounds(size, shapes).max for t in tensors for size in shape_of(t)), default=1)
+
+
+def _most(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
+    """How many of its inputs' elements an operator can choose; None where it repeats them, or reads a number."""
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or "repeat" in str(node.target):
+        return None
+    tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    most = [[bounds(size, shapes).max for size in shape_of(t)] for t in tensors]
+    if node.target is aten.masked_select.default:  # the two are broadcast
+        most = [[max(pair) for pair in itertools.zip_longest(*(sizes[::-1] for sizes in most), fillvalue=1)]]
+    return max(map(math.prod, most), default=None)
