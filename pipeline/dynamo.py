@@ -24,6 +24,7 @@ from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
 from pipeline.frontend.capture import capture
 from pipeline.program import Program
+from pipeline.runtime.overlap import shared, written_inputs
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.exported import UNBOUNDED_FACTOR
 
@@ -63,7 +64,8 @@ def backend(compile: Pipeline | None = None, *, executor: Executor | None = None
             made = stages(program)
         graph.guard(program)
         at = {node: i for i, node in enumerate(nodes)}
-        runner = _Runner(made, {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs], executor)
+        places = {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs]
+        runner = _Runner(made, *places, executor, graph_module.forward, written_inputs(program))
         runner.load(example_inputs)
         return runner
 
@@ -135,6 +137,7 @@ class _Runner:
     """What Dynamo calls: a compiled graph, whose weights follow those of the calls.
 
     weights, inputs: where they are among Dynamo's arguments.
+    calls: Dynamo's graph, for calls in which an input that is written to, one of ``written``, lies in another's memory.
     held, counted, versions: the weights that are compiled, those whose writes torch counts, and how many it counted.
     """
 
@@ -142,6 +145,8 @@ class _Runner:
     weights: Mapping[str, int]
     inputs: Sequence[int]
     executor: Executor | None
+    calls: Callable[..., Any]
+    written: Sequence[int]
     module: Any = None
     held: Sequence[torch.Tensor] = ()
     counted: Sequence[torch.Tensor] = ()
@@ -159,7 +164,10 @@ class _Runner:
         if not all(map(is_, now, self.held)) or list(map(_writes, self.counted)) != self.versions:
             self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))
             self.load(args)
-        return self.module(*(args[i] for i in self.inputs))
+        given = [args[i] for i in self.inputs]
+        if self.written and shared(self.written, given):
+            return self.calls(*args)
+        return self.module(*given)
 
 
 _writes = attrgetter("_version")

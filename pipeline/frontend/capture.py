@@ -73,6 +73,7 @@ def capture(
                 "an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export"
             )
         given.check_values(chain(model.named_parameters(), model.named_buffers()))
+        given.check_apart(model)
         exported, leaves, asked = model, given.leaves(model, args, kwargs), dict[str, Any]()
     elif isinstance(model, torch.nn.Module):
         given.check_module(model)

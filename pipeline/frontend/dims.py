@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pipeline.aten.arguments import argument
 from pipeline.errors import CaptureError
 from pipeline.frontend.given import bound, check_shapes
+from pipeline.frontend.unaliased import unaliased
 from pipeline.inputs import Input
 from pipeline.shapes.environment import expression, solved
 
@@ -48,7 +49,7 @@ def dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappin
         given = given.dynamic_shapes(model, args, kwargs)
     if any(map(is_dynamic, tree_flatten(inputs, is_leaf=is_input)[0])):
         specs = dict(zip(inputs, given, strict=False)) if isinstance(given, list | tuple) else dict(given or {})
-        merger = _Merger()
+        merger = _Merger({dim.__name__ for dim in tree_flatten(given)[0] if isinstance(dim, Dim)})
         given = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
         given = tree_map(merger.ranged, given)
     return _rooted(given)
@@ -56,8 +57,9 @@ def dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappin
 
 @define
 class _Merger:
-    """Joins Inputs and dims; dims that got a range from an Input have it wherever they stand."""
+    """Joins Inputs and dims; dims that got a range from an Input have it wherever they stand. ``names`` are taken."""
 
+    names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)
     count: int = -1
 
@@ -89,7 +91,7 @@ class _Merger:
         return tree_unflatten(merged, structure) if isinstance(value, tuple | dict) else merged
 
     def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Any]:
-        own = value.dims(self.count)
+        own: dict[int, Any] = {dim: self.renamed(entry) for dim, entry in value.dims(self.count).items()}
         for dim, entry in entries.items():
             if value.shape is None:
                 low, _, high = value.ranges[dim]
@@ -97,6 +99,14 @@ class _Merger:
             else:  # an Input of one shape is an example, as a tensor is
                 own[dim] = entry
         return {dim: entry for dim, entry in own.items() if entry is not None}
+
+    def renamed(self, dim: Any) -> Any:
+        """The dim under a name that no other has: the sizes of an Input are its own in every place where it stands."""
+        name = dim.__name__
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return Dim(name, min=dim.min, max=dim.max)
 
     def agreed(self, where: str, low: int, high: int, entry: Any) -> Any:
         """The dim, where its range is the Input's or open."""
@@ -278,13 +288,16 @@ def _varies(size: Any, ranges: Mapping[Any, Any]) -> bool:
 def examples(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Tensors in place of Inputs, of size 2 or more where a dim may vary; other values as they are."""
+    """Tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of their own, and
+    other values as they are."""
     derived = any(hasattr(d, "root") for d in tree_flatten(shapes)[0])
 
     def example(value: Any, spec: Any) -> Any:
         if isinstance(value, Input):
             return value.example(device)
-        return value if derived or not isinstance(value, torch.Tensor) else _enlarged(value, _by_dim(spec))
+        if not isinstance(value, torch.Tensor):
+            return value
+        return unaliased(value if derived else _enlarged(value, _by_dim(spec)))
 
     return _as_given(model, args, kwargs, _mapped(example, bound(model, args, kwargs), shapes))
 

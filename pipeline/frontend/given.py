@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -14,6 +15,8 @@ from torch.export.dynamic_shapes import _DimHint
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
 from pipeline.shapes.environment import Range, bounds, expression
+
+log = logging.getLogger(__name__)
 
 ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
 
@@ -149,6 +152,29 @@ def leaves(exported: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str
         if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor | Input):
             _check_fits(name, value if isinstance(value, Input) else Input.from_tensor(value), expected, exported)
     return found
+
+
+def check_apart(exported: ExportedProgram) -> None:
+    """Warn of a program that was exported with one tensor in two places: torch.export takes those for one input."""
+    if exported.example_inputs is None:
+        return
+    signature = exported.graph_signature
+    weights = {**dict(exported.named_parameters()), **dict(exported.named_buffers()), **exported.constants}
+    examples = exported.call_spec.in_spec.flatten_up_to(exported.example_inputs)
+    rows = [(spec.arg.name, str(spec.target), weights.get(str(spec.target))) for spec in signature.input_specs]
+    rows += [(str(name), str(name), value) for name, value in zip(signature.user_inputs, examples, strict=True)]
+    read = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
+    inputs = set(map(str, signature.user_inputs))
+    first = dict[int, tuple[str, str]]()
+    for name, called, value in rows:
+        other, known = first.setdefault(id(value), (name, called))
+        if isinstance(value, torch.Tensor) and name in inputs and other != name and not {other, name} <= read:
+            log.warning(
+                "the model was exported with one tensor as %s and %s, which torch.export takes for one input: "
+                "export it with tensors of their own",
+                known,
+                called,
+            )
 
 
 def _check_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:

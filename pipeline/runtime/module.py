@@ -16,6 +16,7 @@ from pipeline.program import Program, Segment
 from pipeline.recipes import held
 from pipeline.runtime.ambient import is_autocast_on, without_autocast
 from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
+from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.snapshot import Snapshot, without_parameters
 from pipeline.runtime.torch_segment import torch_segment
@@ -69,6 +70,7 @@ class CompiledModule(torch.nn.Module):
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
         self._plans: dict[Any, CallPlan] = {}
+        self._written = written_inputs(self.program)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
 
@@ -78,11 +80,14 @@ class CompiledModule(torch.nn.Module):
         Raises:
             ShapeError: an input's size is outside its range, or breaks a relation.
             TypeError: an input's type or dtype, or the structure of the inputs, is not what was compiled.
+            ValueError: an input that the program writes to lies in the same memory as another.
         """
         if is_autocast_on():
             with without_autocast():
                 return self.forward(*args, **kwargs)
         leaves, plan = self._planned(args, kwargs)
+        if self._written:
+            check_apart(self.program, self._written, leaves)
         workers = self._workers
         worker = workers.take()
         try:

@@ -1,0 +1,26 @@
+"""Example tensors that torch tells apart, from each other and from the model's own."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.dlpack import from_dlpack
+
+
+def unaliased(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that torch takes for no other: torch.export tells its inputs and the model's tensors apart by identity,
+    and what is written to one reaches every tensor of the same storage object.
+
+    A plain tensor lends its memory to the new one; only what has none as such (sparse ones) is copied.
+    """
+    given = tensor.detach()
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        alone = given.new_empty_strided(tensor.size(), tensor.stride())
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        alone = given.clone()
+    elif tensor.is_conj():
+        alone = from_dlpack(given.conj()).conj()
+    else:
+        alone = from_dlpack(given)
+    vars(alone).update(vars(tensor))  # torch's marks of dynamic dims
+    return alone.requires_grad_(tensor.requires_grad)
