@@ -110,8 +110,10 @@ class Output:
     """One output of a program: where its value comes from, and what becomes of it.
 
     ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``, or
-    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call. A ``"user"`` output
-    with a ``target`` is that input itself, as it is after the call.
+    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call. The ``target`` of a
+    ``"user"`` output is the tensor that eager returns, by its name at capture: outputs with one target are one tensor,
+    and one whose target is an input, parameter or buffer is that tensor itself, as it is after the call. Every other
+    output is new at each call, whatever later stages make of its value.
     """
 
     value: Any

@@ -166,7 +166,7 @@ def _program(
     return Program(
         graph_module=graph_module,
         inputs=tuple(_port(argument, values, shapes) for argument in arguments),
-        outputs=_outputs(signature.output_specs, results(graph)),
+        outputs=_outputs(signature.output_specs, results(graph), buffers),
         constants=FrozenDict(constants),
         buffers=FrozenDict(buffers),
         parameters=FrozenDict(parameters),
@@ -208,13 +208,13 @@ def _port(argument: Any, values: Mapping[str, Any], shapes: ShapeEnvironment) ->
     return port(argument.name, values[argument.name], shapes)
 
 
-def _outputs(specs: Sequence[OutputSpec], values: Sequence[Any]) -> tuple[Output, ...]:
-    """The outputs. An input that is changed and returned is one value in the graph; ``target`` then names the input."""
+def _outputs(specs: Sequence[OutputSpec], values: Sequence[Any], buffers: Mapping[str, str]) -> tuple[Output, ...]:
+    """The outputs. What is changed and returned is one value in the graph; ``target`` then names what was changed."""
     outputs = tuple(map(_output, specs, values))
-    changed = {o.value: o.target for o in outputs if o.kind == "input"}
+    placeholders = {name: placeholder for placeholder, name in buffers.items()}
+    changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}
     return tuple(
-        evolve(o, target=changed[o.value]) if o.kind == "user" and not o.constant and o.value in changed else o
-        for o in outputs
+        evolve(o, target=changed.get(o.value, o.value)) if o.kind == "user" and not o.constant else o for o in outputs
     )
 
 

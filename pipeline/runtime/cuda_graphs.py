@@ -21,7 +21,7 @@ from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.graph_copies import Instance
 from pipeline.runtime.graph_fills import instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
-from pipeline.runtime.plan import CallPlan
+from pipeline.runtime.plan import CallPlan, Return
 
 if TYPE_CHECKING:
     from pipeline.runtime.cuda_worker import CudaWorker
@@ -141,8 +141,12 @@ class CapturedCall:
                 values[write.buffer].copy_(values[write.slot])
         given = {id(value) for value in self._turn.into.values()}
         made = zip(self.layout.returns, results, strict=True)
-        found = {id(v): v for r, v in made if r.given is None and isinstance(v, torch.Tensor)}
+        found = {id(v): v for r, v in made if isinstance(v, torch.Tensor) and not self._is_itself(r, v)}
         return values, results, [Take(v, self._copies_out and id(v) not in given) for v in found.values()]
+
+    def _is_itself(self, output: Return, value: torch.Tensor) -> bool:
+        """Whether an output is an input, or a parameter or buffer that is where the caller is given outputs."""
+        return output.given is not None or (output.held is not None and self.plan.is_home(value))
 
     def reads(self, leaves: Sequence[Any]) -> bool:
         """Whether the inputs that are read where they were are there again."""

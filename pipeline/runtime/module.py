@@ -59,11 +59,8 @@ class CompiledModule(torch.nn.Module):
         for placeholder, target in self.program.buffers.items():
             self.register_buffer(placeholder, parameters[target].to(self.device, copy=True))
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
-        self._constants = {
-            self._layout.slots[o.value]: constant(o.value)
-            for o in self.program.outputs
-            if not o.constant and o.value in self.program.constants
-        }
+        returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
+        self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
         self._parts = [_part(self, compiled, s, parameters, constant) for s in compiled.partitioned.segments]
         # Nothing in here may hold this module: in a circle, its memory on the GPU would wait for the garbage collector.
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
@@ -121,8 +118,9 @@ class CompiledModule(torch.nn.Module):
 
     def _plan(self, given: Sequence[Any]) -> CallPlan:
         symbols, layout = bind_symbols(self.program, given), self._layout
+        home = next((v.device for v in given if isinstance(v, torch.Tensor)), self.device)
         template: list[Any] = [None] * len(layout.slots)
-        for slot, value in (*layout.constants, *self._constants.items()):
+        for slot, value in (*layout.constants, *self._constants_on(home).items()):
             template[slot] = value
         for slot, expr in layout.sizes:
             template[slot] = number_of(expr, symbols)
@@ -136,8 +134,14 @@ class CompiledModule(torch.nn.Module):
                 moves.append((position, slot, value.device != self.device or narrowed))
             else:
                 template[slot] = value
-        home = next((v.device for v in given if isinstance(v, torch.Tensor)), self.device)
         return CallPlan(template, symbols, tuple(moves), None if home == self.device else home)
+
+    def _constants_on(self, home: torch.device) -> Mapping[int, torch.Tensor]:
+        """The constants that are returned, by slot, where outputs go: a parameter is one tensor at every call."""
+        if home not in self._constants:
+            own = self._constants[self.device]
+            self._constants.setdefault(home, {slot: value.to(home) for slot, value in own.items()})
+        return self._constants[home]
 
     def __reduce__(self) -> Any:
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")

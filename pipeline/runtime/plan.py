@@ -37,7 +37,8 @@ class Step:
 
 @frozen
 class Return:
-    """An output of the program: the value in a slot, or input number ``given`` itself, or output number ``again``.
+    """An output of the program: the value in a slot, or input number ``given`` itself, or output number ``again``, or
+    the parameter or buffer in slot ``held`` itself.
 
     A tensor comes back with ``dtype``; ``copied`` where the slot's memory is not the caller's to keep.
     """
@@ -47,6 +48,7 @@ class Return:
     dtype: torch.dtype | None = None
     copied: bool = False
     again: int | None = None
+    held: int | None = None
 
 
 @frozen
@@ -90,6 +92,10 @@ class CallPlan:
     moves: tuple[tuple[int, int, bool], ...]
     home: torch.device | None
 
+    def is_home(self, value: torch.Tensor) -> bool:
+        """Whether a tensor is where the caller is given outputs."""
+        return self.home is None or value.device == self.home
+
 
 class LayoutBuilder:
     """Numbers a program's values."""
@@ -113,7 +119,8 @@ class LayoutBuilder:
     def layout(self) -> Layout:
         """The finished layout."""
         outputs = self.program.outputs
-        returns = _told_once([self._return(o) for o in outputs if o.kind == "user"])
+        users = [o for o in outputs if o.kind == "user"]
+        returns = _told_once(users, [self._return(o) for o in users])
         writes = tuple(self._write(o) for o in outputs if o.kind != "user")
         sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
         return Layout(self.program, self.slots, self.steps, returns, writes, sizes, constants, tuple(self.late))
@@ -153,16 +160,18 @@ class LayoutBuilder:
                     yield position, dim, str(size)
 
     def _return(self, output: Output) -> Return:
-        returned = output.target or output.value
-        if not output.constant and returned in self.given:
-            return Return(self._slot(returned), given=self.given[returned])
-        slot = self._value(output)
-        expected = None if output.constant else self.nodes[output.value]
-        dtype = expected.dtype if isinstance(expected, torch.Tensor) and not self._constant(output) else None
-        return Return(slot, dtype=dtype, copied=not output.constant and output.value in self.program.buffers)
-
-    def _constant(self, output: Output) -> bool:
-        return output.constant or output.value in self.program.constants
+        if output.constant:
+            return Return(self._value(output))
+        itself = output.target or output.value
+        if itself in self.given:
+            return Return(self._slot(itself), given=self.given[itself])
+        slot, constant = self._value(output), output.value in self.program.constants
+        if itself in self.program.buffers or (constant and itself == output.value):
+            return Return(slot, held=self._slot(itself))
+        expected = self.nodes[output.value]
+        dtype = expected.dtype if isinstance(expected, torch.Tensor) and not constant else None
+        copied = constant or output.value in self.given or output.value in self.program.buffers
+        return Return(slot, dtype=dtype, copied=copied)
 
     def _value(self, output: Output) -> int:
         """The slot of what an output gives."""
@@ -186,11 +195,18 @@ class LayoutBuilder:
         return Write(slot, buffer=next(self._slot(p) for p, n in self.program.buffers.items() if n == output.target))
 
 
-def _told_once(returns: Sequence[Return]) -> tuple[Return, ...]:
-    """The outputs, of which those that are another once more say so: they are one tensor, wherever it is brought."""
-    first: dict[Return, int] = {}
-    known = [first.setdefault(each, i) for i, each in enumerate(returns)]
-    return tuple(r if at == i else evolve(r, again=at) for i, (r, at) in enumerate(zip(returns, known, strict=True)))
+def _told_once(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
+    """The outputs, of which those that are another once more say so: they are one tensor, wherever it is brought. One
+    that only has the value of another is a copy."""
+    first: dict[tuple[Any, Return], int] = {}
+    slots: set[int] = set()
+    told: list[Return] = []
+    for i, (output, each) in enumerate(zip(outputs, returns, strict=True)):
+        at = first.setdefault((output.target, each), i)
+        shared = each.slot in slots and each.given is None and each.held is None
+        slots.add(each.slot)
+        told.append(evolve(each, again=at) if at < i else evolve(each, copied=each.copied or shared))
+    return tuple(told)
 
 
 def _symbols(port: Port) -> set[Any]:

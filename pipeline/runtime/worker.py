@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.plan import CallPlan, Layout, Runner, Slots
+from pipeline.runtime.plan import CallPlan, Layout, Return, Runner, Slots
 from pipeline.shapes.environment import number_of
 
 
@@ -66,12 +66,12 @@ class SegmentExecutor:
             if output.again is not None:
                 results.append(results[output.again])
                 continue
-            value = slots[output.slot] if output.given is None else leaves[output.given]
-            if output.given is None and isinstance(value, torch.Tensor):
-                value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
-                value = value.clone() if output.copied else value
-                value = value if plan.home is None else value.to(plan.home)
-            results.append(value)
+            if output.given is not None:
+                results.append(leaves[output.given])
+            elif output.held is not None and plan.is_home(slots[output.held]):
+                results.append(slots[output.held])
+            else:
+                results.append(_made(slots[output.slot], output, plan.home))
         return results
 
     def write(self, slots: Slots, leaves: Sequence[Any]) -> None:
@@ -79,6 +79,15 @@ class SegmentExecutor:
         for write in self.layout.writes:
             target = leaves[write.given] if write.given is not None else slots[write.buffer or 0]
             target.copy_(slots[write.slot])
+
+
+def _made(value: Any, output: Return, home: torch.device | None) -> Any:
+    """An output that is the caller's own."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
+    value = value.clone() if output.copied else value
+    return value if home is None else value.to(home)
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Any]) -> dict[str, int]:

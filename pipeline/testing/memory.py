@@ -83,6 +83,16 @@ def sharing(ours: Any, our_inputs: Any, theirs: Any, their_inputs: Any, echoes: 
     return ""
 
 
+def kept(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+    """In words, which results of two calls share memory where eager's do not; empty if none do."""
+    mine, other = ([tensors(results) for results in calls] for calls in (ours, theirs))
+    for i, (place, a) in enumerate(mine[0]):
+        for j, (there, b) in enumerate(mine[1]):
+            if _share(a, b) and not _share(other[0][i][1], other[1][j][1]):
+                return f"result{place} and result{there} of the next call share memory, and do not in eager"
+    return ""
+
+
 def _rows(what: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
     return ((f"{what}{place}", tensor) for place, tensor in tensors(tree))
 

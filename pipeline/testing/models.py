@@ -23,6 +23,7 @@ from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.module import CompiledModule
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
+from pipeline.testing import memory
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
 from pipeline.testing.memory import Echoes, Snapshot, sharing
 from pipeline.testing.whole import difference
@@ -295,9 +296,11 @@ class _Run:
 
     def twice(self) -> None:
         first = self.once(f"{self.where}, first call")
-        kept = [Snapshot.of(results) for results in first]
-        self.once(f"{self.where}, second call")
-        if (said := kept[0].changes()) and not kept[1].changes():
+        before = [Snapshot.of(results) for results in first]
+        second = self.once(f"{self.where}, second call")
+        if said := memory.kept(*zip(first, second, strict=True)):
+            raise ModelError("aliasing", f"{said}{self.where}")
+        if (said := before[0].changes()) and not before[1].changes():
             raise ModelError("aliasing", f"the second call changed a result of the first, {said}{self.where}")
 
     def once(self, where: str) -> tuple[Any, Any]:
