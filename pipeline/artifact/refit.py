@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import TypeAlias
 
 import torch
 from attrs import evolve
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.nn.parameter import is_lazy
 
 from pipeline.compiled import Compiled
 from pipeline.errors import RefitError
@@ -16,11 +20,10 @@ from pipeline.program import Engine, Partitioned, Program, version
 from pipeline.trt import has_gpu
 
 log = logging.getLogger(__name__)
+Weights: TypeAlias = torch.nn.Module | ExportedProgram | Mapping[str, torch.Tensor]
 
 
-def refit_module_weights(
-    compiled: Compiled, new_weights: torch.nn.Module | ExportedProgram | Mapping[str, torch.Tensor]
-) -> Compiled:
+def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     """The same program with other weights.
 
     Engines that can be refitted (``immutable_weights=False``, built on a GPU) are refitted; others are built anew from
@@ -29,25 +32,24 @@ def refit_module_weights(
     Args:
         compiled: what to refit; it is not changed.
         new_weights: a module of the same architecture, an ExportedProgram of it, or tensors by parameter and buffer
-            name; names that are absent keep their weights.
+            name. A module or export has to have every parameter and buffer of the compiled one, and no other; names
+            that a mapping lacks keep their weights. A tensor with two names (tied weights) is given by either.
 
     Raises:
-        RefitError: names every weight that does not fit (unknown, of another shape or dtype, or computed by a
-            converter so that no recipe says how it follows from the parameters), with the reason.
+        RefitError: names every weight that does not fit (missing, unknown, of another shape or dtype, one of two tied
+            weights that differ, or computed by a converter so that no recipe says how it follows from the parameters),
+            with the reason.
     """
     if not isinstance(compiled, Compiled):
         raise TypeError(f"compiled is a {type(compiled).__name__}: pass what pipeline.default()(model, args) gave")
     program = compiled.program
-    given = _tensors(new_weights)
-    known = {n: t for n, t in given.items() if n in program.parameters}
-    wrong = _unknown(given, program.aliases) if isinstance(new_weights, Mapping) else _missing(given, program)
-    wrong |= {name: why for name, tensor in known.items() if (why := _mismatch(tensor, program.parameters[name]))}
-    if wrong:
+    given = _tensors(new_weights, program)
+    if wrong := _missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):
         raise RefitError(wrong, "names, shapes and dtypes are those of compiled.program.parameters")
     refits = has_gpu() and _refittable(compiled)
     if refits and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
-    copies = {name: tensor.detach().clone() for name, tensor in known.items()}
+    copies = _copies(given, program)
     parameters = FrozenDict({**program.parameters, **copies})
     versions = FrozenDict({name: version(t) for name, t in parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, parameters=parameters, versions=versions))
@@ -61,32 +63,98 @@ def _refittable(compiled: Compiled) -> bool:
     return bool(have) and all(have)
 
 
-def _tensors(weights: torch.nn.Module | ExportedProgram | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _tensors(weights: Weights, program: Program) -> dict[str, torch.Tensor]:
+    """The new weights by name, with tensors of a module that are neither parameter nor buffer, and literals."""
     if isinstance(weights, torch.nn.Module):
         named = (weights.named_parameters(remove_duplicate=False), weights.named_buffers(remove_duplicate=False))
-        return {name: tensor for tensors in named for name, tensor in tensors}
+        plain = {name: value for name in program.written if (value := _attribute(weights, name)) is not None}
+        return {**plain, **{name: tensor for tensors in named for name, tensor in tensors}}
     if isinstance(weights, ExportedProgram):
-        return {**weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
+        literals = {name: weights.constants[name] for name in _literals(weights)}
+        return {**literals, **weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
     if not isinstance(weights, Mapping):
         kind = type(weights).__name__
         raise TypeError(f"new_weights is a {kind}: pass a module, an ExportedProgram or a state_dict")
     return dict(weights)
 
 
-def _unknown(given: Mapping[str, torch.Tensor], known: frozenset[str]) -> dict[str, str]:
-    return {n: "the compiled program has no parameter or buffer of this name" for n in given if n not in known}
+def _literals(exported: ExportedProgram) -> Iterator[str]:
+    specs = exported.graph_signature.input_specs
+    return (str(spec.target) for spec in specs if spec.kind == InputKind.CONSTANT_TENSOR)
 
 
-def _missing(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    """What a module lacks: one that lacks anything is of another architecture."""
-    due = [name for name in program.parameters if name in program.aliases]
-    return {name: "new_weights has no parameter or buffer of this name" for name in due if name not in given}
+def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
+    """The tensor that a module or one of its parts has as an attribute; None for what its code spells out."""
+    try:
+        value = attrgetter(path)(module)
+    except AttributeError:
+        return None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
+    """What a module or an export lacks: one that lacks anything is of another architecture. A mapping may lack what
+    still has the value that was compiled."""
+    absent = [name for name in program.parameters if name not in given]
+    if isinstance(weights, Mapping):
+        tied = {other for names in _groups(program.parameters) if given.keys() & names for other in names}
+        changed = [name for name in absent if name not in tied and _is_trained(program, name)]
+        return dict.fromkeys(changed, "it changed in place after compiling, and new_weights does not have it")
+    spelled = program.written if isinstance(weights, torch.nn.Module) else ()
+    due = [name for name in absent if name not in spelled]
+    return dict.fromkeys(due, "new_weights has no parameter or buffer of this name")
+
+
+def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+    """The names that the program does not have, then those whose tensors are of another kind."""
+    known = program.parameters.keys() | program.aliases
+    unknown = [name for name in given if name not in known]
+    found = dict.fromkeys(unknown, "the compiled program has no parameter or buffer of this name")
+    pairs = ((name, tensor, program.parameters.get(name)) for name, tensor in given.items())
+    return found | {name: why for name, new, old in pairs if old is not None and (why := _mismatch(new, old))}
+
+
+def _groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """The names of each tensor that has several, in order."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def _untied(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+    """The names of a tensor that has several for which the new weights have not one value."""
+    groups = ([name for name in names if name in given] for names in _groups(program.parameters))
+    return {
+        name: f"it differs from {first}, and the two are one tensor in the compiled program"
+        for first, *others in filter(None, groups)
+        for name in others
+        if not _equal(given[first], given[name])
+    }
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same values; NaN is the same only in the same memory."""
+    if a.layout == torch.strided and a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
+        return True
+    return torch.equal(a.detach().cpu(), b.detach().cpu())
+
+
+def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
+    """Copies of the new weights, one for all names of a tensor."""
+    copies = {name: tensor.detach().clone() for name, tensor in given.items() if name in program.parameters}
+    for names in _groups(program.parameters):
+        if found := [name for name in names if name in copies]:
+            copies.update(dict.fromkeys(names, copies[found[0]]))
+    return copies
 
 
 def _mismatch(value: object, old: torch.Tensor) -> str:
     """Why a value cannot take the place of a weight; empty if it can."""
     if not isinstance(value, torch.Tensor):
         return f"it is a {type(value).__name__}, a torch.Tensor is due"
+    if is_lazy(value):
+        return "it is not initialized: it has no shape yet"
     if value.shape != old.shape or value.dtype != old.dtype:
         return f"it is {_kind(value)}, the engine's is {_kind(old)}"
     if value.is_meta:
@@ -127,6 +195,10 @@ def _moved(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
 
 
 def _same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
-    # The program has the model's own tensors: they may have been trained since.
-    trained = version(old) != program.versions.get(name, version(old))
-    return not trained and (new is old or torch.equal(new.cpu(), old.cpu()))
+    return not _is_trained(program, name) and (new is old or torch.equal(new.cpu(), old.cpu()))
+
+
+def _is_trained(program: Program, name: str) -> bool:
+    """Whether a weight was written to since it was compiled: the program has the model's own tensors."""
+    tensor = program.parameters[name]
+    return version(tensor) != program.versions.get(name, version(tensor))
