@@ -116,7 +116,7 @@ class _Graph(torch.nn.Module):
         dims: dict[str, Any] = {}
         shapes = tuple(_dims(node, dims) for node in self.inputs)
         examples = [_hint(self.values[node]) for node in self.inputs]
-        return capture(self, examples, dynamic_shapes=(shapes,), settings=settings)
+        return capture(self, examples, dynamic_shapes=(shapes,) if shapes else None, settings=settings)
 
     def guard(self, program: Program) -> None:
         """Has Dynamo check what the program asks of its sizes: to compare a size of Dynamo's is to guard it."""

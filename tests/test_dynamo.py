@@ -196,6 +196,80 @@ def test_graph_breaks_make_several_programs() -> None:
     assert len(counted.made) == 2
 
 
+class Weights(nn.Module):
+    """What is made of weights alone, and then more in a second graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[4] -> [4]"""
+        scale = torch.exp(self.weight) * 2
+        self.count.add_(1)
+        torch._dynamo.graph_break()
+        return x * scale + self.count
+
+
+def test_a_graph_of_weights_alone() -> None:
+    model = Weights()
+    counted, other = Counted(), copy.deepcopy(model)
+    compiled = counted(other)
+    for _ in range(3):
+        agrees(compiled, model, torch.randn(4))
+        with torch.no_grad():
+            model.weight.mul_(2)
+            other.weight.mul_(2)
+    assert [len(made.program.inputs) for made in counted.made[:2]] == [1, 2]
+    torch.testing.assert_close(other.count, model.count)
+
+
+NO_INPUTS: dict[str, Callable[[], Any]] = {
+    "constants": lambda: torch.ones(3) * 2 + 1,
+    "several": lambda: {"a": torch.arange(4), "b": (torch.zeros(2), 3, None)},
+    "empty": lambda: torch.zeros(0, 3),
+    "an engine without inputs": lambda: torch.ones(1100, 1000) * 2 + 1,
+}
+
+
+@pytest.mark.parametrize("name", NO_INPUTS)
+def test_no_inputs(name: str) -> None:
+    function, counted = NO_INPUTS[name], Counted()
+    compiled = counted(function)
+    agrees(compiled, function)
+    agrees(compiled, function)
+    module = pipeline.default()(Given(function), args=()).module(executor="reference")
+    torch.testing.assert_close(module(), function())
+
+
+class Given(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """Whatever the function gives."""
+        return self.function(*args)
+
+
+@pytest.mark.parametrize("numbers", [(3, 4, 5), (3.0, 4.0, 5.0)], ids=["whole", "floats"])
+def test_no_input_but_a_number(numbers: tuple[float, ...]) -> None:
+    def function(n: float) -> torch.Tensor:
+        return torch.ones(n) * 2 if isinstance(n, int) else torch.ones(3) * n
+
+    compiled = Counted()(function)
+    for n in numbers:
+        agrees(compiled, function, n)
+
+
+def test_random_numbers_without_inputs_stay_random() -> None:
+    compiled = Counted()(lambda: torch.rand(64))
+    assert not torch.equal(compiled(), compiled())
+
+
 def test_what_runs_in_pytorch_is_as_ever() -> None:
     counted, model = Counted(torch_executed_ops={"aten.softmax.int", "aten._softmax.default"}), nn.Softmax(-1)
     agrees(counted(model), model, torch.randn(2, 4))

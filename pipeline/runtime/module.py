@@ -38,7 +38,8 @@ PLANS = 256
 class CompiledModule(torch.nn.Module):
     """Runs a compiled program. Buffers that the program mutates are this module's own copies.
 
-    Inputs may be on any device; outputs are on the device of the inputs. ``executor`` says where engines run.
+    Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. ``executor`` says
+    where engines run.
     Several threads and streams may call it at once: each call has an execution context of its own, up to
     ``settings.execution_contexts`` of them. Threads that call a program which mutates buffers have to take turns.
     """
@@ -118,7 +119,7 @@ class CompiledModule(torch.nn.Module):
 
     def _plan(self, given: Sequence[Any]) -> CallPlan:
         symbols, layout = bind_symbols(self.program, given), self._layout
-        home = next((v.device for v in given if isinstance(v, torch.Tensor)), self.device)
+        home = self._home(given)
         template: list[Any] = [None] * len(layout.slots)
         for slot, value in (*layout.constants, *self._constants_on(home).items()):
             template[slot] = value
@@ -135,6 +136,14 @@ class CompiledModule(torch.nn.Module):
             else:
                 template[slot] = value
         return CallPlan(template, symbols, tuple(moves), None if home == self.device else home)
+
+    def _home(self, given: Sequence[Any]) -> torch.device:
+        """Where outputs go: where inputs are, a GPU before the CPU; where none is a tensor, the CPU if the model was
+        captured there."""
+        devices = [value.device for value in given if isinstance(value, torch.Tensor)]
+        if not devices:
+            return torch.device("cpu") if self._layout.on_cpu else self.device
+        return next((device for device in devices if device.type != "cpu"), devices[0])
 
     def _constants_on(self, home: torch.device) -> Mapping[int, torch.Tensor]:
         """The constants that are returned, by slot, where outputs go: a parameter is one tensor at every call."""

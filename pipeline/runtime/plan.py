@@ -74,6 +74,13 @@ class Layout:
     late: tuple[tuple[int, Expr], ...]
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether the outputs were on the CPU when the model was captured."""
+        values = {n.name: n.meta.get("val") for n in self.program.graph.nodes}
+        made = [values.get(o.value) for o in self.program.outputs if o.kind == "user" and not o.constant]
+        return all(value.device.type == "cpu" for value in made if isinstance(value, torch.Tensor))
+
+    @property
     def static(self) -> bool:
         """Whether the inputs' shapes tell every shape in the program."""
         return not self.late and not any(step.late or step.learns for step in self.steps)

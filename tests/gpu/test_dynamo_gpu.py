@@ -62,3 +62,23 @@ def test_a_cache_that_the_model_writes_to() -> None:
         x = torch.randn(4, 8, device="cuda")
         close(compiled(x), eager(x))
         close(model.sum, eager.sum)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("graphs", [False, True], ids=["enqueued", "cuda graphs"])
+def test_graphs_without_inputs_give_what_they_make_where_eager_does(device: str, graphs: bool) -> None:
+    def function() -> torch.Tensor:
+        return torch.ones(3, device=device) * 2 + 1
+
+    class Weights(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = torch.exp(self.weight)
+            torch._dynamo.graph_break()
+            return x * scale
+
+    compile = pipeline.default(cuda_graphs=graphs)
+    compiled, model = torch.compile(function, backend=pipeline.backend(compile)), Weights(4, 4).to(device)
+    other, x = torch.compile(model, backend=pipeline.backend(compile)), torch.randn(4, 4, device=device)
+    for _ in range(4):
+        close(compiled(), function())
+        close(other(x), model(x))

@@ -57,3 +57,13 @@ def test_inputs_elsewhere_get_results_there(name: str, graphs: bool) -> None:
     for _ in range(4):
         ours = module(X.clone())
         torch.testing.assert_close(ours, on_cpu(X.clone()), rtol=1e-3, atol=1e-3)
+
+
+def test_a_number_on_the_cpu_beside_a_tensor_on_the_gpu() -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, times: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return x * times + 1
+
+    times, x = torch.tensor(2.0), torch.randn(4, device="cuda")
+    module = pipeline.default()(Scaled().eval(), args=(times, x)).module(executor="tensorrt")
+    torch.testing.assert_close(module(times, x), x * 2 + 1)
