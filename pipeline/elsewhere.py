@@ -42,7 +42,6 @@ ELSEWHERE: Final = MappingProxyType(
         "enable_resource_partitioning": _ENGINES,
         "cpu_memory_budget": "weights are held once, and what is made of them lies in files",
         "offload_module_to_cpu": "the model may lie on the CPU from the start",
-        "device": _WHERE,
         "gpu_id": _WHERE,
         "hardware_compatible": _WHERE,
         "make_refittable": _REFIT,

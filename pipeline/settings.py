@@ -76,6 +76,16 @@ def _capabilities(value: object) -> tuple[str, ...]:
     return tuple(sorted(set(given), key=lambda capability: tuple(map(int, capability.split(".")))))
 
 
+def _device(value: object) -> str | None:
+    """A type of device: an index would be that of a device of another machine."""
+    name = str(value) if isinstance(value, torch.device) else value
+    if not isinstance(name, str | None):
+        raise TypeError(f"device is 'cuda', 'cpu' or None, not {value!r}")
+    if name not in (None, "cuda", "cpu"):
+        raise ValueError(f"device is 'cuda', 'cpu' or None, not {name!r}; engines run on the current CUDA device")
+    return name
+
+
 def _flag(_: object, field: "attrs.Attribute[bool]", value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{field.name} is True or False, not {value!r}")
@@ -154,6 +164,9 @@ class CompilationSettings:
         TensorRT. Default None.
     compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without
         repetition. Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
+    device: the type of device that the model is captured as on, `"cuda"` or `"cpu"`, whatever this machine has and
+        wherever the model's tensors are, which stay there: an engine for a GPU elsewhere is then built from the graph
+        that torch gives on a GPU. None for the device that the tensors are on. Default None.
     decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
         kernels, instead of one. Default False.
     use_fp32_acc: accumulate matrix products of halves in float32 whatever TensorRT holds best: their inputs are cast,
@@ -191,6 +204,7 @@ class CompilationSettings:
     workspace_size: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
     max_aux_streams: int | None = attrs.field(default=None, validator=_whole(0, 2**31 - 1))
     compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_capabilities)
+    device: str | None = attrs.field(default=None, converter=_device)
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
     use_fp32_acc: bool = attrs.field(default=False, validator=_flag)
     cuda_graphs: bool = attrs.field(default=False, validator=_flag)

@@ -208,7 +208,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, **common)
         elif isinstance(field.default, (tuple, frozenset)):
             group.add_argument(f"--{flag}", action="append", metavar="VALUE", **common)
-        elif isinstance(field.default, str):
+        elif isinstance(field.default, str) or field.type == str | None:
             group.add_argument(f"--{flag}", metavar="WORD", **common)
         elif field.default is True:  # or a path
             group.add_argument(f"--{flag}", metavar="PATH", **common)

@@ -175,8 +175,15 @@ def native_batch_norm(
     if training or running_mean is None or running_var is None:
         result: Statistics = aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
         return result
-    nothing = x.new_zeros((0,))
-    return _inference(x, weight, bias, running_mean, running_var, eps), nothing, nothing.clone()
+    return _inference(x, weight, bias, running_mean, running_var, eps), *_kept(x, running_mean, running_var, eps)
+
+
+def _kept(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The statistics beside a result that running ones made: nothing on the CPU, the running ones on a GPU."""
+    if x.device.type == "cpu":
+        return x.new_zeros((0,)), x.new_zeros((0,))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return mean.to(dtype, copy=True), (var.to(dtype) + eps).rsqrt()
 
 
 @register_torch_trt_decomposition(aten._native_batch_norm_legit_no_training.default)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from attrs import evolve
 from torch._dynamo.exc import UserError
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
@@ -26,7 +27,9 @@ from pipeline.frontend import dims, given
 from pipeline.frontend.dims import is_input
 from pipeline.frontend.fakes import oblivious
 from pipeline.frontend.functional import functional
+from pipeline.frontend.gpu_answers import gpu_answers
 from pipeline.frontend.recurrences import whole_recurrences
+from pipeline.frontend.stand_ins import is_elsewhere, shown_on
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, results, version
 from pipeline.recipes import Recipe, identity
@@ -46,6 +49,8 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     settings: CompilationSettings | None = None,
+    *,
+    device: str | torch.device | None = None,
 ) -> Program:
     """The program of a module called with ``args`` and ``kwargs``, or of an ``ExportedProgram``.
 
@@ -55,17 +60,27 @@ def capture(
         kwargs: the same by keyword.
         dynamic_shapes: as in ``torch.export.export``; added to the ranges that ``Input`` gives.
         settings: what the stages read; default settings if None.
+        device: ``"cuda"`` captures as on a GPU, whether or not there is one: what the model and torch decide by device
+            is decided so. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
 
     Raises:
         CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value.
         TypeError: ``model`` is neither of the two, or ``forward`` does not take these inputs.
         ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it.
     """
+    settings = settings or CompilationSettings()
+    settings = settings if device is None else settings.evolve(device=device)
     if is_autocast_on():
         inside = under_autocast(model) if isinstance(model, torch.nn.Module) else model
         with without_autocast():
             return capture(inside, args, kwargs, dynamic_shapes, settings)
-    settings = settings or CompilationSettings()
+    with gpu_answers(settings.device, settings.compute_capabilities):
+        return _captured(model, args, kwargs, dynamic_shapes, settings)
+
+
+def _captured(
+    model: torch.nn.Module | ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any, settings: CompilationSettings
+) -> Program:
     args, kwargs = given.arguments(args, kwargs)
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
@@ -74,10 +89,11 @@ def capture(
             )
         given.check_values(chain(model.named_parameters(), model.named_buffers()))
         given.check_apart(model)
+        given.check_device(model, settings.device)
         exported, leaves, asked = model, given.leaves(model, args, kwargs), dict[str, Any]()
     elif isinstance(model, torch.nn.Module):
         given.check_module(model)
-        exported, shapes = _export(model, args, kwargs, dynamic_shapes)
+        exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device)
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
         asked = dims.asked(exported, model, args, kwargs, shapes)
     else:
@@ -90,7 +106,7 @@ def capture(
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
-    return _program(exported, graph_module, settings, _tuned(leaves), asked)
+    return _program(exported, _own_tensors(model), graph_module, settings, _tuned(leaves), asked)
 
 
 def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
@@ -100,7 +116,7 @@ def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
 
 
 def _export(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, device: str | None
 ) -> tuple[ExportedProgram, Any]:
     """The export, and what was asked of its dims."""
     shapes = dims.dynamic_shapes(model, args, kwargs, dynamic_shapes)
@@ -109,22 +125,26 @@ def _export(
             "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
         )
     try:
-        return _exported(model, args, kwargs, shapes), shapes
+        return _exported(model, args, kwargs, shapes, device), shapes
     except Exception as error:  # the range, or torch's own words about it, fail in many ways
         first = error
     ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
     for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, *dims.relaxed(shapes)):
         with suppress(Exception):
-            if other is None or dims.specialised(exported := _exported(model, args, kwargs, other), shapes):
+            if other is None or dims.specialised(exported := _exported(model, args, kwargs, other, device), shapes):
                 continue
             if dims.unified(exported, model, args, kwargs, shapes):
                 return exported, shapes
     raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(first)}") from first
 
 
-def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
-    device = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    positional, named = dims.examples(model, args, kwargs, shapes, device)
+def _exported(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, device: str | None
+) -> ExportedProgram:
+    home = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    positional, named = dims.examples(model, args, kwargs, shapes, home)
+    if device is not None and is_elsewhere(device, model, (positional, named)):
+        model, positional, named = shown_on(device, model, positional, named)
     with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious():
         warnings.simplefilter("ignore")
         exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
@@ -152,12 +172,13 @@ def _ends(shapes: Any) -> list[Any]:
 
 def _program(
     exported: ExportedProgram,
+    own: Mapping[str, torch.Tensor],
     graph_module: torch.fx.GraphModule,
     settings: CompilationSettings,
     tuned: Mapping[int, Sequence[int]],
     asked: Mapping[str, Any],
 ) -> Program:
-    parameters, constants, buffers = _lifted(exported)
+    parameters, constants, buffers = _lifted(exported, own)
     signature, graph = exported.graph_signature, graph_module.graph
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
@@ -180,7 +201,16 @@ def _program(
     )
 
 
-def _lifted(exported: ExportedProgram) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
+def _own_tensors(model: torch.nn.Module | ExportedProgram) -> dict[str, torch.Tensor]:
+    """What a module holds, by its names: an export of stand-ins has fake tensors in their place."""
+    if isinstance(model, ExportedProgram):
+        return {}
+    return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
+
+
+def _lifted(
+    exported: ExportedProgram, own: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
     """The model's own tensors by their names; the placeholders that stay what one of them is; those that change."""
     signature = exported.graph_signature
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
@@ -194,7 +224,7 @@ def _lifted(exported: ExportedProgram) -> tuple[dict[str, torch.Tensor], dict[st
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             raise CaptureError(f"input {name} is a {spec.kind.name}, which the compiler does not take")
-        parameters[target] = tensors[target]
+        parameters[target] = own[target] if isinstance(tensors[target], FakeTensor) else tensors[target]
         if target in mutated:
             buffers[name] = target
         else:

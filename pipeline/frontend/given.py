@@ -58,6 +58,17 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
             )
 
 
+def check_device(exported: ExportedProgram, device: str | None) -> None:
+    """`ValueError` for a program that was exported on another type of device: its graph is made."""
+    values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
+    found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
+    if device is not None and found - {device}:
+        raise ValueError(
+            f"device is {device!r}, but the program was exported on {', '.join(sorted(found))}: pass the module, or "
+            "another export"
+        )
+
+
 def bound(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs by the names of ``forward``'s parameters, as torch.export's dynamic_shapes has them.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from types import MethodType
 from typing import Any
 
 import torch
@@ -29,14 +30,16 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
     are shared, and the model stays as it is."""
     dtypes = {device: torch.get_autocast_dtype(device) for device in _DEVICES if torch.is_autocast_enabled(device)}
 
-    @functools.wraps(model.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        with _autocast(dtypes):
-            return model.forward(*args, **kwargs)
-
     inside = copy.copy(model)
-    inside.forward = forward
+    forward = vars(model).get("forward") or MethodType(type(model).forward, inside)
+    inside.forward = functools.update_wrapper(functools.partial(_within, dtypes, forward), model.forward)
     return inside
+
+
+def _within(dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """A call under autocast. What it is of is an argument and no closure: copies of the module then call their own."""
+    with _autocast(dtypes):
+        return forward(*args, **kwargs)
 
 
 def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:

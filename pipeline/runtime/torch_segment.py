@@ -104,5 +104,5 @@ other segments as these lay them out, which need not be as in the example."""
 def _place(node: torch.fx.Node, device: torch.device) -> None:
     """Has a node that names the device of the example make its result on this one, from inputs of any layout."""
     node.target = ANY_LAYOUT.get(node.target, node.target)
-    if node.kwargs.get("device") is not None:
-        node.kwargs = {**node.kwargs, "device": device}
+    node.args = tuple(device if isinstance(arg, torch.device) else arg for arg in node.args)
+    node.kwargs = {name: device if isinstance(arg, torch.device) else arg for name, arg in node.kwargs.items()}
