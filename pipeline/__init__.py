@@ -41,8 +41,7 @@ from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
 from pipeline.stages.partition import Partitioner, by_submodule
-
-__version__ = "0.1.0"
+from pipeline.version import __version__
 
 __all__ = [
     "DECOMPOSITIONS",

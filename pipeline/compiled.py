@@ -13,7 +13,7 @@ from attrs import field, frozen
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.program import Engine, Partitioned, Program
+from pipeline.program import Engine, Partitioned, Program, segment_lines
 from pipeline.recipes import Recipe
 from pipeline.settings import RUNTIME, CompilationSettings
 
@@ -160,8 +160,6 @@ class Compiled:
         """Text for a person: operators converted, every fallback with its reason, the sizes that vary, and the
         segments in order: their operators, inputs and outputs, what crosses to later ones, and of an engine its size
         and layers."""
-        from pipeline.partitioning.printing import segment_lines
-
         rows = zip(self.engines, self.networks, strict=True)
         sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
         lines = [str(self.coverage), "", *self._sizes()]

@@ -10,25 +10,23 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from attrs import evolve, field, frozen
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from pipeline.aten.graphs import over, results
+from pipeline.aten.support import Choice, Rejection
+from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
+from pipeline.network.description import Network
+from pipeline.network.handle import NetworkHandle
 from pipeline.recipes import Recipe
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
-
-if TYPE_CHECKING:
-    from pipeline.build.plans import NetworkHandle
-    from pipeline.converters.declare import Rejection
-    from pipeline.converters.lookup import Choice
-    from pipeline.errors import Fallback
-    from pipeline.network.description import Network
 
 
 def digest(text: str) -> str:
@@ -39,18 +37,6 @@ def digest(text: str) -> str:
 def version(tensor: torch.Tensor) -> int:
     """How often a tensor was written to. torch does not count that of one made in inference mode: 0."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def results(graph: torch.fx.Graph) -> tuple[Any, ...]:
-    """What a graph returns: nodes and Python values."""
-    returned: Any = next(iter(reversed(graph.nodes))).args[0]
-    return tuple(returned)
-
-
-def over(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A module that runs a graph over another's parameters and modules. Its Python code is written when somebody asks
-    for it or calls it: of the graph between two stages nobody does, and ResNet-50's takes 20 to 50 ms each time."""
-    return _LazyGraphModule(root, graph)
 
 
 @frozen
@@ -303,9 +289,46 @@ class Partitioned:
         return tuple(s for s in self.segments if s.kind == "engine")
 
     def __str__(self) -> str:
-        from pipeline.partitioning.printing import printed
-
         return printed(self)
+
+
+GETITEM = "operator.getitem"
+"""The target of nodes that take an item of a result: they are no operators."""
+
+
+def printed(partitioned: Partitioned) -> str:
+    """The whole record as text."""
+    segments = "\n".join(line for s in partitioned.segments for line in segment_lines(partitioned, s))
+    return "\n".join(filter(None, [headline(partitioned), segments, *map(str, partitioned.fallbacks)]))
+
+
+def headline(partitioned: Partitioned) -> str:
+    """How many segments and engines there are, and how many operators run in engines."""
+    verdicts = partitioned.verdicts
+    inside = {n for s in partitioned.engine_segments for n in s.nodes if verdicts[n].target != GETITEM}
+    total = len(inside) + len(partitioned.fallbacks)
+    segments, engines = len(partitioned.segments), len(partitioned.engine_segments)
+    return (
+        f"{segments} segment{'s'[: segments != 1]}: {len(inside)} of {total} operators in "
+        f"{engines} engine{'s'[: engines != 1]}"
+    )
+
+
+def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
+    """How many operators of each target a segment has."""
+    targets = (partitioned.verdicts[name].target for name in segment.nodes)
+    return Counter(target for target in targets if target != GETITEM)
+
+
+def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
+    """A segment: its operators by target, inputs, outputs, and what crosses to later segments."""
+    counts = operators(partitioned, segment)
+    listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
+    total = counts.total()
+    yield f"{segment.name}: {total} operator{'s'[: total != 1]}: {listed}"
+    yield from (f"  input  {port}" for port in segment.inputs)
+    yield from (f"  output {port}" for port in segment.outputs)
+    yield from (f"  cut    {cut}" for cut in partitioned.cuts if cut.source == segment.name)
 
 
 @frozen

@@ -17,6 +17,8 @@ from pipeline.compiled import Compiled
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Engine, Partitioned, Program, version
+from pipeline.runtime.engine import refit
+from pipeline.stages import build, convert, refit_map
 from pipeline.trt import has_gpu
 
 log = logging.getLogger(__name__)
@@ -167,16 +169,12 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _rebuilt(partitioned: Partitioned) -> Compiled:
-    from pipeline.stages import build, convert, refit_map
-
     log.info("the engines cannot be refitted (immutable_weights=True): building them anew")
     return refit_map(build(convert(partitioned)))
 
 
 def _refitted(compiled: Compiled, partitioned: Partitioned) -> Compiled:
     """Every weight is supplied, the literal ones too: TensorRT combines weights, and wants all that it combined."""
-    from pipeline.runtime.engine import refit
-
     parameters = partitioned.program.parameters
     moved = _moved(compiled.program, parameters)
     engines: list[Engine] = []

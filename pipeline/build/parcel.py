@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,11 +14,11 @@ import torch
 from attrs import define, field, frozen
 
 from pipeline.build.monitor import Monitor
-from pipeline.build.plans import NetworkHandle, Order, Plan, PlanFile, mapped, serialize
+from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.build.spill import leave_memory
-from pipeline.compose.events import report
 from pipeline.errors import BuildError, PipelineError
 from pipeline.network.description import Network, Weight, describe
+from pipeline.network.handle import NetworkHandle
 from pipeline.network.replay import ReplayError, replay
 from pipeline.trt import Log, dtype_called, trt
 
@@ -133,8 +133,9 @@ class Job:
         return serialize(self.parcel.opened(), self.order, file, Monitor(stopped=self.parcel.stopped))
 
 
-def gathered(executor: Executor, jobs: Sequence[Job]) -> list[Plan]:
+def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
     """The plans of the jobs, in their order. After an error or Ctrl-C nothing more is begun, and threads stop building.
+    ``report`` is told how many are built, of how many, and which came last.
 
     Raises:
         BuildError: the first that a worker met, or that a worker ended.

@@ -11,46 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 from pipeline.build.heap import return_free_memory
 from pipeline.build.monitor import Monitor, interruptible
 from pipeline.errors import BuildError
 from pipeline.network.description import Network
+from pipeline.network.handle import NetworkHandle
 from pipeline.program import Segment
 from pipeline.settings import CompilationSettings
-from pipeline.trt import CAPABILITIES, LIBRARY, Log, compute_capability, has_gpu, trt
+from pipeline.trt import CAPABILITIES, LIBRARY, compute_capability, has_gpu, trt
 
 PIECE = 1 << 22
 STREAMED = 128 << 20
 """Plans of networks with more bytes of weights are streamed. TensorRT takes three times 64 MB for a stream, and as much
 as the plan without one, whatever else it holds; below 128 MB the plan is less."""
-
-
-@define(eq=False)
-class NetworkHandle:
-    """A TensorRT network with all that it points to: the builder and logger it came from, and its weights by name.
-
-    ``weights`` have ``nbytes``; ``kept`` is whatever else must live until the engine is built, and ``mapped`` the files
-    among that, which can leave memory while TensorRT does not read them.
-    """
-
-    net: Any
-    builder: Any
-    log: Log
-    kept: list[Any] = field(factory=list)
-    weights: dict[str, Any] = field(factory=dict)
-    mapped: list[Any] = field(factory=list)
-
-    def leave_memory(self) -> None:
-        """Weights that lie in files leave memory, to be read again when they are needed."""
-        for file in self.mapped:
-            file.leave_memory()
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the weights in bytes."""
-        return sum(weight.nbytes for weight in self.weights.values())
 
 
 @frozen

@@ -21,7 +21,6 @@ from typing import Any
 import attrs
 import torch
 
-from pipeline import __version__
 from pipeline.cli.agreement import Agreement, measure
 from pipeline.cli.listing import UnknownTargetError, details, listing, markdown
 from pipeline.cli.reporting import CompilationReport, write
@@ -34,6 +33,7 @@ from pipeline.errors import CaptureError, PipelineError
 from pipeline.inputs import Input
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
+from pipeline.version import __version__
 
 PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 """What ``--precision`` takes; fp32 leaves the model in its own dtypes."""

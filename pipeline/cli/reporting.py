@@ -23,6 +23,7 @@ from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.trt import CAPABILITIES
+from pipeline.version import __version__
 
 
 @frozen
@@ -119,8 +120,6 @@ def _peaks(ledger: Sequence[Entry]) -> str:
 
 def versions() -> FrozenDict[str, str]:
     """What the result depends on."""
-    from pipeline import __version__
-
     return FrozenDict(
         {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
     )

@@ -5,24 +5,151 @@ A stage takes one record and gives one. `@stage` makes one from an annotated fun
 places where it may be changed.
 """
 
+import functools
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import attrs
 import torch
 
 from pipeline.compose.annotations import accepts, is_instance, type_name
 from pipeline.compose.events import Event, Observer, Run, report
-from pipeline.compose.function_stage import FunctionStage, Named, Stage, as_stage, described, stage
+from pipeline.compose.joins import check_join, check_names, checked, empty, what
+from pipeline.compose.stage_signature import Stage, check_signature, name_of, record_types
+from pipeline.frontend.capture import capture
+from pipeline.program import Program
 from pipeline.runtime.ambient import without_autocast
 from pipeline.settings import CompilationSettings
 
 __all__ = ["Event", "FunctionStage", "Observer", "Pipeline", "Stage", "StageLike", "as_stage", "report", "stage"]
 
+Takes = TypeVar("Takes", contravariant=True)
+Gives = TypeVar("Gives", covariant=True)
 StageLike: TypeAlias = Stage | Callable[..., Any]
+
+
+class _Joined:
+    """What a stage needs for `|`."""
+
+    def __or__(self: Stage, other: "StageLike") -> "Pipeline":
+        """This stage, then the other stage or pipeline."""
+        return Pipeline((self,)) | other
+
+    def __repr__(self: Stage) -> str:
+        """Its name, what it takes and what it gives."""
+        return f"<stage {described(self)}>"
+
+
+@attrs.frozen(slots=False, repr=False)
+class FunctionStage(_Joined, Generic[Takes, Gives]):
+    """A stage made of a function, or of a frozen record with `__call__`, whose annotations say what it takes and gives.
+
+    Forward references are resolved when the types are first asked for. Calling it calls the function.
+    """
+
+    function: Callable[[Takes], Gives]
+    name: str
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"a stage's name is a string, not {self.name!r}")
+        check_signature(self.function, self.name)
+        if isinstance(self.function, FunctionType):
+            shown: dict[str, Any] = {name: getattr(self.function, name) for name in functools.WRAPPER_ASSIGNMENTS}
+            self.__dict__.update(shown, __wrapped__=self.function)
+
+    def __call__(self, record: Takes, /) -> Gives:
+        """What the function makes of the record."""
+        return self.function(record)
+
+    @property
+    def takes(self) -> Any:
+        """The annotation of the function's first parameter."""
+        return self._types[0]
+
+    @property
+    def gives(self) -> Any:
+        """The annotation of what the function returns."""
+        return self._types[1]
+
+    @cached_property
+    def _types(self) -> tuple[Any, Any]:
+        return record_types(self.function, self.name)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where it stands in its module under its function's name, else by its parts."""
+        module, name = getattr(self, "__module__", ""), getattr(self, "__qualname__", "")
+        if name and getattr(sys.modules.get(module), name, None) is self:
+            return str(name)
+        return FunctionStage, (self.function, self.name)
+
+
+@attrs.frozen(repr=False)
+class Named(_Joined):
+    """A stage under another name."""
+
+    stage: Stage
+    name: str
+
+    @property
+    def takes(self) -> Any:
+        """What the stage takes."""
+        return self.stage.takes
+
+    @property
+    def gives(self) -> Any:
+        """What the stage gives."""
+        return self.stage.gives
+
+    def __call__(self, record: Any, /) -> Any:
+        """What the stage makes of the record."""
+        return self.stage(record)
+
+
+@overload
+def stage(function: Callable[[Takes], Gives], /) -> FunctionStage[Takes, Gives]: ...
+@overload
+def stage(*, name: str) -> Callable[[Callable[[Takes], Gives]], FunctionStage[Takes, Gives]]: ...
+def stage(function: Callable[[Any], Any] | None = None, /, *, name: str | None = None) -> Any:
+    """Makes a stage of a function from record to record: `@stage`, or `@stage(name="…")` for a name of its own.
+
+    `TypeError` saying what is missing, if the parameter or the result is not annotated.
+    """
+    if function is None:
+        return lambda function: FunctionStage(function, name_of(function) if name is None else name)
+    return FunctionStage(function, name_of(function))
+
+
+def as_stage(value: Any) -> Stage:
+    """The value as a stage: one already (pipelines too), or a function or frozen record whose call is annotated.
+
+    A record is called by its `name`, or by its class in snake case: `OneEngine()` is `one_engine`.
+    """
+    if isinstance(value, type):
+        raise TypeError(f"{value.__name__} is a class; the stage is an instance, such as {value.__name__}()")
+    if not callable(value):
+        raise TypeError(f"{value!r} is no stage: a stage is called with a record and gives a record")
+    if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
+        return value  # type: ignore[no-any-return]
+    if type(value).__hash__ is None:
+        raise TypeError(f"{type(value).__name__} can be changed; a stage is frozen (attrs.frozen)")
+    return FunctionStage(value, name_of(value))
+
+
+def described(step: Stage) -> str:
+    """One line: the name, the implementation where it is called otherwise, what the stage takes and gives."""
+    inner = step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
+    own = name_of(inner)
+    try:
+        types = f"{type_name(step.takes)} -> {type_name(step.gives)}"
+    except TypeError:
+        types = "? -> ?"
+    return f"{step.name}{f' ({own})' if own != step.name else ''}: {types}"
 
 
 def _stages(value: Iterable[StageLike]) -> tuple[Stage, ...]:
@@ -61,9 +188,9 @@ class Pipeline:
     observers: tuple[Observer, ...] = attrs.field(default=(), converter=_observers)
 
     def __attrs_post_init__(self) -> None:
-        _check_names(self.names)
+        check_names(self.names)
         for before, after in pairwise(self.stages):
-            _check_join(before, after)
+            check_join(before, after)
 
     def __call__(
         self,
@@ -79,29 +206,25 @@ class Pipeline:
         Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.
         """
         run = Run(self.observers)
-        alone = _empty(args) and _empty(kwargs) and dynamic_shapes is None
+        alone = empty(args) and empty(kwargs) and dynamic_shapes is None
         if alone and is_instance(model, self.takes):
             return self._run(run, model)
         self._check_front_door(model)
-        from pipeline.frontend.capture import capture
-
         return self._run(run, run.call("capture", lambda: capture(model, args, kwargs, dynamic_shapes, self.settings)))
 
     def _run(self, run: Run, record: Any) -> Any:
         with without_autocast():
             return reduce(
-                lambda given, step: run.call(step.name, lambda: _checked(step, given), given), self.stages, record
+                lambda given, step: run.call(step.name, lambda: checked(step, given), given), self.stages, record
             )
 
     def _check_front_door(self, model: object) -> None:
         """Only a pipeline that starts with a Program takes models; said before the model is captured."""
-        from pipeline.program import Program
-
         if self.stages and accepts(self.takes, Program):
             if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
                 return
             raise TypeError(
-                f"{_what(model)} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
+                f"{what(model)} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
                 f"or only the {type_name(self.takes)} that the first stage takes"
             )
         first = f"with {self.names[0]!r}, which takes {type_name(self.takes)}" if self.stages else "with nothing"
@@ -214,47 +337,9 @@ def _pipeline(part: StageLike) -> Pipeline:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
 
 
-def _what(model: object) -> str:
-    """What was passed for a model, as an error calls it."""
-    if isinstance(model, type):
-        return f"the class {model.__name__} (an instance is {model.__name__}(…))"
-    return f"the function {model.__name__}" if isinstance(model, FunctionType) else f"a {type(model).__name__}"
-
-
-def _empty(arguments: object) -> bool:
-    """Whether there are none; a tensor in their place is not asked what it holds."""
-    return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
-
-
 def _named(part: StageLike, name: str) -> Stage:
     """The same stage under another name."""
     made = as_stage(part)
     if made.name == name:
         return made
     return Named(made.stage if isinstance(made, Named) else made, name)
-
-
-def _checked(step: Stage, record: Any) -> Any:
-    result = step(record)
-    if not is_instance(result, step.gives):
-        raise TypeError(
-            f"stage {step.name!r} gave a {type(result).__name__}, not the {type_name(step.gives)} it declares"
-        )
-    return result
-
-
-def _check_join(before: Stage, after: Stage) -> None:
-    if not accepts(after.takes, before.gives):
-        raise TypeError(
-            f"stage {before.name!r} gives {type_name(before.gives)}, "
-            f"but the next stage, {after.name!r}, takes {type_name(after.takes)}"
-        )
-
-
-def _check_names(names: tuple[str, ...]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"two stages are called {twice[0]!r} in {', '.join(names)}: "
-            'swap the first with replace(), or give one another name with @stage(name="…")'
-        )

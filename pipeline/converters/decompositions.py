@@ -11,7 +11,8 @@ import torch
 import torch._decomp
 from torch._ops import OpOverload, OpOverloadPacket
 
-from pipeline.converters.declare import attach, attached, function_name, gather, target_of
+from pipeline.aten.support import function_name
+from pipeline.converters.declare import attach, attached, gather, target_of
 from pipeline.frozen import FrozenDict
 
 Op: TypeAlias = OpOverload[..., Any]

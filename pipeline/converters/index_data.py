@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument, bind
+from pipeline.aten.kinds import moves
 from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
 from pipeline.converters.results import converts
 from pipeline.impl import base
@@ -17,7 +18,6 @@ from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast
 from pipeline.impl.shape import sampled
 from pipeline.network.context import ConversionContext, SymbolicInt
-from pipeline.partitioning.kinds import moves
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression

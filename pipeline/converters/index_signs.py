@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.arguments import argument
-from pipeline.shapes.exported import RESHAPES
+from pipeline.aten.kinds import RESHAPES
 
 aten = torch.ops.aten
 

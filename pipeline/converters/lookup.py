@@ -13,12 +13,11 @@ import torch
 from torch.fx import Node
 
 from pipeline.aten.naming import module_path
-from pipeline.converters.declare import (
-    CallingConvention,
-    ConverterPriority,
+from pipeline.aten.support import (
+    Choice,
     ConverterSupport,
     Declaration,
-    Implementation,
+    Entry,
     Rejection,
     Target,
     function_name,
@@ -31,23 +30,8 @@ from pipeline.settings import CompilationSettings
 log = logging.getLogger(__name__)
 
 Candidates: TypeAlias = FrozenDict[Any, tuple[Declaration, ...]]
-Entry: TypeAlias = tuple[Implementation, CallingConvention, dict[str, bool]]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-@attrs.frozen
-class Choice:
-    """The converter that takes a node."""
-
-    support: ConverterSupport
-    convention: CallingConvention = CallingConvention.CTX
-    priority: ConverterPriority = ConverterPriority.STANDARD
-
-    def entry(self) -> Entry:
-        """What `registry[node]` gives: the implementation, how it is called, what it declares."""
-        flags = {name: getattr(self.support, name) for name in ("supports_dynamic_shapes", "requires_output_allocator")}
-        return self.support.converter_implementation, self.convention, flags
 
 
 @attrs.frozen

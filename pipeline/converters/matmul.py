@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import bind
+from pipeline.aten.kinds import RESHAPES
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl import matmul as impl
 from pipeline.impl.attention import first_row, not_alone
 from pipeline.network.context import ConversionContext
-from pipeline.shapes.exported import RESHAPES
 
 aten = torch.ops.aten
 

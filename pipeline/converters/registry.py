@@ -10,23 +10,27 @@ import attrs
 from toolz import concat, unique
 from torch._ops import OpOverloadPacket
 
-from pipeline.converters.declare import (
-    ATTRIBUTE,
+from pipeline.aten.support import (
     CallingConvention,
+    Choice,
     ConverterPriority,
     ConverterSupport,
     Declaration,
+    Entry,
     Implementation,
     Rejection,
     Target,
     Validator,
+)
+from pipeline.converters.declare import (
+    ATTRIBUTE,
     attached,
     declarations_of,
     dynamo_tensorrt_converter,
     gather,
     target_of,
 )
-from pipeline.converters.lookup import BoundRegistry, Candidates, Choice, Entry, Lookup, Refusal
+from pipeline.converters.lookup import BoundRegistry, Candidates, Lookup, Refusal
 from pipeline.frozen import FrozenDict
 from pipeline.settings import CompilationSettings
 

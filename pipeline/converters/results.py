@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 from pipeline.aten.arguments import bind
-from pipeline.converters.declare import Target, Validator, dynamo_tensorrt_converter
+from pipeline.aten.support import Target, Validator
+from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.network.context import ConversionContext

@@ -8,7 +8,8 @@ import attrs
 import torch
 from torch._ops import OpOverload
 
-from pipeline.converters.declare import Declaration, Target
+from pipeline.aten.support import Declaration, Target
+from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.lookup import Lookup, summary
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.recipes import qualified_name
@@ -26,15 +27,9 @@ def get_graph_converter_support(
     `registry` is `pipeline.converters.DYNAMO_CONVERTERS` if not given.
     """
     settings = CompilationSettings(torch_executed_ops=frozenset(torch_executed_ops))
-    lookup = (_all_converters() if registry is None else registry).bind(settings)
+    lookup = (DYNAMO_CONVERTERS if registry is None else registry).bind(settings)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     return sum(node in lookup for node in calls), len(calls)
-
-
-def _all_converters() -> ConverterRegistry:
-    from pipeline.converters import DYNAMO_CONVERTERS  # not at import time: the converters' package imports this
-
-    return DYNAMO_CONVERTERS
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import numpy as np
 import torch
 
+from pipeline.impl.base import tensor
 from pipeline.network.context import SymbolicInt
 from pipeline.recipes import qualified_name
 from pipeline.trt import trt
@@ -85,8 +86,6 @@ def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
         return np.asarray(_tensor(value))
     if goal is torch.Tensor:
         return _tensor(value)
-    from pipeline.impl.base import tensor  # impl needs the converters' context, so not at import time
-
     return tensor(ctx, name, _tensor(value) if isinstance(value, np.ndarray) else value)
 
 

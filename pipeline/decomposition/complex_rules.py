@@ -16,10 +16,10 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_map
 
+from pipeline.aten.kinds import VIEWS
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
 from pipeline.decomposition.complex_pairs import Pair, Rule, bilinear, times
 from pipeline.shapes.environment import shape_of
-from pipeline.shapes.exported import VIEWS
 
 aten = torch.ops.aten
 

@@ -22,6 +22,7 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
 from torch.utils._pytree import tree_flatten
 
+from pipeline.aten.graphs import results
 from pipeline.errors import CaptureError, worded
 from pipeline.frontend import dims, given
 from pipeline.frontend.dims import is_input
@@ -31,7 +32,7 @@ from pipeline.frontend.gpu_answers import gpu_answers
 from pipeline.frontend.recurrences import whole_recurrences
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
 from pipeline.frozen import FrozenDict
-from pipeline.program import Output, Port, Program, port, results, version
+from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
 from pipeline.runtime.ambient import is_autocast_on, under_autocast, without_autocast
 from pipeline.settings import CompilationSettings

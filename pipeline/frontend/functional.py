@@ -16,11 +16,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from pipeline.aten.graphs import over
 from pipeline.frontend.copies import copies_kept
 from pipeline.frontend.fakes import oblivious
 from pipeline.frontend.known_numbers import is_told
 from pipeline.frontend.recurrences import whole_recurrences
-from pipeline.program import over
 
 _lock = threading.RLock()
 

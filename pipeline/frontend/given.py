@@ -14,6 +14,7 @@ from torch.export.dynamic_shapes import _DimHint
 
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
+from pipeline.runtime.module import CompiledModule
 from pipeline.shapes.environment import Range, bounds, expression
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ def check_module(model: torch.nn.Module) -> None:
         TypeError: it is a TorchScript module, or compiled already.
         CaptureError: a parameter or buffer has no value.
     """
-    from pipeline.runtime.module import CompiledModule
-
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("model is TorchScript, which torch.export does not take: pass the module that it was made from")
     if isinstance(model, CompiledModule):

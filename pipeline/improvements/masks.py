@@ -13,6 +13,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import RESHAPES
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -26,7 +27,6 @@ from pipeline.improvements.rewriting import (
     source_of,
 )
 from pipeline.shapes.environment import shape_of
-from pipeline.shapes.exported import RESHAPES
 
 KEEPS = frozenset(
     {

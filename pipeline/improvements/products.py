@@ -10,10 +10,10 @@ from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import RESHAPES
 from pipeline.aten.naming import module_path
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, only_reader, rank_of
 from pipeline.shapes.environment import shape_of
-from pipeline.shapes.exported import RESHAPES
 
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 

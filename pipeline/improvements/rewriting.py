@@ -11,7 +11,8 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin
-from pipeline.converters.registry import Choice, ConverterRegistry
+from pipeline.aten.support import Choice
+from pipeline.converters.registry import ConverterRegistry
 from pipeline.decomposition.fold import fold, is_pure
 from pipeline.frontend.fakes import fake_mode, fake_result, signature
 from pipeline.program import Program

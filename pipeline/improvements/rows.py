@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import RESHAPES
 from pipeline.converters.attention import is_open
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.masks import AND, constant_of
@@ -34,7 +35,6 @@ from pipeline.improvements.rewriting import (
     rank_of,
 )
 from pipeline.shapes.environment import shape_of
-from pipeline.shapes.exported import RESHAPES
 
 
 @frozen

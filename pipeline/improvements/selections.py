@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import RESHAPES, VIEWS, is_pointwise
 from pipeline.decomposition.fold import is_pure
 from pipeline.improvements.rewriting import (
     COPIES,
@@ -29,9 +30,7 @@ from pipeline.improvements.rewriting import (
     rank_of,
     source_of,
 )
-from pipeline.partitioning.kinds import is_pointwise
 from pipeline.shapes.environment import Expr, shape_of
-from pipeline.shapes.exported import RESHAPES, VIEWS
 
 PRODUCTS = (aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default)
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)

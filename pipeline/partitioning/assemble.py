@@ -9,9 +9,10 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from attrs import define, field
 
+from pipeline.aten.graphs import results
 from pipeline.errors import Fallback, source_line
 from pipeline.partitioning.flow import Node, copies, maker, new_symbols, operands, sizes_of, symbols_of
-from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, port, results
+from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, port
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import bounds, leaves, on_host
 

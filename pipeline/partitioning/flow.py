@@ -17,8 +17,9 @@ import torch
 from attrs import frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from pipeline.partitioning.kinds import draws_random, is_cheap, moves
-from pipeline.program import Program, is_operator, results
+from pipeline.aten.graphs import results
+from pipeline.aten.kinds import draws_random, is_cheap, moves
+from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import Expr, bounds, expression, shape_of
 
 Node = torch.fx.Node

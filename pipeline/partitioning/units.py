@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import frozen
 
+from pipeline.aten.kinds import CONVOLUTIONS, MATMULS, NORMS, PRODUCTS, SOFTMAX, is_pointwise, moves
 from pipeline.partitioning.flow import Flow
-from pipeline.partitioning.kinds import CONVOLUTIONS, MATMULS, NORMS, PRODUCTS, SOFTMAX, is_pointwise, moves
 
 LONGEST = 16
 """How far a pattern is followed."""

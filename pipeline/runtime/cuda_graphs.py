@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -22,9 +22,7 @@ from pipeline.runtime.graph_copies import Instance
 from pipeline.runtime.graph_fills import instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
 from pipeline.runtime.plan import CallPlan, Return
-
-if TYPE_CHECKING:
-    from pipeline.runtime.cuda_worker import CudaWorker
+from pipeline.runtime.turn import OnGpu
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ class CapturedCall:
 
     def __init__(
         self,
-        worker: CudaWorker,
+        worker: OnGpu,
         plan: CallPlan,
         leaves: Sequence[Any],
         pool: Any,
@@ -193,7 +191,7 @@ class CudaGraphs:
         self._seen: dict[CallPlan, dict[int, int]] = {}
         self._pool: Any = None
 
-    def of(self, plan: CallPlan, leaves: Sequence[Any], worker: CudaWorker) -> CapturedCall | None:
+    def of(self, plan: CallPlan, leaves: Sequence[Any], worker: OnGpu) -> CapturedCall | None:
         """The graph of a plan that reads these inputs; None at the plan's first call, and where it cannot be captured.
 
         It is captured again, at most once for each input, when an input that it reads where it was lies elsewhere.
@@ -215,7 +213,7 @@ class CudaGraphs:
             return self._capture(plan, leaves, worker, still)
 
     def _capture(
-        self, plan: CallPlan, leaves: Sequence[Any], worker: CudaWorker, still: Mapping[int, int]
+        self, plan: CallPlan, leaves: Sequence[Any], worker: OnGpu, still: Mapping[int, int]
     ) -> CapturedCall | None:
         reason = None if worker.executor.layout.static else "sizes inside it depend on its inputs' values"
         self.kept.pop(plan, None)

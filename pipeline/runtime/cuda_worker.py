@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,20 +13,9 @@ from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.plan import CallPlan, Layout, Runner, Step
+from pipeline.runtime.turn import Turn
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.settings import CompilationSettings
-
-
-class Turn:
-    """What the run under way is told: its stream, the plan that stands for all shapes in it (None where more than the
-    inputs' shapes decides on them), whether it is captured in a CUDA graph, and which memory it is given for values
-    that engines make, by slot."""
-
-    def __init__(self) -> None:
-        self.stream: Any = None
-        self.plan: CallPlan | None = None
-        self.captured = False
-        self.into: Mapping[int, torch.Tensor] = {}
 
 
 class EngineStep:

@@ -5,29 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_unflatten
 
+from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network
 from pipeline.program import Program, Segment
 from pipeline.recipes import held
 from pipeline.runtime.ambient import is_autocast_on, without_autocast
+from pipeline.runtime.cuda_graphs import CudaGraphs
+from pipeline.runtime.cuda_worker import CudaWorker
+from pipeline.runtime.engine_cache import RuntimeCache
+from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
+from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.snapshot import Snapshot, without_parameters
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of
 from pipeline.trt import has_gpu
-
-if TYPE_CHECKING:
-    from pipeline.compiled import Compiled, Executor
-    from pipeline.runtime.engine_load import LoadedEngine
 
 log = logging.getLogger(__name__)
 
@@ -197,8 +199,6 @@ def _worker(
 ) -> Worker:
     if executor == "reference":
         return SegmentExecutor(layout, parts, device)
-    from pipeline.runtime.cuda_graphs import CudaGraphs
-    from pipeline.runtime.cuda_worker import CudaWorker
 
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
     return CudaWorker(layout, parts, device, settings, graphs)
@@ -222,8 +222,6 @@ def _part(
 
 
 def _loaded(module: CompiledModule, index: int, network: Network) -> LoadedEngine:
-    from pipeline.runtime.engine_cache import RuntimeCache
-    from pipeline.runtime.engine_load import LoadedEngine
 
     settings, engine = module.settings, module.compiled.engines[index]
     cache = RuntimeCache.of(network, settings.runtime_cache)
@@ -231,7 +229,6 @@ def _loaded(module: CompiledModule, index: int, network: Network) -> LoadedEngin
 
 
 def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> Runner:
-    from pipeline.runtime.reference import ReferenceEngine
 
     weights = {
         w.name: held(compiled.refit_map[w.name].evaluate(parameters))

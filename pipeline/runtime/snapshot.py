@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from attrs import evolve
 
+from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, version
-
-if TYPE_CHECKING:
-    from pipeline.compiled import Compiled
 
 
 class Snapshot(Mapping[str, torch.Tensor]):

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import RESHAPES
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
 from pipeline.shapes.environment import (
@@ -53,11 +54,6 @@ ONE_SIZE = "give it as a static size, or write the model so that it takes others
 Ends: TypeAlias = tuple[int, int | None]
 """The least and the greatest of a range; None where it has no upper bound."""
 
-VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-"""Operators that state each size of their result, whose elements are those of their input."""
-
-RESHAPES = (*VIEWS, aten.flatten.using_ints, aten.unflatten.int)
-"""Operators whose result has the elements of their input."""
 
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 """Operators whose result has another rank where a size is 1; torch.export takes a size that varies not to be."""

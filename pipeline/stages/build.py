@@ -74,7 +74,7 @@ class Build:
                 Job(order, Parcel(order.network, Path(name, f"{i}.weights"), handle), Path(name, f"{i}.plan"))
                 for i, (order, handle) in enumerate(zip(orders, converted.handles, strict=True))
             ]
-            plans = gathered(executor, jobs)
+            plans = gathered(executor, jobs, report)
             return [engine(job.order, plan, mapped(job.path)) for job, plan in zip(jobs, plans, strict=True)]
 
 

@@ -18,15 +18,15 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.naming import layer_name
-from pipeline.build.plans import NetworkHandle
+from pipeline.aten.support import CallingConvention
 from pipeline.build.spill import Spill
 from pipeline.compose.pipelines import report, stage
-from pipeline.converters.declare import CallingConvention
 from pipeline.errors import ConversionError, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Profile, Weight, describe, weights_in
+from pipeline.network.handle import NetworkHandle
 from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of

@@ -25,11 +25,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.naming import origin
-from pipeline.converters.declare import function_name
+from pipeline.aten.support import Choice, function_name
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.experts import known_as
 from pipeline.converters.lookup import kept_in_torch
-from pipeline.converters.registry import Choice, ConverterRegistry
+from pipeline.converters.registry import ConverterRegistry
 from pipeline.decomposition.complex import ComplexValues, has_complex
 from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.decomposition.fold import fold

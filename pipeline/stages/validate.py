@@ -11,7 +11,8 @@ from attrs import field, frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
-from pipeline.converters.registry import BoundRegistry, Choice, ConverterRegistry, Rejection
+from pipeline.aten.support import Choice, Rejection
+from pipeline.converters.registry import BoundRegistry, ConverterRegistry
 from pipeline.decomposition.complex import is_border
 from pipeline.errors import source_line
 from pipeline.frozen import FrozenDict

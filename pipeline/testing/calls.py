@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.converters.declare import of_kind
+from pipeline.aten.support import of_kind
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Range

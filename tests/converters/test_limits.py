@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import pipeline
+from pipeline.aten.support import Rejection, function_name
 from pipeline.converters import DYNAMO_CONVERTERS, index_masks
-from pipeline.converters.declare import Rejection, function_name
 from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
 from pipeline.settings import CompilationSettings
 from pipeline.testing import Call, Checked, CheckError, TensorSpec, check

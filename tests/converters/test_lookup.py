@@ -8,17 +8,8 @@ import attrs
 import pytest
 import torch
 
-from pipeline.converters.registry import (
-    BoundRegistry,
-    CallingConvention,
-    Choice,
-    ConverterPriority,
-    ConverterRegistry,
-    ConverterSupport,
-    Refusal,
-    Rejection,
-    dynamo_tensorrt_converter,
-)
+from pipeline.aten.support import CallingConvention, Choice, ConverterPriority, ConverterSupport, Rejection
+from pipeline.converters.registry import BoundRegistry, ConverterRegistry, Refusal, dynamo_tensorrt_converter
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten

@@ -14,15 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.converters.registry import (
-    CallingConvention,
-    ConverterPriority,
-    ConverterRegistry,
-    ConverterSupport,
-    Declaration,
-    Rejection,
-    dynamo_tensorrt_converter,
-)
+from pipeline.aten.support import CallingConvention, ConverterPriority, ConverterSupport, Declaration, Rejection
+from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
 
 aten = torch.ops.aten
 HIGH, STANDARD = ConverterPriority.HIGH, ConverterPriority.STANDARD

@@ -14,7 +14,6 @@ from torch import nn
 import pipeline
 from pipeline import Compiled, RefitError
 from pipeline.program import Engine
-from pipeline.runtime import engine as engine_module
 from pipeline.runtime import engine_refit
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.runtime.engine_refit import refit
@@ -165,7 +164,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         return engine
 
     monkeypatch.setattr("pipeline.artifact.refit.has_gpu", lambda: True)
-    monkeypatch.setattr(engine_module, "refit", record)
+    monkeypatch.setattr("pipeline.artifact.refit.refit", record)
     return seen
 
 

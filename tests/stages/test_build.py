@@ -22,8 +22,10 @@ from pipeline import BuildError, CompilationSettings, Converted
 from pipeline.build import plans
 from pipeline.build.monitor import Monitor
 from pipeline.build.parcel import Job, Parcel, gathered
-from pipeline.build.plans import NetworkHandle, Order, PlanFile, serialize
+from pipeline.build.plans import Order, PlanFile, serialize
+from pipeline.compose.events import report
 from pipeline.network.description import describe
+from pipeline.network.handle import NetworkHandle
 from pipeline.stages import Build, build
 from pipeline.trt import CAPABILITIES, Log, new_network, trt
 
@@ -122,7 +124,7 @@ def unbuildable(folder: Path) -> Job:
 @pytest.mark.skipif(CAPABILITIES.nonzero, reason="this TensorRT builds the layer")
 def test_errors_of_a_worker_have_tensorrts_words(processes: Executor, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"engine_7: .*Error Code"):
-        gathered(processes, [unbuildable(tmp_path)])
+        gathered(processes, [unbuildable(tmp_path)], report)
 
 
 def test_what_a_worker_cannot_replay_says_so(converted: Converted, processes: Executor, tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_what_a_worker_cannot_replay_says_so(converted: Converted, processes: Ex
     with pytest.raises(
         BuildError, match=r"\(PLUGIN_V3\).*digest of a plugin's state\n  hint: build it in this process"
     ):
-        gathered(processes, [job])
+        gathered(processes, [job], report)
 
 
 class Interrupted(Executor):
@@ -262,6 +264,6 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
         for order in orders
     ]
     with pytest.raises(BuildError, match=r"^engine_0: a process that was building it ended abruptly"):
-        gathered(processes, jobs)
+        gathered(processes, jobs, report)
     with pytest.raises(BuildError, match="engine_0: the executor takes no work"):
         Build(processes)(converted)

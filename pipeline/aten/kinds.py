@@ -1,4 +1,4 @@
-"""What kinds of operators partitioners tell apart: cheap ones, those that TensorRT fuses, those that draw at random."""
+"""What kinds of operators there are: those that move elements, cheap ones, those that TensorRT fuses, random ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from typing import Any
 
 import torch
 
-from pipeline.shapes.exported import RESHAPES
-
 aten = torch.ops.aten
+
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+"""Operators that state each size of their result, whose elements are those of their input."""
+
+RESHAPES = (*VIEWS, aten.flatten.using_ints, aten.unflatten.int)
+"""Operators whose result has the elements of their input."""
 
 MOVES = frozenset(
     {

@@ -1,0 +1,118 @@
+"""What is declared of an operator: who converts it, what that one can do, and why none does."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch._ops import OpOverload
+
+from pipeline.settings import CompilationSettings
+
+Target: TypeAlias = OpOverload[..., Any] | Callable[..., Any]
+Implementation: TypeAlias = Callable[..., Any]
+
+
+class ConverterPriority(enum.Enum):
+    """HIGH is asked before STANDARD; among HIGH the newest first, among STANDARD the oldest."""
+
+    HIGH = "high"
+    STANDARD = "standard"
+
+
+class CallingConvention(enum.Enum):
+    """What a converter is called with: `(ctx, target, args, kwargs, name)`, or `(net, …)` for LEGACY."""
+
+    CTX = "ctx"
+    LEGACY = "legacy"
+
+
+def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
+    """A validator of fields, which says in words what is due."""
+
+    def check(_: Any, field: Any, value: Any) -> None:
+        if not isinstance(value, kind):
+            raise TypeError(f"{field.name} is a {kind.__name__}, not {value!r}")
+
+    return check
+
+
+@attrs.frozen
+class Rejection:
+    """A "no" with its reason, and a hint where something can be done about it. It is false."""
+
+    reason: str = attrs.field(validator=of_kind(str))
+    hint: str = attrs.field(default="", validator=of_kind(str))
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.reason} (hint: {self.hint})" if self.hint else self.reason
+
+
+Validator: TypeAlias = Callable[[torch.fx.Node, CompilationSettings], bool | Rejection]
+
+
+@attrs.frozen
+class ConverterSupport:
+    """A converter and what it can do: what its author states and every reader (lookup, docs, tests) goes by.
+
+    capability_validator: `(node, settings) -> bool | Rejection`, pure; None accepts every node.
+    supports_dynamic_shapes: it may be given nodes with symbolic dims.
+    requires_output_allocator: the shape of its result depends on the data.
+    """
+
+    converter_implementation: Implementation = attrs.field(validator=attrs.validators.is_callable())
+    capability_validator: Validator | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.is_callable())
+    )
+    supports_dynamic_shapes: bool = attrs.field(default=False, validator=of_kind(bool))
+    requires_output_allocator: bool = attrs.field(default=False, validator=of_kind(bool))
+
+    @property
+    def name(self) -> str:
+        """The converter's name, for messages and tables."""
+        return function_name(self.converter_implementation)
+
+
+@attrs.frozen
+class Declaration:
+    """One converter for one target."""
+
+    key: Target
+    support: ConverterSupport
+    priority: ConverterPriority = attrs.field(default=ConverterPriority.STANDARD, validator=of_kind(ConverterPriority))
+    convention: CallingConvention = CallingConvention.CTX
+
+    def on(self, function: Implementation) -> Declaration:
+        """The same declaration for another function."""
+        if function is self.support.converter_implementation:
+            return self
+        return attrs.evolve(self, support=attrs.evolve(self.support, converter_implementation=function))
+
+
+Entry: TypeAlias = tuple[Implementation, CallingConvention, dict[str, bool]]
+
+
+@attrs.frozen
+class Choice:
+    """The converter that takes a node."""
+
+    support: ConverterSupport
+    convention: CallingConvention = CallingConvention.CTX
+    priority: ConverterPriority = ConverterPriority.STANDARD
+
+    def entry(self) -> Entry:
+        """What `registry[node]` gives: the implementation, how it is called, what it declares."""
+        flags = {name: getattr(self.support, name) for name in ("supports_dynamic_shapes", "requires_output_allocator")}
+        return self.support.converter_implementation, self.convention, flags
+
+
+def function_name(function: object) -> str:
+    """A function's module and name, without an address: the same in every process."""
+    named = function if hasattr(function, "__name__") else getattr(function, "func", type(function))
+    return f"{named.__module__}.{named.__name__}"

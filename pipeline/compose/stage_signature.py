@@ -1,0 +1,70 @@
+"""What a stage is, and what the signature of its function says."""
+
+import inspect
+import re
+from collections.abc import Callable
+from types import FunctionType, MethodType, NoneType
+from typing import Any, Protocol, get_type_hints
+
+
+class Stage(Protocol):
+    """Anything with a name, the record types it takes and gives, and a call from the one to the other; it is pure."""
+
+    @property
+    def name(self) -> str:
+        """What addresses it in a pipeline."""
+
+    @property
+    def takes(self) -> Any:
+        """The record type that it takes."""
+
+    @property
+    def gives(self) -> Any:
+        """The record type that it gives."""
+
+    def __call__(self, record: Any, /) -> Any:
+        """The record that it makes of this one."""
+
+
+def name_of(function: object) -> str:
+    """The `name` or `__name__` of a function or record, or its class in snake case."""
+    for attribute in ("name", "__name__"):
+        name = getattr(function, attribute, None)
+        if isinstance(name, str) and name:
+            return name
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(function).__name__).lower()
+
+
+def record_types(function: Callable[..., Any], name: str) -> tuple[Any, Any]:
+    """What the annotations of a stage's function say that it takes and gives."""
+    try:
+        hints = get_type_hints(_annotated(function))
+    except NameError as error:
+        raise TypeError(
+            f"stage {name!r}: the annotation {error.name!r} is not known in the module of the function; "
+            "define or import it at the module's top level (not under TYPE_CHECKING)"
+        ) from error
+    if hints["return"] is NoneType:
+        raise TypeError(f"stage {name!r} is annotated to return None; a stage gives a record")
+    return hints[next(iter(inspect.signature(function).parameters))], hints["return"]
+
+
+def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function if isinstance(function, FunctionType | MethodType) else type(function).__call__
+
+
+def check_signature(function: Callable[..., Any], name: str) -> None:
+    signature = inspect.signature(function)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = list(signature.parameters.values())
+    if not parameters or parameters[0].kind not in positional:
+        raise TypeError(f"stage {name!r} takes no record: its signature is {signature}")
+    more = [p.name for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if more:
+        raise TypeError(
+            f"stage {name!r} takes one record; its parameter {more[0]!r} has no default: make options fields"
+        )
+    missing = [f"the type of its parameter {parameters[0].name!r}"] * (parameters[0].annotation is signature.empty)
+    missing += ["the type of what it returns (->)"] * (signature.return_annotation is signature.empty)
+    if missing:
+        raise TypeError(f"stage {name!r} does not say {' or '.join(missing)}; annotate it with the records")

@@ -1,0 +1,35 @@
+"""A TensorRT network in memory, with all that it points to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field
+
+from pipeline.trt import Log
+
+
+@define(eq=False)
+class NetworkHandle:
+    """A TensorRT network with all that it points to: the builder and logger it came from, and its weights by name.
+
+    ``weights`` have ``nbytes``; ``kept`` is whatever else must live until the engine is built, and ``mapped`` the files
+    among that, which can leave memory while TensorRT does not read them.
+    """
+
+    net: Any
+    builder: Any
+    log: Log
+    kept: list[Any] = field(factory=list)
+    weights: dict[str, Any] = field(factory=dict)
+    mapped: list[Any] = field(factory=list)
+
+    def leave_memory(self) -> None:
+        """Weights that lie in files leave memory, to be read again when they are needed."""
+        for file in self.mapped:
+            file.leave_memory()
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the weights in bytes."""
+        return sum(weight.nbytes for weight in self.weights.values())

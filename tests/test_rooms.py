@@ -1,0 +1,139 @@
+"""The rooms of the house, as tests: imports go down only, and nowhere in a circle, wherever in a file they stand."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from pipeline.converters import families
+
+PACKAGE = Path(__file__).parent.parent / "pipeline"
+
+ROOMS = (
+    ("pipeline", "__main__"),
+    ("cli",),
+    ("testing",),
+    ("dynamo",),
+    ("defaults",),
+    ("compat",),
+    ("artifact",),
+    ("stages",),
+    ("compose",),
+    ("improvements",),
+    ("partitioning",),
+    ("decomposition",),
+    ("frontend",),
+    ("converters",),
+    ("impl",),
+    ("build",),
+    ("runtime",),
+    ("compiled",),
+    ("program",),
+    ("network",),
+    ("shapes",),
+    ("aten",),
+    ("settings", "elsewhere", "errors", "frozen", "inputs", "recipes", "trt", "version"),
+)
+"""What may import what: each what is below it, and what stands beside it in one room."""
+
+UPWARD = {("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"}}
+"""Convenience methods of ``Compiled`` call upward: from where to where, in which methods, and to annotate them."""
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file of the package."""
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(module: str, tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
+    """The modules of ours that one imports, with the class and function in which it does."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, inside) for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module in MODULES or node.level):
+            assert not node.level, f"{module} imports relatively"
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((name if name in MODULES else str(node.module), inside) for name in names)
+        yield from imports(module, node, f"{inside}.{_scope(node)}".strip("."))
+
+
+def _scope(node: ast.AST) -> str:
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
+        return node.test.id
+    return node.name if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else ""
+
+
+def packages(module: str) -> list[str]:
+    """The packages that a module lies in, innermost first, without the whole."""
+    parts = module.split(".")
+    return [".".join(parts[:i]) for i in range(len(parts) - 1, 1, -1)]
+
+
+def needed(module: str, tree: ast.AST) -> set[str]:
+    """What Python runs before a module: what it imports, and the ``__init__`` of each package that this lies in, but
+    for those in which the module lies itself, which have begun before it."""
+    found = {name for name, inside in imports(module, tree) if inside not in UPWARD.get((module, name), ())}
+    around = {package for name in found for package in packages(name)}
+    return (found | around) - {module, *packages(module)} | (found & {*packages(module)})
+
+
+def place(module: str) -> int:
+    """How far down the house a module stands."""
+    name = module.split(".")[1] if "." in module else module
+    return next(i for i, room in enumerate(ROOMS) if name in room)
+
+
+def graph() -> dict[str, set[str]]:
+    """What each module needs."""
+    found = {module: needed(module, tree) for module, tree in MODULES.items()}
+    found["pipeline.converters"] |= {family.__name__ for family in families()}
+    return found
+
+
+def test_few_files_stand_outside_rooms() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 15
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down_only(module: str) -> None:
+    rooms = {name: place(name) - place(module) for name in needed(module, MODULES[module])}
+    own = module.split(".")[1:2]
+    wrong = [name for name, down in rooms.items() if down < 0 or (down == 0 and place(module) < len(ROOMS) - 1)]
+    assert not [name for name in wrong if name.split(".")[1:2] != own], "the order is ROOMS, in tests/test_rooms.py"
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """Then every module can be the first to be imported."""
+    try:
+        TopologicalSorter(graph()).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_what_calls_upward_is_there() -> None:
+    found = {(m, n): {inside for name, inside in imports(m, MODULES[m]) if name == n} for m, n in UPWARD}
+    assert found == UPWARD
+
+
+def test_imports_are_seen_wherever_they_stand() -> None:
+    source = """
+from pipeline import trt, capture
+if TYPE_CHECKING:
+    from pipeline.compiled import Compiled
+class A:
+    def b(self):
+        import pipeline.stages.build
+"""
+    assert list(imports("", ast.parse(source))) == [
+        ("pipeline.trt", ""),
+        ("pipeline", ""),
+        ("pipeline.compiled", "TYPE_CHECKING"),
+        ("pipeline.stages.build", "A.b"),
+    ]
+    assert "pipeline.stages" in needed("pipeline.impl.base", ast.parse(source))
+    assert "pipeline.stages" not in needed("pipeline.stages.convert", ast.parse(source))
