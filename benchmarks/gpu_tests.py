@@ -6,6 +6,7 @@ With ``NVIDIA_TF32_OVERRIDE=0`` in the environment, float32 products are IEEE, a
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -21,6 +22,8 @@ from pipeline.trt import CAPABILITIES
 
 ROOT = Path(__file__).parent.parent
 MODELS = "test_models_gpu"
+RECORDED = ("attribute_pairs", "zoo_gpu")
+"""Tests that record a row each; the rows lie in result files of these names."""
 
 
 def run(workers: int, files: list[str], only: str = "") -> ElementTree.Element:
@@ -59,6 +62,12 @@ def summary(report: ElementTree.Element) -> dict[str, Any]:
     }
 
 
+def rows(report: ElementTree.Element, kind: str) -> list[dict[str, Any]]:
+    """What the tests recorded under this name, in the order of the tests."""
+    found = (each for each in report.iter("property") if each.attrib["name"] == kind)
+    return [json.loads(each.attrib["value"]) for each in found]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs them; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -66,9 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="pytest's -k: a part of the tests, whose result is kept apart")
     parser.add_argument("files", nargs="*", default=["tests/gpu"])
     given = parser.parse_args(arguments)
-    result = {"only": given.only, **summary(run(given.workers, given.files, given.only))}
-    products = result["products"].lower() + ("_part" if given.only else "")
-    path = save(f"gpu_tests_{CAPABILITIES.flavour}_{CAPABILITIES.version}_{products}", result)
+    report = run(given.workers, given.files, given.only)
+    result = {"only": given.only, **summary(report)}
+    suffix = f"{CAPABILITIES.flavour}_{CAPABILITIES.version}_{result['products'].lower()}" + "_part" * bool(given.only)
+    path = save(f"gpu_tests_{suffix}", result)
+    for kind in RECORDED:
+        if found := rows(report, kind):
+            save(f"{kind}_{suffix}", {"products": result["products"], "rows": found})
     passed = sum(found.get("passed", 0) for found in result["counts"].values())
     print(f"{passed} passed, {len(result['not_passed'])} failed: {path}")
     return 1 if result["not_passed"] else 0

@@ -24,7 +24,10 @@ def max_pool(ctx: ConversionContext, name: str, x: ITensor, windows: Windows) ->
 def avg_pool(
     ctx: ConversionContext, name: str, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None
 ) -> ITensor:
-    """The mean of each window: over the elements inside ``x``, or the border as well, or by a divisor of its own."""
+    """The mean of each window: over the elements inside ``x``, or the border as well, or by a divisor of its own.
+
+    Two averages of one tensor that differ only in what they count are one to RTX 1.4 and 1.6.1 (docs/tensorrt.md).
+    """
     wide, padding = base.cast(ctx, name, x, torch.float32), windows.padding
     if divisor is not None:
         # zeros all around, so that every window is whole and its sum is its mean times its volume
@@ -33,8 +36,11 @@ def avg_pool(
     elif count_include_pad and any(padding) and (windows.rounds_up or any(windows.excess)):
         # the declared border counts, what a window reaches beyond it does not
         wide, padding = padded(ctx, name, wide, padding, padding), [0] * len(padding)
-    made = _layer(ctx, name, wide, windows, trt.PoolingType.AVERAGE, [0] * len(padding) if divisor else padding)
-    made.average_count_excludes_padding = not (count_include_pad and any(made.pre_padding))
+    padding = [0] * len(padding) if divisor else padding
+    if not count_include_pad and any(padding):
+        wide = base.elementwise(ctx, name, "MAX", wide, wide)  # never the input of an average that counts the border
+    made = _layer(ctx, name, wide, windows, trt.PoolingType.AVERAGE, padding)
+    made.average_count_excludes_padding = not (count_include_pad and any(padding))
     result = _result(ctx, name, made, windows, base.rank(x))
     if divisor is not None:
         factor = base.constant(ctx, name, math.prod(windows.kernel) / divisor, torch.float32, rank=base.rank(x))

@@ -1,0 +1,27 @@
+"""Every architecture of the zoo on a GPU, the module there before it is captured: engines agree with eager."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks import zoo, zoo_gpu
+from benchmarks.architectures import Architecture
+
+pytestmark = pytest.mark.gpu
+
+ALL = [each for table in zoo.TABLES for each in zoo.architectures(table)]
+
+
+@pytest.mark.parametrize("dtype", zoo_gpu.FLOOR)
+@pytest.mark.parametrize("architecture", ALL, ids=lambda each: f"{each.task}-{each.name}".replace(" ", "-"))
+def test_agrees_with_eager(
+    architecture: Architecture, dtype: str, record_property: Callable[[str, object], None]
+) -> None:
+    row = zoo_gpu.row(architecture, dtype)
+    record_property("zoo_gpu", json.dumps(row))
+    if "eager" in row:
+        pytest.skip(f"eager fails on this GPU: {row['eager']}")
+    assert "wrong" not in row, row
