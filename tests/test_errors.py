@@ -1,10 +1,16 @@
 """Errors say what, why and how to go on, and survive the way to another process."""
 
+import builtins
+import importlib
+import inspect
 import pickle
+import pkgutil
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+import pipeline
 from pipeline.errors import (
     BuildError,
     CaptureError,
@@ -65,6 +71,33 @@ def test_every_error_survives_pickling(error: PipelineError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert vars(again) == vars(error)
+
+
+def exceptions() -> Iterator[type[BaseException]]:
+    """Every exception class of the package; private ones never leave the function that raises them."""
+    for module in pkgutil.walk_packages(pipeline.__path__, "pipeline."):
+        if not module.name.endswith("__main__"):
+            for name, value in vars(importlib.import_module(module.name)).items():
+                ours = inspect.isclass(value) and value.__module__.partition(".")[0] == "pipeline"
+                if ours and issubclass(value, BaseException) and not name.startswith("_"):
+                    yield value
+
+
+def test_every_error_of_ours_is_a_pipeline_error() -> None:
+    assert len(found := set(exceptions())) > 10
+    assert [each for each in found if not issubclass(each, PipelineError)] == []
+
+
+def test_no_error_of_ours_is_called_as_one_of_pythons() -> None:
+    assert [each for each in exceptions() if hasattr(builtins, each.__name__)] == []
+
+
+def test_positions_out_of_range_are_named() -> None:
+    compiled = pipeline.default()(torch.nn.Embedding(4, 3).eval(), args=(torch.tensor([0, 3]),))
+    with pytest.raises(PipelineError, match=r"GATHER 'embedding.*': index 0\.\.4 is outside 0\.\.3") as caught:
+        compiled.module(executor="reference")(torch.tensor([0, 4]))
+    assert isinstance(caught.value, ExecutionError)
+    assert "  hint: call the model with the same inputs" in str(caught.value)
 
 
 def test_a_shape_error_names_input_dimension_value_and_range() -> None:

@@ -39,7 +39,7 @@ PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 """What ``--precision`` takes; fp32 leaves the model in its own dtypes."""
 
 
-class UsageError(Exception):
+class UsageError(PipelineError):
     """Input of the command line that is wrong; the message is what stderr gets."""
 
 

@@ -13,10 +13,11 @@ from pipeline.converters.decompositions import get_decompositions
 from pipeline.converters.support import SupportRow, support_table
 from pipeline.converters.unsupported import REASONS
 from pipeline.decomposition.complex_rules import RULES
+from pipeline.errors import PipelineError
 from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
-class UnknownTargetError(ValueError):
+class UnknownTargetError(PipelineError, ValueError):
     """A target that no converter and no decomposition is declared for; the message names the nearest."""
 
 

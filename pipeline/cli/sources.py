@@ -15,6 +15,7 @@ import torch
 from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
+from pipeline.errors import PipelineError
 from pipeline.frontend.given import bound, check_module, described
 from pipeline.inputs import Input
 
@@ -22,7 +23,7 @@ SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 GRAMMAR = "write FILE.pt2, or package.module:factory"
 
 
-class SourceError(ValueError):
+class SourceError(PipelineError, ValueError):
     """A SPEC or its inputs that cannot be compiled; the message is one line that says why."""
 
 

@@ -11,6 +11,7 @@ import sympy
 import torch
 from attrs import define, field, frozen
 
+from pipeline.errors import PipelineError
 from pipeline.network.description import Weight
 from pipeline.recipes import held
 from pipeline.settings import CompilationSettings
@@ -32,7 +33,7 @@ class SymbolicInt:
         return str(self.expr)
 
 
-class NetworkError(Exception):
+class NetworkError(PipelineError):
     """TensorRT refused a layer; ``convert`` adds the node and raises ``pipeline.ConversionError``."""
 
 

@@ -7,6 +7,7 @@ the description of a replayed network is the one that it was replayed from.
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from pipeline.errors import PipelineError
 from pipeline.network.attributes import ATTRIBUTES, Value
 from pipeline.network.description import Layer, Network
 from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED, WRITE
@@ -17,7 +18,7 @@ __all__ = ["ReplayError", "WeightOf", "replay"]
 WeightOf: TypeAlias = Callable[[str], Any]
 
 
-class ReplayError(Exception):
+class ReplayError(PipelineError):
     """A row of a description that cannot be made a layer again: the message names the layer and says why."""
 
 

@@ -12,6 +12,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry, Rejection
+from pipeline.errors import PipelineError
 from pipeline.network.description import Network
 from pipeline.program import Converted, Partitioned, Program, Verdict
 from pipeline.runtime.module import CompiledModule
@@ -29,13 +30,18 @@ Kind = Literal["converts", "deterministic", "runs", "values", "builds", "used"]
 T = TypeVar("T")
 
 
-class CheckError(AssertionError):
+class CheckError(PipelineError, AssertionError):
     """A converter does not keep a promise: ``kind`` says which, ``call`` for what."""
 
     def __init__(self, kind: Kind, call: Call, message: str) -> None:
-        snippet = f"import torch\nfrom pipeline.testing import *\ncheck({call!r})"
-        super().__init__(f"{kind}: {call.target}: {message}\n\n{snippet}")
-        self.kind, self.call, self.message = kind, call, message
+        super().__init__(message)
+        self.kind, self.call = kind, call
+        self.args = (kind, call, message)
+
+    def __str__(self) -> str:
+        """What is wrong, and a snippet that shows it again."""
+        snippet = f"import torch\nfrom pipeline.testing import *\ncheck({self.call!r})"
+        return f"{self.kind}: {self.call.target}: {self.message}\n\n{snippet}"
 
 
 @frozen

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, stage
 from pipeline.defaults import default
-from pipeline.errors import CaptureError, ShapeError
+from pipeline.errors import CaptureError, PipelineError, ShapeError
 from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
@@ -34,12 +34,17 @@ Entry = Literal["dims", "inputs", "exported"]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class ModelError(AssertionError):
+class ModelError(PipelineError, AssertionError):
     """A compiled model does not keep a promise: ``kind`` says which."""
 
     def __init__(self, kind: Kind, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind, self.message = kind, message
+        super().__init__(message)
+        self.kind = kind
+        self.args = (kind, message)
+
+    def __str__(self) -> str:
+        """The promise, and what came of it."""
+        return f"{self.kind}: {self.message}"
 
 
 @stage

@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
+from pipeline.errors import PipelineError
 from pipeline.frontend.fakes import oblivious
 from pipeline.frontend.recurrences import whole_recurrences
 from pipeline.frozen import FrozenDict
@@ -29,7 +30,7 @@ MOST = 1024
 """The largest size that data is taken to decide on."""
 
 
-class CallError(ValueError):
+class CallError(PipelineError, ValueError):
     """PyTorch does not take the call, or takes it for one value of a dynamic size only."""
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.runtime.reference import ReferenceError
+from pipeline.runtime.reference import LayerError
 from pipeline.trt import to_trt, trt
 from tests.runtime.reference_networks import Net, computed
 
@@ -266,5 +266,5 @@ def test_errors_name_the_layer() -> None:
         return net.net.add_identity(condition)
 
     assert computed(add, torch.tensor([True])).tolist() == [True]
-    with pytest.raises(ReferenceError, match="ASSERTION 'check/sizes': the network's assertion fails: sizes differ"):
+    with pytest.raises(LayerError, match="ASSERTION 'check/sizes': the network's assertion fails: sizes differ"):
         computed(add, torch.tensor([True, False]))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.network.description import Layer, Network, Tensor
-from pipeline.runtime.reference import FLOW, KINDS, NOT_MODELLED, ReferenceEngine, ReferenceError, run
+from pipeline.runtime.reference import FLOW, KINDS, NOT_MODELLED, LayerError, ReferenceEngine, run
 from pipeline.runtime.reference.executor import Plan
 from pipeline.trt import CAPABILITIES, trt
 from tests.runtime.reference_networks import Net
@@ -121,7 +121,7 @@ def test_only_the_branch_taken_runs(taken: bool) -> None:
     if taken:
         assert net.run()[0].tolist() == [1.0, 2.0]
     else:
-        with pytest.raises(ReferenceError, match=r"SLICE .* outside"):
+        with pytest.raises(LayerError, match=r"SLICE .* outside"):
             net.run()
 
 
@@ -174,23 +174,23 @@ def test_what_nobody_needs_does_not_run() -> None:
     row = Tensor("dead", "float32", (-1,))
     dead = Layer("PLUGIN_V3", "dead", ("t0",), (row,))
     assert run(Network("n", network.inputs, network.outputs, (dead, *network.layers)), {}, {"t0": torch.ones(1)})
-    with pytest.raises(ReferenceError, match="PLUGIN_V3 'dead': not modelled: a plugin's meaning is its own code"):
+    with pytest.raises(LayerError, match="PLUGIN_V3 'dead': not modelled: a plugin's meaning is its own code"):
         run(Network("n", network.inputs, (row,), (dead,)), {}, {"t0": torch.ones(1)})
 
 
 def test_outputs_that_differ_from_their_rows_are_errors() -> None:
     network = chain(1)
     wrong = Layer("UNARY", "neg", ("t0",), (Tensor("t1", "float16", (-1,)),), (("op", "NEG"),))
-    with pytest.raises(ReferenceError, match=r"UNARY 'neg': output 't1' is torch.float32\[3\], the network says"):
+    with pytest.raises(LayerError, match=r"UNARY 'neg': output 't1' is torch.float32\[3\], the network says"):
         run(Network("n", network.inputs, network.outputs, (wrong,)), {}, {"t0": torch.ones(3)})
 
 
 def test_inputs_are_checked() -> None:
-    with pytest.raises(ReferenceError, match="input 't0' is missing, given are"):
+    with pytest.raises(LayerError, match="input 't0' is missing, given are"):
         run(chain(1), {}, {"x": torch.ones(1)})
-    with pytest.raises(ReferenceError, match=r"input 't0' is torch.float32\[1, 1\]"):
+    with pytest.raises(LayerError, match=r"input 't0' is torch.float32\[1, 1\]"):
         run(chain(1), {}, {"t0": torch.ones(1, 1)})
-    with pytest.raises(ReferenceError, match="takes 1 inputs, was given 2"):
+    with pytest.raises(LayerError, match="takes 1 inputs, was given 2"):
         ReferenceEngine(chain(1), {})([torch.ones(1), torch.ones(1)])
 
 
@@ -241,5 +241,5 @@ def test_assertions_in_a_nested_loop_are_checked_each_time(bound: int) -> None:
     if bound == 4:
         assert net.run()[0].item() == 4
     else:
-        with pytest.raises(ReferenceError, match="too large"):
+        with pytest.raises(LayerError, match="too large"):
             net.run()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runtime.reference import ReferenceError
+from pipeline.runtime.reference import LayerError
 from pipeline.trt import to_trt, trt
 from tests.runtime.reference_networks import Net, computed
 
@@ -51,7 +51,7 @@ def test_shuffle_to_a_shape_that_is_an_input() -> None:
         return layer
 
     assert computed(add, torch.ones(2, 6), torch.tensor([3, -1])).shape == (3, 4)
-    with pytest.raises(ReferenceError, match="-1 in"):
+    with pytest.raises(LayerError, match="-1 in"):
         computed(add, torch.ones(0, 6), torch.tensor([0, -1]))
 
 
@@ -84,7 +84,7 @@ def test_squeeze_and_unsqueeze() -> None:
 def test_squeezing_what_is_not_one_is_an_error() -> None:
     net = Net()
     layer = net.net.add_squeeze(net.input(torch.ones(2, 3), dynamic=(0,)), net.ints(0))
-    with pytest.raises(ReferenceError, match="which are not all 1"):
+    with pytest.raises(LayerError, match="which are not all 1"):
         net.output(layer.get_output(0)).run()
 
 
@@ -138,7 +138,7 @@ def test_fill_from_inputs_in_two_dimensions() -> None:
 def test_random_fills_say_why_they_have_no_reference() -> None:
     net = Net()
     layer = net.net.add_fill((4,), trt.FillOperation.RANDOM_UNIFORM, trt.float32)
-    with pytest.raises(ReferenceError, match="RANDOM_UNIFORM has no reference"):
+    with pytest.raises(LayerError, match="RANDOM_UNIFORM has no reference"):
         net.output(layer.get_output(0)).run()
 
 

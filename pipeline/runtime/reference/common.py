@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 import torch
 
+from pipeline.errors import ExecutionError
 from pipeline.network.description import Layer
 
 Inputs: TypeAlias = Sequence[torch.Tensor | None]
@@ -15,9 +16,10 @@ Kind: TypeAlias = Callable[[Layer, Inputs, Roles], Outputs]
 HALVES = (torch.float16, torch.bfloat16)
 
 
-class ReferenceError(AssertionError):
+class LayerError(ExecutionError):
     """A network does something that TensorRT does not allow, or that the reference does not model; names the layer."""
 
+    advice = "call the model with the same inputs; what PyTorch takes runs with torch_executed_ops naming its operator"
     named = False
 
 
@@ -25,7 +27,7 @@ def present(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
     """The first `count` inputs, all of which must be there."""
     given = tuple(tensor for tensor in inputs[:count] if tensor is not None)
     if len(given) != count:
-        raise ReferenceError(f"needs {count} inputs, has {len(given)}")
+        raise LayerError(f"needs {count} inputs, has {len(given)}")
     return given
 
 

@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from pipeline.network.description import Layer, Network, Tensor
-from pipeline.runtime.reference.common import ReferenceError
+from pipeline.runtime.reference.common import LayerError
 from pipeline.runtime.reference.flow import Flow, needed, read_flow, region_of, used
 from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED
 from pipeline.trt import torch_dtype
@@ -66,7 +66,7 @@ class Frame:
 
 
 def run(network: Network, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
-    """The outputs of a network by name. ReferenceError names the layer where a rule of TensorRT is broken."""
+    """The outputs of a network by name. LayerError names the layer where a rule of TensorRT is broken."""
     return run_plan(Plan.of(network), weights, inputs)
 
 
@@ -81,7 +81,7 @@ def run_plan(plan: Plan, weights: Values, inputs: Values) -> dict[str, torch.Ten
 
 def _bound(tensor: Tensor, inputs: Values) -> torch.Tensor:
     if tensor.name not in inputs:
-        raise ReferenceError(f"input {tensor.name!r} is missing, given are {sorted(inputs)}")
+        raise LayerError(f"input {tensor.name!r} is missing, given are {sorted(inputs)}")
     return _checked(tensor, inputs[tensor.name].detach(), f"input {tensor.name!r}")
 
 
@@ -98,7 +98,7 @@ def _checked(row: Tensor, value: torch.Tensor, who: str) -> torch.Tensor:
         want in (-1, size) for want, size in zip(row.shape, value.shape, strict=True)
     )
     if not fits or value.dtype != torch_dtype(row.dtype):
-        raise ReferenceError(f"{who} is {value.dtype}{list(value.shape)}, the network says {row}")
+        raise LayerError(f"{who} is {value.dtype}{list(value.shape)}, the network says {row}")
     return value
 
 
@@ -179,7 +179,7 @@ class _Machine:
         if layer.kind == "CONDITIONAL_INPUT":
             return tuple(value for value in inputs if value is not None)
         if layer.kind in NOT_MODELLED or layer.kind not in KINDS:
-            raise ReferenceError(f"not modelled: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
+            raise LayerError(f"not modelled: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
         return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})
 
     def loop(self, region: str | None, frame: Frame) -> dict[str, torch.Tensor]:
@@ -233,9 +233,9 @@ class _Machine:
         return torch.stack(collected[::-1] if layer.attribute("kind") == "REVERSE" else collected, axis)
 
 
-def _named(layer: Layer, error: Exception) -> ReferenceError:
-    text = str(error) if isinstance(error, ReferenceError) else f"{type(error).__name__}: {error}"
-    named = ReferenceError(f"{layer.kind} {layer.name!r}: {text}")
+def _named(layer: Layer, error: Exception) -> LayerError:
+    text = error.message if isinstance(error, LayerError) else f"{type(error).__name__}: {error}"
+    named = LayerError(f"{layer.kind} {layer.name!r}: {text}")
     named.named = True
     return named
 
@@ -254,7 +254,7 @@ class ReferenceEngine:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if len(inputs) != len(self.network.inputs):
-            raise ReferenceError(f"takes {len(self.network.inputs)} inputs, was given {len(inputs)}")
+            raise LayerError(f"takes {len(self.network.inputs)} inputs, was given {len(inputs)}")
         named = {tensor.name: value for tensor, value in zip(self.network.inputs, inputs, strict=True)}
         outputs = run_plan(self.plan, self.weights, named)
         return [outputs[tensor.name] for tensor in self.network.outputs]

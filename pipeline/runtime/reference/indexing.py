@@ -9,8 +9,8 @@ from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import (
     Inputs,
     Kind,
+    LayerError,
     Outputs,
-    ReferenceError,
     Roles,
     along,
     axis_of,
@@ -22,7 +22,7 @@ from pipeline.runtime.reference.common import (
 
 def _in_bounds(indices: torch.Tensor, length: int) -> torch.Tensor:
     if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= length):
-        raise ReferenceError(f"index {int(indices.min())}..{int(indices.max())} is outside 0..{length - 1}")
+        raise LayerError(f"index {int(indices.min())}..{int(indices.max())} is outside 0..{length - 1}")
     return indices.to(torch.int64)
 
 
@@ -37,7 +37,7 @@ def _strict(x: torch.Tensor, axis: int, start: int, size: int, stride: int) -> t
     """Views where possible: stride 0 is how TensorRT broadcasts."""
     last = start + stride * (size - 1)
     if size and not (0 <= start < x.shape[axis] and 0 <= last < x.shape[axis]):
-        raise ReferenceError(f"elements {start}..{last} of axis {axis} are outside 0..{x.shape[axis] - 1}")
+        raise LayerError(f"elements {start}..{last} of axis {axis} are outside 0..{x.shape[axis] - 1}")
     if size == 0:
         return x.narrow(axis, 0, 0)
     if stride == 0:
@@ -51,7 +51,7 @@ def _sampled(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: 
     length = x.shape[axis]
     if length == 0:
         if mode != "FILL" and index.numel():
-            raise ReferenceError(f"samples axis {axis}, which is empty, in mode {mode}")
+            raise LayerError(f"samples axis {axis}, which is empty, in mode {mode}")
         return x.new_zeros(_with_size(x, axis, index.numel())) + torch.as_tensor(value).to(x.dtype)
     if mode == "WRAP":
         return x.index_select(axis, index % length)
@@ -80,7 +80,7 @@ def slice_(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
         _argument(layer, name, optional(inputs, i)) for i, name in enumerate(("start", "shape", "stride"), 1)
     )
     if start is None or size is None or stride is None:
-        raise ReferenceError("start, shape or stride is missing")
+        raise LayerError("start, shape or stride is missing")
     axes = _argument(layer, "axes", optional(inputs, 5))
     mode, value = layer.attribute("mode"), optional(inputs, 4)
     for axis, first, count, step in zip(range(x.dim()) if axes is None else axes, start, size, stride, strict=True):

@@ -5,13 +5,13 @@ from types import MappingProxyType
 
 from pipeline.network.description import Layer
 from pipeline.runtime.reference import boxes, dtypes, elementwise, indexing, products, reduce, sampling, shape, windows
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, ReferenceError, Roles, present
+from pipeline.runtime.reference.common import Inputs, Kind, LayerError, Outputs, Roles, present
 
 
 def assertion(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     (condition,) = present(inputs, 1)
     if not bool(condition.all()):
-        raise ReferenceError(f"the network's assertion fails: {layer.attribute('message')}")
+        raise LayerError(f"the network's assertion fails: {layer.attribute('message')}")
     return ()
 
 

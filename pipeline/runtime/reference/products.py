@@ -5,7 +5,16 @@ from collections.abc import Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, ReferenceError, Roles, optional, present, wide
+from pipeline.runtime.reference.common import (
+    Inputs,
+    Kind,
+    LayerError,
+    Outputs,
+    Roles,
+    optional,
+    present,
+    wide,
+)
 from pipeline.runtime.reference.dtypes import quantized
 from pipeline.trt import torch_dtype
 
@@ -46,7 +55,7 @@ def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Te
 def _only_padded(layer: Layer, *forms: str) -> None:
     for form in forms:
         if layer.attribute(form, "PADDED_BHND") != "PADDED_BHND":
-            raise ReferenceError(f"{form} {layer.attribute(form)} is not modelled, only PADDED_BHND")
+            raise LayerError(f"{form} {layer.attribute(form)} is not modelled, only PADDED_BHND")
 
 
 def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
@@ -100,7 +109,7 @@ def kv_cache_update(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     cache, update, starts = present(inputs, 3)
     _only_padded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":
-        raise ReferenceError(f"cache mode {layer.attribute('cache_mode')} is not modelled")
+        raise LayerError(f"cache mode {layer.attribute('cache_mode')} is not modelled")
     place = starts.to(torch.int64)[:, None] + torch.arange(update.shape[2])
     sequence, step = ((place >= 0) & (place < cache.shape[2])).nonzero(as_tuple=True)
     result = cache.clone()

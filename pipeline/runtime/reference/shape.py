@@ -10,8 +10,8 @@ from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import (
     Inputs,
     Kind,
+    LayerError,
     Outputs,
-    ReferenceError,
     Roles,
     along,
     axis_of,
@@ -38,7 +38,7 @@ def reshaped(x: torch.Tensor, wanted: Sequence[int], zero_is_placeholder: bool) 
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)
         if known == 0:
-            raise ReferenceError(f"-1 in {list(wanted)} may be anything, as the rest is empty")
+            raise LayerError(f"-1 in {list(wanted)} may be anything, as the rest is empty")
         shape[shape.index(-1)] = x.numel() // known
     return x.reshape(shape)
 
@@ -66,7 +66,7 @@ def squeeze(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     x, axes = present(inputs, 2)
     gone = {axis_of(axis, x.dim()) for axis in integers(axes)}
     if any(x.shape[axis] != 1 for axis in gone):
-        raise ReferenceError(f"squeezes axes {sorted(gone)} of shape {list(x.shape)}, which are not all 1")
+        raise LayerError(f"squeezes axes {sorted(gone)} of shape {list(x.shape)}, which are not all 1")
     return (x.reshape([size for axis, size in enumerate(x.shape) if axis not in gone]),)
 
 
@@ -97,14 +97,14 @@ def reverse_sequence(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 def fill(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     """alpha + sum of beta[axis] * index[axis]; a lone beta is the step of a vector."""
     if layer.attribute("operation") != "LINSPACE":
-        raise ReferenceError(f"{layer.attribute('operation')} has no reference: random numbers differ from run to run")
+        raise LayerError(f"{layer.attribute('operation')} has no reference: random numbers differ from run to run")
     dtype = torch_dtype(layer.outputs[0].dtype)
     sizes, first, steps = optional(inputs, 0), optional(inputs, 1), optional(inputs, 2)
     result_shape = layer.attribute("shape") if sizes is None else integers(sizes)
     result = torch.as_tensor(layer.attribute("alpha") if first is None else first).to(dtype).expand(result_shape)
     step = torch.as_tensor(layer.attribute("beta") if steps is None else steps).to(dtype).reshape(-1)
     if step.numel() != len(result_shape):
-        raise ReferenceError(f"LINSPACE has {step.numel()} steps for {len(result_shape)} dimensions")
+        raise LayerError(f"LINSPACE has {step.numel()} steps for {len(result_shape)} dimensions")
     for axis, size in enumerate(result_shape):
         result = result + along(torch.arange(size, dtype=dtype) * step[axis], axis, len(result_shape))
     return (result,)

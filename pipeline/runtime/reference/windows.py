@@ -10,8 +10,8 @@ from pipeline.network.description import Layer
 from pipeline.runtime.reference.common import (
     Inputs,
     Kind,
+    LayerError,
     Outputs,
-    ReferenceError,
     Roles,
     optional,
     present,
@@ -151,7 +151,7 @@ def _pooled(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
     if kind == "AVERAGE":
         return _average(layer, x, pads)
     if kind != "MAX_AVERAGE_BLEND":
-        raise ReferenceError(f"pooling {kind} is not modelled")
+        raise LayerError(f"pooling {kind} is not modelled")
     blend: float = layer.attribute("blend_factor")
     return (1 - blend) * _maximum(layer, x, pads) + blend * _average(layer, x, pads)
 
