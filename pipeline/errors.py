@@ -116,6 +116,19 @@ class ShapeError(PipelineError, ValueError):
         self.args = (input, dim, value, range, why)
 
 
+class DtypeError(PipelineError, TypeError):
+    """An input whose dtype is not the one that the model, or the compiled program, takes: `found`, and in words the one
+    that is due. `why` says who takes it."""
+
+    __module__ = "pipeline"
+
+    def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
+        hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"
+        super().__init__(f"input {input} is {found}, {due} is due{why and f': {why}'}", f"{hint}; or cast the model")
+        self.input, self.found, self.due, self.why = input, found, due, why
+        self.args = (input, found, due, why)
+
+
 class RefitError(PipelineError):
     """Weights that could not be refitted: `weights` maps each name to its reason."""
 

@@ -23,7 +23,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.graphs import results
-from pipeline.errors import CaptureError, worded
+from pipeline.errors import CaptureError
 from pipeline.frontend import dims, given
 from pipeline.frontend.dims import is_input
 from pipeline.frontend.fakes import oblivious
@@ -31,6 +31,7 @@ from pipeline.frontend.functional import functional
 from pipeline.frontend.gpu_answers import gpu_answers
 from pipeline.frontend.recurrences import whole_recurrences
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
+from pipeline.frontend.wrong_dtypes import blamed, check_dtypes
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
@@ -66,6 +67,7 @@ def capture(
 
     Raises:
         CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value.
+        DtypeError: an input has a dtype that the model does not take; the message names it, and the one that is due.
         TypeError: ``model`` is neither of the two, or ``forward`` does not take these inputs.
         ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it.
     """
@@ -107,7 +109,9 @@ def _captured(
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
-    return _program(exported, _own_tensors(model), graph_module, settings, _tuned(leaves), asked)
+    program = _program(exported, _own_tensors(model), graph_module, settings, _tuned(leaves), asked)
+    check_dtypes(program)
+    return program
 
 
 def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
@@ -136,7 +140,7 @@ def _export(
                 continue
             if dims.unified(exported, model, args, kwargs, shapes):
                 return exported, shapes
-    raise CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(first)}") from first
+    raise blamed(first, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device)) from first
 
 
 def _exported(

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import ExecutionError, ShapeError
+from pipeline.aten.dtypes import short
+from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.program import Port, Program
 from pipeline.shapes.environment import Relation, solved, value_of
 
@@ -19,7 +20,8 @@ def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str,
     Cost: about 30 µs, nearly all of it pytree's.
 
     Raises:
-        TypeError: the structure, a type or a dtype is not what was compiled for.
+        DtypeError: an input has another dtype than was compiled for; it is a `TypeError` as well.
+        TypeError: the structure or a type is not what was compiled for.
     """
     try:
         given: list[Any] = program.in_spec.flatten_up_to((args, dict(kwargs)))
@@ -85,8 +87,8 @@ def _check(port: Port, value: Any) -> None:
             raise TypeError(f"input {port.name} is {_shown(value)}, an int is due")
     elif not isinstance(value, torch.Tensor):
         raise TypeError(f"input {port.name} is a {type(value).__name__}, a tensor is due")
-    elif value.dtype != port.dtype:
-        raise TypeError(f"input {port.name} is {value.dtype}, the program was compiled for {port.dtype}")
+    elif port.dtype is not None and value.dtype != port.dtype:
+        raise DtypeError(port.name, short(value.dtype), short(port.dtype), "it was compiled so")
     elif value.is_meta:
         raise TypeError(f"input {port.name} is on the meta device: it has a shape and no value")
 

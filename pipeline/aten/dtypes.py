@@ -1,0 +1,124 @@
+"""Which dtypes operators take, where eager refuses others on every device and torch's fake tensors take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from attrs import frozen
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.arguments import argument
+
+_RECURRENT = ("input", "hx", "params")
+
+ALIKE: Final = MappingProxyType(
+    {
+        "linear": ("input", "weight", "bias"),
+        "mm": ("self", "mat2"),
+        "bmm": ("self", "mat2"),
+        "mv": ("self", "vec"),
+        "dot": ("self", "tensor"),
+        "matmul": ("self", "other"),
+        "addmm": ("mat1", "mat2", "self"),
+        "addmv": ("mat", "vec", "self"),
+        "baddbmm": ("batch1", "batch2", "self"),
+        **dict.fromkeys(("convolution", "conv1d", "conv2d", "conv3d"), ("input", "weight")),
+        **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), ("input", "weight")),
+        **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _RECURRENT),
+        **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), ("input", "grid")),
+        **dict.fromkeys(("index_add", "index_copy", "index_reduce"), ("self", "source")),
+        "index_put": ("self", "values"),
+        **dict.fromkeys(("cdist", "_cdist_forward"), ("x1", "x2")),
+        "_prelu_kernel": ("self", "weight"),
+    }
+)
+"""Arguments that have to have one dtype, by the operator's name; which biases convolutions take differs by device."""
+
+FLOATING, INTEGRAL, INDICES = "a floating dtype", "an integer dtype or bool", "int64 or int32"
+NUMBERS, PIXELS, PLACES = "a dtype of numbers", "a floating dtype or uint8", "int64, int32, uint8 or bool"
+
+_POOLS = ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d")
+_RESIZED = ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "nearest1d", "nearest2d", "nearest3d")
+
+_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__", "__xor__")
+
+ONLY: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("gelu", "silu", "mish", "elu", "softplus", "leaky_relu", "log_sigmoid"), (FLOATING, "self")),
+        **dict.fromkeys(("hardswish", "hardsigmoid", "softmax", "_softmax", "log_softmax"), (FLOATING, "self")),
+        **dict.fromkeys(("_log_softmax", "std", "var", "std_mean", "var_mean", *_POOLS), (FLOATING, "self")),
+        **dict.fromkeys(_BITS, (INTEGRAL, "self", "other")),
+        "bitwise_not": (INTEGRAL, "self"),
+        **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), (INDICES, "index")),
+        **dict.fromkeys((f"upsample_{kind}" for kind in _RESIZED), (PIXELS, "self", "input")),
+        "index_put": (PLACES, "indices"),
+        "one_hot": ("int64", "self"),
+        **dict.fromkeys(("relu", "argmax", "argmin"), (NUMBERS, "self")),
+    }
+)
+"""In words the dtypes that arguments of one operator may have, and which arguments."""
+
+_TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
+    {
+        FLOATING: lambda dtype: dtype.is_floating_point or dtype.is_complex,
+        INTEGRAL: lambda dtype: not (dtype.is_floating_point or dtype.is_complex),
+        INDICES: lambda dtype: dtype in (torch.int64, torch.int32),
+        PLACES: lambda dtype: dtype in (torch.int64, torch.int32, torch.uint8, torch.bool),
+        NUMBERS: lambda dtype: dtype != torch.bool,
+        PIXELS: lambda dtype: dtype.is_floating_point or dtype == torch.uint8,
+        "int64": lambda dtype: dtype == torch.int64,
+    }
+)
+
+
+@frozen
+class Misfit:
+    """A value in a dtype that its operator does not take: in words the dtype that is due, and why."""
+
+    value: torch.fx.Node
+    found: torch.dtype
+    due: str
+    why: str
+
+
+def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
+    """What eager refuses in a call for its dtypes; of arguments that must be alike, each that differs from another."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return
+    name = node.target._schema.name.removeprefix("aten::")
+    rows = [row for each in ALIKE.get(name, ()) for row in _tensors(node, each)]
+    for one, value, dtype in rows:
+        other = next((row for row in rows if row[2] != dtype), None)
+        if other is not None:
+            yield Misfit(value, dtype, short(other[2]), f"takes {one} and {other[0]} of one dtype")
+    words, *only = ONLY.get(name, ("",))
+    for one, value, dtype in (row for name in only for row in _tensors(node, name)):
+        if not _TAKES[words](dtype) and not _tensors_are_cast(node):
+            yield Misfit(value, dtype, words, f"takes {one} of {words}")
+
+
+def _tensors(node: torch.fx.Node, name: str) -> list[tuple[str, torch.fx.Node, torch.dtype]]:
+    """The tensors that are one argument of a call: its name, they, and their dtypes."""
+    if name not in _names(node):
+        return []
+    values = [v for v in tree_leaves(argument(node, name)) if isinstance(v, torch.fx.Node)]
+    fakes = [(v, v.meta.get("val")) for v in values]
+    return [(name, v, fake.dtype) for v, fake in fakes if isinstance(fake, torch.Tensor)]
+
+
+def _tensors_are_cast(node: torch.fx.Node) -> bool:
+    """Whether the call says in which dtype to compute, as ``softmax(x, dtype=…)`` does."""
+    return "dtype" in _names(node) and argument(node, "dtype") is not None
+
+
+def _names(node: torch.fx.Node) -> list[str]:
+    """The names of an operator's arguments."""
+    return [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+
+
+def short(dtype: torch.dtype) -> str:
+    """A dtype as errors name it: ``float32``."""
+    return str(dtype).removeprefix("torch.")

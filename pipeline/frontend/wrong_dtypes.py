@@ -1,0 +1,106 @@
+"""Inputs of a dtype that the model does not take, named: eager refuses them, with words about an operator."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain, product
+from typing import Any, TypeAlias
+
+import torch
+from attrs import evolve
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
+
+from pipeline.aten.dtypes import Misfit, misfits, short
+from pipeline.errors import CaptureError, DtypeError, source_line, worded
+from pipeline.frontend.dims import is_input
+from pipeline.inputs import Input
+from pipeline.program import Program
+
+Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+_SPEAKS_OF_DTYPES = re.compile(
+    r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
+)
+
+
+def check_dtypes(program: Program) -> None:
+    """Raise where eager would refuse what torch's fake tensors let pass.
+
+    Raises:
+        DtypeError: it is because of an input's dtype; the message names the input, the operator and its line.
+        CaptureError: the model itself brings two dtypes together.
+    """
+    inputs = {port.name for port in program.inputs}
+    usual = {torch.float32, *(tensor.dtype for tensor in program.parameters.values())}
+    for node in program.graph.nodes:
+        found = sorted(misfits(node), key=lambda misfit: misfit.found in usual)
+        for misfit in found:
+            sources = _sources(misfit)
+            if sources and sources <= inputs:
+                name = next(port.name for port in program.inputs if port.name in sources)
+                raise DtypeError(name, short(misfit.found), misfit.due, _told(node, misfit))
+        if found:
+            have = f"{_told(node, found[0])}, not {short(found[0].found)} where {found[0].due} is due"
+            raise CaptureError(f"the model cannot run: {have}", "cast in the model: eager refuses it as well")
+
+
+def _sources(misfit: Misfit) -> set[str]:
+    """The placeholders from which a value has its dtype."""
+    seen, todo = set[torch.fx.Node](), [misfit.value]
+    while todo:
+        node = todo.pop()
+        value = node.meta.get("val")
+        if node not in seen and isinstance(value, torch.Tensor) and value.dtype == misfit.found:
+            seen.add(node)
+            todo += node.all_input_nodes
+    return {node.name for node in seen if node.op == "placeholder"}
+
+
+def _told(node: torch.fx.Node, misfit: Misfit) -> str:
+    where = source_line(node)
+    return f"{node.target}{where and f' ({where})'} {misfit.why}"
+
+
+def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], Any]) -> Exception:
+    """What to say of an export that failed: of the inputs whose dtype is wrong, if others let it pass.
+
+    Only what the error says to be about dtypes is tried again, with all inputs of one dtype in another, and then with
+    fewer of them.
+    """
+    if _SPEAKS_OF_DTYPES.search(str(error)):
+        leaves = [(p, v) for p, v in tree_flatten_with_path(inputs, is_leaf=is_input)[0] if hasattr(v, "dtype")]
+        own = [t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()]
+        usual = [*dict.fromkeys([*own, torch.float32, torch.int64, torch.bool, *(v.dtype for _, v in leaves)])]
+        found = dict.fromkeys(sorted((v.dtype for _, v in leaves), key=lambda dtype: dtype in (own or usual[:1])))
+        for dtype, due in product(found, usual):
+            wrong = [keystr(path) for path, value in leaves if value.dtype == dtype]
+            if dtype != due and _passes(export, inputs, wrong, due):
+                names = [path for path in wrong if not _passes(export, inputs, [w for w in wrong if w != path], due)]
+                said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
+                return DtypeError(", ".join(said), short(dtype), short(due), worded(error))
+    return CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(error)}")
+
+
+def _passes(export: Callable[[Inputs], Any], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
+    """Whether the model can be exported with some of its inputs, by their paths, in another dtype."""
+
+    def cast(path: Any, value: Any) -> Any:
+        if keystr(path) not in wrong:
+            return value
+        return evolve(value, dtype=due) if isinstance(value, Input) else value.to(due)
+
+    try:
+        export(tree_map_with_path(cast, inputs, is_leaf=is_input))
+    except Exception:
+        return False
+    return bool(wrong)
+
+
+def _name(model: torch.nn.Module, path: Sequence[Any]) -> str:
+    """An input as ``forward`` calls it: ``x``, ``by['a']``."""
+    _, first, *rest = path
+    positional = list(inspect.signature(model.forward).parameters)
+    name = first.key if hasattr(first, "key") else (positional[first.idx : first.idx + 1] or [f"args[{first.idx}]"])[0]
+    return f"{name}{keystr(tuple(rest))}"

@@ -1,0 +1,129 @@
+"""Inputs of a dtype that eager refuses are named: when a model is captured, and at a call."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pipeline
+
+X = torch.ones(2, 4)
+IMAGE = torch.ones(1, 3, 8, 8)
+
+
+class Calls(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any, y: Any = None) -> Any:
+        """What the function gives."""
+        return self.function(x) if y is None else self.function(x, y)
+
+
+class Deep(nn.Module):
+    """A cast of its own, views, and a layer behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(8, 4), nn.Linear(4, 4)
+
+    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        """{ids: [N], scale: [N, 4]} -> [N, 4]"""
+        return self.embed(given["ids"]) + self.layer(given["scale"].clamp(0).view(-1, 4).flip(0))
+
+
+def deep(ids: torch.dtype, scale: torch.dtype) -> tuple[Any, ...]:
+    """Its inputs, in these dtypes."""
+    return ({"ids": torch.zeros(2, dtype=ids), "scale": X.to(scale)},)
+
+
+WRONG: dict[str, tuple[nn.Module, tuple[Any, ...], str, str, str]] = {
+    "whole numbers into a layer": (nn.Linear(4, 4), (X.long(),), "input", "int64", "float32"),
+    "halves into a layer": (nn.Linear(4, 4), (X.half(),), "input", "float16", "float32"),
+    "doubles into a layer": (nn.Linear(4, 4), (X.double(),), "input", "float64", "float32"),
+    "floats into a layer of halves": (nn.Linear(4, 4).half(), (X,), "input", "float32", "float16"),
+    "an Input": (nn.Linear(4, 4), (pipeline.Input((2, 4), dtype=torch.float16),), "input", "float16", "float32"),
+    "halves into a convolution": (nn.Conv2d(3, 3, 3), (IMAGE.half(),), "input", "float16", "float32"),
+    "whole numbers into a convolution": (nn.Conv2d(3, 3, 3), (IMAGE.long(),), "input", "int64", "float32"),
+    "halves into a transposed one": (nn.ConvTranspose2d(3, 3, 3), (IMAGE.half(),), "input", "float16", "float32"),
+    "halves into an LSTM": (nn.LSTM(4, 4), (X.half(),), "input", "float16", "float32"),
+    "floats for positions": (nn.Embedding(8, 4), (X,), "input", "float32", "int64"),
+    "two dtypes in a product": (Calls(lambda x, y: x @ y.T), (X, X.half()), "y", "float16", "float32"),
+    "two dtypes in attention": (
+        Calls(lambda x, y: functional.scaled_dot_product_attention(x, x, y)),
+        (X[None], X[None].half()),
+        "y",
+        "float16",
+        "float32",
+    ),
+    "floats as an index": (Calls(lambda x, y: x.index_select(0, y)), (X, X[0]), "y", "float32", "int64 or int32"),
+    "numbers as a condition": (Calls(lambda x, y: torch.where(y, x, 0)), (X, X.long()), "y", "int64", "bool"),
+    "whole numbers into softmax": (nn.Softmax(-1), (X.long(),), "input", "int64", "a floating dtype"),
+    "floats as bits": (Calls(lambda x: x & x), (X,), "x", "float32", "an integer dtype or bool"),
+    "behind views": (Deep(), deep(torch.int64, torch.float16), "given_scale", "float16", "float32"),
+    "in a dict": (Deep(), deep(torch.float32, torch.float32), "given['ids']", "float32", "int64"),
+}
+
+
+@pytest.mark.parametrize("model, args, name, found, due", WRONG.values(), ids=WRONG)
+def test_an_input_that_eager_refuses_is_named(model: nn.Module, args: Any, name: str, found: str, due: str) -> None:
+    with pytest.raises(pipeline.DtypeError) as caught:
+        pipeline.capture(model.eval(), args)
+    error = caught.value
+    assert (error.input, error.found, error.due) == (name, found, due)
+    assert str(error).startswith(f"input {name} is {found}, {due} is due: ")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+TAKEN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "halves into a norm": (nn.LayerNorm(4), (X.half(),)),
+    "softmax that says its dtype": (lambda x: x.softmax(-1, dtype=torch.float32), (X.long(),)),
+    "promotion": (torch.add, (X.half(), X)),
+    "whole numbers into what gives floats": (torch.sigmoid, (X.long(),)),
+    "a sum of bools": (torch.sum, (X.bool(),)),
+    "halves, cast by the model": (lambda x: functional.linear(x.float(), X), (X.half(),)),
+}
+
+
+@pytest.mark.parametrize("function, args", TAKEN.values(), ids=TAKEN)
+def test_what_eager_takes_is_taken(function: Callable[..., Any], args: Any) -> None:
+    model = Calls(function).eval()
+    torch.testing.assert_close(pipeline.default()(model, args).module(executor="reference")(*args), model(*args))
+
+
+def test_autocast_takes_what_it_casts() -> None:
+    model = nn.Linear(4, 4).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pipeline.capture(model, (X.half(),)).inputs[0].dtype == torch.float16
+    with pytest.raises(pipeline.DtypeError), torch.autocast("cpu", torch.bfloat16):
+        pipeline.capture(model, (X.long(),))
+
+
+def test_an_export_is_checked_as_well() -> None:
+    exported = torch.export.export(nn.Linear(4, 4).eval(), (X.long(),))
+    with pytest.raises(pipeline.DtypeError, match=r"input input is int64, float32 is due: aten\.linear"):
+        pipeline.capture(exported)
+
+
+def test_what_the_model_itself_mixes_is_no_fault_of_an_input() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).half()).eval()
+    with pytest.raises(pipeline.CaptureError, match=r"takes \w+ and \w+ of one dtype, not float.. where float.. is"):
+        pipeline.capture(model, (X,))
+
+
+def test_a_call_is_told_likewise() -> None:
+    compiled = pipeline.default()(nn.Linear(4, 4).eval(), (X,))
+    for wrong in (X.half(), X.long(), X.double()):
+        with pytest.raises(pipeline.DtypeError, match=r"^input input is \w+, float32 is due: it was compiled so\n"):
+            compiled(wrong)
+    with pytest.raises(TypeError, match=r"hint: cast it: \.to\(torch\.float32\)"):
+        compiled(X.bool())
