@@ -11,7 +11,9 @@ from torch.export import Dim
 
 _SHORT = {"b": "bool", "u": "uint", "i": "int", "f": "float", "bf": "bfloat", "c": "complex"}
 _DIM = re.compile(r"\d+(\.\.\d+){0,2}", re.ASCII)
-_GRAMMAR = "write [NAME=]DIMxDIM…[:DTYPE], DIM as SIZE, MIN..MAX or MIN..OPT..MAX: for example 1..8x3x224x224:float16"
+_GRAMMAR = (
+    "write [NAME=]DIMxDIM…[:DTYPE][@DEVICE], DIM as SIZE, MIN..MAX or MIN..OPT..MAX: for example 1..8x3x224x224:float16"
+)
 
 
 def _to_shape(value: Any) -> Any:
@@ -19,6 +21,18 @@ def _to_shape(value: Any) -> Any:
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         return value
     return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in value)
+
+
+def _to_device(value: Any) -> torch.device | None:
+    """A device, by its name as well."""
+    if value is None or isinstance(value, torch.device):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"Input: device is a torch.device or its name, not {value!r}")
+    try:
+        return torch.device(value)
+    except RuntimeError:
+        raise ValueError(f"Input: device is a torch.device or its name (cuda, cuda:1, cpu), not {value!r}") from None
 
 
 def _sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
@@ -41,6 +55,8 @@ class Input:
     min_shape, opt_shape, max_shape: the sizes of a dynamic one, of equal rank, min <= opt <= max in each dimension.
         TensorRT chooses its kernels for `opt_shape`; without it, for `max_shape`.
     dtype: a torch.dtype, float32 by default.
+    device: where the example lies that the model is captured with. None: where the model's parameters are, or for a
+        model without any the tensors among the inputs, or the CPU. Calls take inputs from any device.
     name: what the input is called in errors and in the names of its dynamic dimensions; a Python identifier.
 
     `TypeError` or `ValueError` naming the field and the dimension for anything else.
@@ -52,6 +68,7 @@ class Input:
     max_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
     dtype: torch.dtype = attrs.field(default=torch.float32, kw_only=True)
     name: str | None = attrs.field(default=None, kw_only=True)
+    device: torch.device | None = attrs.field(default=None, kw_only=True, converter=_to_device)
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.dtype, torch.dtype):
@@ -89,15 +106,17 @@ class Input:
         """Whether any dimension may vary."""
         return bool(self.dynamic_dims)
 
-    def example(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """A tensor of this dtype and the optimal shape: zeros for integers (valid indices everywhere), else ones.
+    def example(self, device: torch.device | str | None = None) -> torch.Tensor:
+        """A tensor of this dtype and the optimal shape: zeros for integers (valid indices everywhere), else ones. It is
+        on ``device``, or else on the input's own, or else on the CPU.
 
         torch.export takes a size of 0 or 1 to be fixed, so where such a dimension may vary the example has the least
         larger size in its range, if there is one.
         """
         integral = not (self.dtype.is_floating_point or self.dtype.is_complex or self.dtype == torch.bool)
         sizes = [_exportable(*sizes) for sizes in self.ranges]
-        return torch.full(sizes, 0 if integral else 1, dtype=torch.uint8, device=device).to(self.dtype)
+        place = device or self.device or "cpu"
+        return torch.full(sizes, 0 if integral else 1, dtype=torch.uint8, device=place).to(self.dtype)
 
     def dims(self, index: int) -> dict[int, Dim]:
         """For torch.export's `dynamic_shapes`: the varying dimensions of the input at this index, with their ranges.
@@ -112,21 +131,22 @@ class Input:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `[NAME=]DIMxDIM…[:DTYPE]`, the form that `str` prints.
+        """Reads `[NAME=]DIMxDIM…[:DTYPE][@DEVICE]`, the form that `str` prints.
 
         DIM is SIZE, MIN..MAX (optimal: MAX) or MIN..OPT..MAX; `()` is a scalar. DTYPE is torch's name or a short one
         (f16, bf16, f32, i64, u8), float32 if absent. Anything else is a `ValueError` saying what is wrong with it.
         """
-        match = re.fullmatch(r"(?:(\w+)=)?([^=:]*)(?::([^=:]*))?", text.strip())
+        match = re.fullmatch(r"(?:(\w+)=)?([^=:@]*)(?::([^=:@]*))?(?:@(.*))?", text.strip())
         if not match:
             raise ValueError(f"{text!r} is not an input; {_GRAMMAR}")
-        name, dims, dtype = match.groups()
+        name, dims, dtype, device = match.groups()
         try:
             low, opt, high = zip(*map(_parsed_dim, dims.split("x")), strict=True) if dims != "()" else ((), (), ())
             kind = _parsed_dtype(dtype) if dtype is not None else torch.float32
+            fields: dict[str, Any] = {"dtype": kind, "name": name, "device": device}
             if low == high:
-                return cls(low, dtype=kind, name=name)
-            return cls(min_shape=low, opt_shape=opt, max_shape=high, dtype=kind, name=name)
+                return cls(low, **fields)
+            return cls(min_shape=low, opt_shape=opt, max_shape=high, **fields)
         except ValueError as error:
             raise ValueError(f"{text!r} is not an input: {error}") from None
 
@@ -138,7 +158,8 @@ class Input:
     def __str__(self) -> str:
         """The form that `parse` reads."""
         dims = "x".join(_printed_dim(*sizes) for sizes in self.ranges) or "()"
-        return f"{self.name + '=' if self.name else ''}{dims}:{str(self.dtype).removeprefix('torch.')}"
+        name, device = (f"{self.name}=" if self.name else ""), (f"@{self.device}" if self.device else "")
+        return f"{name}{dims}:{str(self.dtype).removeprefix('torch.')}{device}"
 
 
 def _check_order(low_name: str, low: tuple[int, ...] | None, high_name: str, high: tuple[int, ...] | None) -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pipeline
 from pipeline.inputs import Input
 
 DTYPES = [
@@ -28,7 +29,8 @@ names = st.none() | st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
 def inputs(draw: st.DrawFn) -> Input:
     """Static and dynamic inputs of rank 0 to 4."""
     ranges = draw(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).map(sorted), max_size=4))
-    fields: dict[str, Any] = {"dtype": draw(st.sampled_from(DTYPES)), "name": draw(names)}
+    device = draw(st.sampled_from([None, "cpu", "meta"]))
+    fields: dict[str, Any] = {"dtype": draw(st.sampled_from(DTYPES)), "name": draw(names), "device": device}
     low, opt, high = zip(*ranges, strict=True) if ranges else ((), (), ())
     if low == high or draw(st.booleans()):
         return Input(opt, **fields)
@@ -49,7 +51,8 @@ def test_the_example_is_in_range_and_never_of_size_0_or_1_where_it_need_not_be(g
         assert low <= size <= high
         assert size == opt or (dim in given_input.dynamic_dims and opt < 2 and size == 2)
         assert size >= 2 or dim not in given_input.dynamic_dims or high < 2
-    assert torch.equal(example, given_input.example())
+    assert example.device == (given_input.device or torch.device("cpu"))
+    assert torch.equal(given_input.example("cpu"), given_input.example("cpu"))
 
 
 @given(inputs(), st.integers(0, 5))
@@ -86,6 +89,8 @@ def test_export_keeps_the_range() -> None:
         ("2x3", Input((2, 3))),
         ("7..7x3:bf16", Input((7, 3), dtype=torch.bfloat16)),
         ("():f32", Input(())),
+        ("2x3@cuda:1", Input((2, 3), device="cuda:1")),
+        ("1..2:f16@cuda", Input(min_shape=(1,), max_shape=(2,), dtype=torch.float16, device=torch.device("cuda"))),
     ],
 )
 def test_the_text_form(text: str, same: Input) -> None:
@@ -93,7 +98,23 @@ def test_the_text_form(text: str, same: Input) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "3x", "1...2", "1..2..3..4", "-1", "2x3:", "2:half8", "2:Tensor", "a b=2", "1=2", "2..1"]
+    "text",
+    [
+        "",
+        "x",
+        "3x",
+        "1...2",
+        "1..2..3..4",
+        "-1",
+        "2x3:",
+        "2:half8",
+        "2:Tensor",
+        "a b=2",
+        "1=2",
+        "2..1",
+        "2@",
+        "2@gpu:f16",
+    ],
 )
 def test_a_bad_text_is_a_value_error_that_quotes_it(text: str) -> None:
     with pytest.raises(ValueError, match="is not an input") as error:
@@ -115,6 +136,8 @@ def test_a_bad_text_is_a_value_error_that_quotes_it(text: str) -> None:
         ({"min_shape": (1,), "opt_shape": (9,), "max_shape": (8,)}, ValueError, "in dimension 0 opt_shape is 9"),
         ({"shape": (1,), "dtype": "float32"}, TypeError, "dtype"),
         ({"shape": (1,), "name": "a b"}, ValueError, "name"),
+        ({"shape": (1,), "device": "gpu"}, ValueError, r"device is a torch.device or its name \(cuda, cuda:1, cpu\)"),
+        ({"shape": (1,), "device": 1}, TypeError, "device is a torch.device or its name, not 1"),
     ],
 )
 def test_a_wrong_description_is_refused_by_field_and_dimension(
@@ -136,3 +159,33 @@ def test_whole_numbers_of_numpy_are_sizes() -> None:
     given = Input(np.array([2, 4]))
     assert given == Input((2, 4))
     assert [type(size) for size in given.shape or ()] == [int, int]
+
+
+class Sum(torch.nn.Module):
+    """A module without tensors of its own."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """[2, 3], [2, 3] -> [2, 3]"""
+        return x + y
+
+
+def devices(model: torch.nn.Module, *given: Any, **named: Any) -> list[str]:
+    """Where the graph has the inputs."""
+    program = pipeline.capture(model.eval(), given, **named)
+    names = {port.name for port in program.inputs}
+    return [node.meta["val"].device.type for node in program.graph.nodes if node.name in names]
+
+
+def test_an_input_lies_where_the_model_does_or_else_the_tensors_or_where_it_says() -> None:
+    plain, meta = Input((2, 3)), torch.ones(2, 3, device="meta")
+    assert devices(Sum(), plain, plain) == ["cpu", "cpu"]
+    assert devices(Sum(), plain, meta) == devices(Sum(), meta, plain) == ["meta", "meta"]
+    assert devices(Sum(), plain, attrs.evolve(plain, device="cpu")) == ["cpu", "cpu"]
+    assert devices(Sum(), *[attrs.evolve(plain, device="meta")] * 2) == ["meta", "meta"]
+    assert devices(torch.nn.Linear(3, 3), plain) == ["cpu"]
+
+
+def test_a_device_that_all_is_captured_on_comes_before_the_inputs_own() -> None:
+    given = Input(min_shape=(1, 3), max_shape=(2, 3), device="cuda:7")
+    assert devices(Sum(), given, given, device="cuda") == ["cuda", "cuda"]
+    assert devices(torch.nn.Linear(3, 3), given, device="cuda") == ["cuda"]

@@ -158,7 +158,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--input",
-        metavar="[NAME=]DIMS[:DTYPE]",
+        metavar="[NAME=]DIMS[:DTYPE][@DEVICE]",
         dest="inputs",
         action="append",
         default=[],

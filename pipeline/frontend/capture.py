@@ -25,13 +25,13 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.graphs import results
 from pipeline.errors import CaptureError
 from pipeline.frontend import dims, given
+from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.dims import is_input
 from pipeline.frontend.fakes import oblivious
 from pipeline.frontend.functional import functional
 from pipeline.frontend.gpu_answers import gpu_answers
 from pipeline.frontend.recurrences import whole_recurrences
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
-from pipeline.frontend.wrong_dtypes import blamed, check_dtypes
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
@@ -146,8 +146,8 @@ def _export(
 def _exported(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, device: str | None
 ) -> ExportedProgram:
-    home = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    positional, named = dims.examples(model, args, kwargs, shapes, home)
+    place = given.places(model, (args, kwargs), device)
+    positional, named = dims.examples(model, args, kwargs, shapes, place)
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
     with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious():

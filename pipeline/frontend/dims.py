@@ -286,7 +286,11 @@ def _varies(size: Any, ranges: Mapping[Any, Any]) -> bool:
 
 
 def examples(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, device: torch.device
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    shapes: Any,
+    place: Callable[[Input], torch.device],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of their own, and
     other values as they are."""
@@ -294,7 +298,7 @@ def examples(
 
     def example(value: Any, spec: Any) -> Any:
         if isinstance(value, Input):
-            return value.example(device)
+            return value.example(place(value))
         if not isinstance(value, torch.Tensor):
             return value
         return unaliased(value if derived else _enlarged(value, _by_dim(spec)))

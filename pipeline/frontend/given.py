@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import _DimHint
+from torch.utils._pytree import tree_leaves
 
 from pipeline.errors import CaptureError
 from pipeline.inputs import Input
@@ -66,6 +67,20 @@ def check_device(exported: ExportedProgram, device: str | None) -> None:
             f"device is {device!r}, but the program was exported on {', '.join(sorted(found))}: pass the module, or "
             "another export"
         )
+
+
+def places(model: torch.nn.Module, inputs: Any, shown: str | None) -> Callable[[Input], torch.device]:
+    """Where the example of an Input lies: where it says itself, or beside the model's tensors, or else the inputs'.
+
+    shown: the device that the model is captured as on, if that is said: all examples are then shown there.
+    """
+    cpu = torch.device("cpu")
+    if shown is not None:
+        return lambda _: cpu
+    weights = (tensor.device for tensor in chain(model.parameters(), model.buffers()))
+    others = (v.device for v in tree_leaves(inputs) if isinstance(v, torch.Tensor) and v.device.type != "cpu")
+    home = next(weights, None) or next(others, cpu)
+    return lambda given: given.device or home
 
 
 def bound(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

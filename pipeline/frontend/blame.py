@@ -1,4 +1,4 @@
-"""Inputs of a dtype that the model does not take, named: eager refuses them, with words about an operator."""
+"""Inputs of a dtype or on a device that the model does not take, named: eager's words are about an operator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _told(node: torch.fx.Node, misfit: Misfit) -> str:
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], Any]) -> Exception:
-    """What to say of an export that failed: of the inputs whose dtype is wrong, if others let it pass.
+    """What to say of an export that failed: of the inputs whose device or dtype is wrong, if others let it pass.
 
     Only what the error says to be about dtypes is tried again, with all inputs of one dtype in another, and then with
     fewer of them.
@@ -80,7 +80,21 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
                 names = [path for path in wrong if not _passes(export, inputs, [w for w in wrong if w != path], due)]
                 said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
                 return DtypeError(", ".join(said), short(dtype), short(due), worded(error))
-    return CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(error)}")
+    return _misplaced(error, model, inputs) or CaptureError(
+        f"torch.export cannot capture {type(model).__name__}: {worded(error)}"
+    )
+
+
+def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """The error for tensors on two devices, if it is one: it says where each input is, and where the model."""
+    if not re.search("different devices|same device", str(error)):
+        return None
+    rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
+    found = [f"input {_name(model, path)} is on {v.device}" for path, v in rows if isinstance(v, torch.Tensor)]
+    homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
+    found += [f"the model is on {' and '.join(homes)}"] if homes else []
+    hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"
+    return CaptureError(f"{', '.join(found)}: {worded(error)}", hint)
 
 
 def _passes(export: Callable[[Inputs], Any], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:

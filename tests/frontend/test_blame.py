@@ -1,4 +1,4 @@
-"""Inputs of a dtype that eager refuses are named: when a model is captured, and at a call."""
+"""Inputs of a dtype or on a device that eager refuses are named: when a model is captured, and at a call."""
 
 from __future__ import annotations
 
@@ -127,3 +127,11 @@ def test_a_call_is_told_likewise() -> None:
             compiled(wrong)
     with pytest.raises(TypeError, match=r"hint: cast it: \.to\(torch\.float32\)"):
         compiled(X.bool())
+
+
+def test_an_input_on_another_device_is_told() -> None:
+    with pytest.raises(
+        pipeline.CaptureError, match=r"^input input is on meta, the model is on cpu: .*devices"
+    ) as caught:
+        pipeline.capture(nn.Linear(4, 4).eval(), (X.to("meta"),))
+    assert "Input(…, device=…)" in caught.value.hint
