@@ -14,7 +14,6 @@ from torch.export import export
 from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_and
 
 import pipeline
-from pipeline.frontend.symbolic_kernels import KERNELS, symbolic_kernels
 from pipeline.testing import Call, TensorSpec, check
 from tests.operators import positive
 from tests.test_data_dependent import CASES, ROWS
@@ -56,6 +55,7 @@ def before_2_13(monkeypatch: pytest.MonkeyPatch) -> None:
     def pow(base: Any, exponent: Any) -> Any:
         return base.clone() if exponent == 1.0 else base * base if exponent == 2.0 else own(base, exponent)
 
+    monkeypatch.setattr("pipeline.frontend.replacement.VERSION", (2, 12))
     monkeypatch.setitem(op_implementations_dict, aten.slice.Tensor, _slice)
     monkeypatch.setitem(decomposition_table, aten.pow.Tensor_Scalar, pow)
 
@@ -122,16 +122,6 @@ def test_an_index_of_any_sign_is_pytorchs(starts: bool, caplog: pytest.LogCaptur
     module, x = result.module(executor="reference"), torch.randn(5, 3)
     for n in (0, 1, 3, 7, -1, -7):
         torch.testing.assert_close(module(x, torch.tensor(n)), function(x, torch.tensor(n)))
-
-
-def test_torch_has_its_own_kernels_back() -> None:
-    own = [table[key] for table, key, _ in KERNELS]
-    with symbolic_kernels():
-        inside = [table[key] for table, key, _ in KERNELS]
-        with symbolic_kernels():
-            assert [table[key] for table, key, _ in KERNELS] == inside
-        assert not set(inside) & set(own)
-    assert [table[key] for table, key, _ in KERNELS] == own
 
 
 @pytest.mark.parametrize("exponent", [torch.int64, torch.float32])

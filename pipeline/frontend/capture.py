@@ -27,11 +27,9 @@ from pipeline.errors import CaptureError
 from pipeline.frontend import dims, given
 from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.dims import is_input
-from pipeline.frontend.fakes import oblivious
 from pipeline.frontend.functional import functional
-from pipeline.frontend.gpu_answers import gpu_answers
-from pipeline.frontend.recurrences import whole_recurrences
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
+from pipeline.frontend.tracing import exporting, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
@@ -77,7 +75,7 @@ def capture(
         inside = under_autocast(model) if isinstance(model, torch.nn.Module) else model
         with without_autocast():
             return capture(inside, args, kwargs, dynamic_shapes, settings)
-    with gpu_answers(settings.device, settings.compute_capabilities):
+    with tracing_for(settings.device, settings.compute_capabilities):
         return _captured(model, args, kwargs, dynamic_shapes, settings)
 
 
@@ -150,7 +148,7 @@ def _exported(
     positional, named = dims.examples(model, args, kwargs, shapes, place)
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
-    with torch.no_grad(), whole_recurrences(), warnings.catch_warnings(), oblivious():
+    with torch.no_grad(), warnings.catch_warnings(), exporting():
         warnings.simplefilter("ignore")
         exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
     dims.attended(exported)

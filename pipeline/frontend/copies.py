@@ -6,35 +6,15 @@ the copy casts or expands (torch 2.11 to 2.13).
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.export import exported_program
 
 from pipeline.shapes.environment import shape_of
 
-_PASSES = ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
-"""What torch calls it, or called it."""
 
-_lock = threading.RLock()
-
-
-@contextmanager
-def copies_kept() -> Iterator[None]:
-    """While torch traces: only copies that change nothing are left out; torch's own pass comes back afterwards."""
-    with _lock:
-        own = {name: getattr(exported_program, name) for name in _PASSES if hasattr(exported_program, name)}
-        try:
-            vars(exported_program).update(dict.fromkeys(own, _without_plain_copies))
-            yield
-        finally:
-            vars(exported_program).update(own)
-
-
-def _without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, Any]:
+def without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, Any]:
+    """What torch calls to leave copies into buffers out: only those that change nothing go."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [n for n in module.graph.nodes if n.name in written and _is_plain_copy(n)]:

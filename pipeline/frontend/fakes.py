@@ -11,7 +11,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
-from pipeline.frontend.symbolic_kernels import symbolic_kernels
+from pipeline.frontend.tracing import tracing
 from pipeline.shapes.environment import expression, shape_of
 
 
@@ -25,15 +25,7 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
 def quietly(mode: FakeTensorMode) -> Iterator[None]:
     """Inside the program's own fake mode, and adding no guard to its symbols."""
     environment = mode.shape_env
-    with mode, oblivious(), environment.suppress_guards() if environment is not None else nullcontext():
-        yield
-
-
-@contextmanager
-def oblivious() -> Iterator[None]:
-    """While torch traces: a size that varies may be 0 or 1, what is decided on that is a guard, and what an operator
-    makes of such a size is said in terms of it."""
-    with torch.fx.experimental._config.patch(backed_size_oblivious=True), symbolic_kernels():  # type: ignore[attr-defined]
+    with mode, tracing(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
 
 

@@ -7,7 +7,6 @@ through torch's own functionalisation, which traces the whole program again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,12 +16,8 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.graphs import over
-from pipeline.frontend.copies import copies_kept
-from pipeline.frontend.fakes import oblivious
 from pipeline.frontend.known_numbers import is_told
-from pipeline.frontend.recurrences import whole_recurrences
-
-_lock = threading.RLock()
+from pipeline.frontend.tracing import exporting
 
 _FRESH = frozenset({"linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm", "group_norm", "matmul", "silu"})
 """Composite operators that never return their input; others are taken for views unless their schema says otherwise."""
@@ -37,7 +32,7 @@ def functional(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.Gra
         return exported, exported.graph_module
     if all(_is_simple(n) for n in mutating) and not traced_again:
         return exported, _rewritten(exported.graph_module)
-    with torch.no_grad(), whole_recurrences(), oblivious(), copies_kept(), _unbound(lost):
+    with torch.no_grad(), exporting(), _unbound(lost):
         retraced = exported.run_decompositions({})
     return retraced, retraced.graph_module
 
@@ -74,13 +69,12 @@ def _unbacked(node: torch.fx.Node) -> set[Any]:
 @contextmanager
 def _unbound(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
     """While torch traces the nodes again: it is not told which symbols they made, which are theirs no longer."""
-    with _lock:
-        made = [node.meta.pop("unbacked_bindings", None) for node in nodes]
-        try:
-            yield
-        finally:
-            for node, bindings in zip(nodes, made, strict=True):
-                node.meta.update({} if bindings is None else {"unbacked_bindings": bindings})
+    made = [node.meta.pop("unbacked_bindings", None) for node in nodes]
+    try:
+        yield
+    finally:
+        for node, bindings in zip(nodes, made, strict=True):
+            node.meta.update({} if bindings is None else {"unbacked_bindings": bindings})
 
 
 def _aliases(node: torch.fx.Node) -> bool:

@@ -6,64 +6,62 @@ memory in another way than that of plain attention. Where there is a GPU, it ans
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
 from torch._C import DispatchKey
 
+from pipeline.frontend.replacement import Kernel
+
 ASSUMED: Final = "8.0"
 """The compute capability of a GPU that nobody names: the least that engines are built for."""
 
 KEY: Final = DispatchKey.CompositeImplicitAutograd
-ATTENTION: Final = torch.ops.aten.scaled_dot_product_attention.default
 
-_lock = threading.RLock()
+_capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
 
 
 @contextmanager
-def gpu_answers(device: str | None, capabilities: Sequence[str]) -> Iterator[None]:
-    """While torch traces for ``device``: what ``torch.cuda`` refuses to say here is answered for a GPU of the least of
-    these compute capabilities, autocast for ``cuda`` is not switched off, and attention is a GPU's."""
-    if device != "cuda" or torch.cuda.is_available():
-        yield
-        return
-    answers = _functions(next(iter(capabilities), ASSUMED))
-    with _lock:
-        own, kernel = {place: getattr(*place) for place in answers}, ATTENTION.py_kernels.get(KEY)
-        try:
-            _put(answers)
-            _install(_attention)
-            yield
-        finally:
-            _put(own)
-            _install(kernel)
-
-
-def _functions(capability: str) -> dict[tuple[Any, str], Callable[..., Any]]:
+def assuming(capability: str) -> Iterator[None]:
+    """Within it the answers are those of a GPU of this compute capability."""
     major, minor = map(int, capability.split("."))
-    return {
-        (torch.cuda, "get_device_capability"): lambda device=None: (major, minor),
-        (torch.cuda, "is_bf16_supported"): lambda including_emulation=True: major >= 8,
-        (torch.cuda, "current_device"): lambda: 0,
-        (torch.cuda.amp.common, "amp_definitely_not_available"): lambda: False,
-    }
+    token = _capability.set((major, minor))
+    try:
+        yield
+    finally:
+        _capability.reset(token)
 
 
-def _put(functions: Mapping[tuple[Any, str], Any]) -> None:
-    for (module, name), function in functions.items():
-        setattr(module, name, function)
+def capability(own: Kernel) -> Kernel:
+    """`torch.cuda.get_device_capability`"""
+    return lambda device=None: _capability.get()
 
 
-def _install(kernel: Any) -> None:
-    if kernel is None:
-        ATTENTION.py_kernels.pop(KEY, None)
-    else:
-        ATTENTION.py_kernels[KEY] = kernel
-    ATTENTION._uncache_dispatch(KEY)
-    ATTENTION._dispatch_cache.clear()
+def bfloat16(own: Kernel) -> Kernel:
+    """`torch.cuda.is_bf16_supported`"""
+    return lambda including_emulation=True: _capability.get()[0] >= 8
+
+
+def first(own: Kernel) -> Kernel:
+    """`torch.cuda.current_device`"""
+    return lambda: 0
+
+
+def no(own: Kernel) -> Kernel:
+    """`amp_definitely_not_available`"""
+    return lambda: False
+
+
+def attention(own: Kernel) -> Kernel:
+    """The kernel of attention on the GPU, torch's own elsewhere."""
+
+    def by_device(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
+
+    return by_device
 
 
 def _attention(
@@ -79,10 +77,6 @@ def _attention(
 ) -> torch.Tensor:
     """The shape of an attention's result, and how it lies in memory: a kernel writes the heads of each position side by
     side, plain attention the positions of each head."""
-    if query.device.type != "cuda":
-        rest = {"scale": scale, "enable_gqa": enable_gqa}
-        plain: torch.Tensor = ATTENTION._op_dk(KEY, query, key, value, attn_mask, dropout_p, is_causal, **rest)
-        return plain
     if not _has_kernel(query, value, attn_mask, enable_gqa):
         leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]
         return query.new_empty((*leading, query.shape[-2], value.shape[-1]))

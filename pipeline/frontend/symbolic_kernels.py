@@ -2,33 +2,30 @@
 
 torch 2.13 says the size of ``x[: n // 2]`` in terms of ``n``. Before it, torch made up a symbol that nothing tells, and
 took an exponent that varies (``x ** (n / 2)``) to stay what it was in the example. torch 2.11 to 2.13 divide by the
-size of a resized dim less 1, which may be 0; torch 2.11 adds up weights in whole numbers. Here all of them trace with
-the same kernels. Sizes that do not vary, and indices of which not even the sign is known, are left to torch's own.
+size of a resized dim less 1, which may be 0; torch 2.11 adds up weights in whole numbers. Which versions need which
+kernel is in the table of ``tracing.py``. Sizes that do not vary, and indices of which not even the sign is known, are
+left to torch's own.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import torch
-from torch._decomp import decomposition_table, decompositions
-from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
-from torch._subclasses.fake_impls import op_implementations_dict
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from pipeline.frontend.known_numbers import indexing, noting
-
-aten = torch.ops.aten
-
-Kernel: TypeAlias = Callable[..., Any]
+from pipeline.frontend.replacement import Kernel
 
 
-def _sliced(own: Kernel) -> Kernel:
+def oblivious(own: Kernel) -> Kernel:
+    """The settings of symbolic shapes, as with ``backed_size_oblivious``."""
+    return lambda config, name: True if name == "backed_size_oblivious" else own(config, name)
+
+
+def sliced(own: Kernel) -> Kernel:
+    """A slice whose size is said in terms of its bounds."""
+
     def slice(mode: Any, func: Any, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
         """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"""
         varies = isinstance(self, torch.Tensor) and -self.dim() <= dim < self.dim() and not self.is_quantized
@@ -66,7 +63,9 @@ def _taken(first: Any, last: Any, step: int) -> Any:
     return 0 if guard_or_false(first >= last) else (torch.sym_max(last - first, 0) + step - 1) // step
 
 
-def _raised(own: Kernel) -> Kernel:
+def raised(own: Kernel) -> Kernel:
+    """A power of or by a number that varies: by a tensor that holds it."""
+
     def pow(self: Any, exponent: Any) -> Any:
         """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)"""
         if isinstance(self, torch.Tensor) and isinstance(exponent, torch.SymInt | torch.SymFloat):
@@ -84,7 +83,9 @@ def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
     return torch.scalar_tensor(number, dtype=dtype)  # type: ignore[arg-type]
 
 
-def _scaled(own: Kernel) -> Kernel:
+def scaled(own: Kernel) -> Kernel:
+    """The scale of a resized dim, also of one that may be of size 1."""
+
     def compute_scale(in_size: Any, out_size: Any, align_corners: bool, scale: Any = None) -> Any:
         """The step between two elements of a resized dim; one element alone is the first, whatever the step."""
         if align_corners and isinstance(out_size, torch.SymInt):
@@ -94,7 +95,9 @@ def _scaled(own: Kernel) -> Kernel:
     return compute_scale
 
 
-def _weighed(own: Kernel) -> Kernel:
+def weighed(own: Kernel) -> Kernel:
+    """Weights that are added up in their own kind of numbers."""
+
     def bincount(mode: Any, func: Any, self: Any, weights: Any = None, minlength: Any = 0) -> Any:
         """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"""
         counts = own(mode, func, self, weights, minlength)
@@ -103,55 +106,3 @@ def _weighed(own: Kernel) -> Kernel:
         return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
 
     return bincount
-
-
-class _Attributes:
-    """The attributes of a class as a table."""
-
-    def __init__(self, owner: type) -> None:
-        self.owner = owner
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self.owner)[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self.owner, name, value)
-
-
-KERNELS: Final[tuple[tuple[Any, Any, Callable[[Kernel], Kernel]], ...]] = (
-    (op_implementations_dict, aten.slice.Tensor, _sliced),
-    (decomposition_table, aten.pow.Tensor_Scalar, _raised),
-    (decomposition_table, aten.pow.Scalar, _raised),
-    (vars(decompositions), "_compute_scale", _scaled),
-    (op_implementations_dict, aten.bincount.default, _weighed),
-    (_Attributes(FakeTensorMode), "dispatch", noting),
-    (_Attributes(_NonStrictTorchFunctionHandler), "_override", indexing),
-)
-"""Where torch looks a kernel up, by what, and ours, made from its own."""
-
-_lock = threading.Lock()
-_before: list[Kernel] = []
-_traces = 0
-
-
-@contextmanager
-def symbolic_kernels() -> Iterator[None]:
-    """Within it torch traces with ours; its own come back after the last of those who trace at one time. 2 µs."""
-    _count(1)
-    try:
-        yield
-    finally:
-        _count(-1)
-
-
-def _count(by: int) -> None:
-    global _traces
-    with _lock:
-        if _traces == 0:
-            _before[:] = [table[key] for table, key, _ in KERNELS]
-            for (table, key, made), own in zip(KERNELS, _before, strict=True):
-                table[key] = made(own)
-        _traces += by
-        if _traces == 0:
-            for (table, key, _), own in zip(KERNELS, _before, strict=True):
-                table[key] = own

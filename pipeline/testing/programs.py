@@ -15,8 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_flatten
 
 from pipeline.errors import PipelineError
-from pipeline.frontend.fakes import oblivious
-from pipeline.frontend.recurrences import whole_recurrences
+from pipeline.frontend.tracing import exporting
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, port
 from pipeline.recipes import identity
@@ -147,7 +146,7 @@ class _Builder:
         """The call's result on fake tensors. A guard that leaves a size one value only is an error of the call."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
-            with self.mode, torch.no_grad(), enable_python_dispatcher(), whole_recurrences(), oblivious():
+            with self.mode, torch.no_grad(), enable_python_dispatcher(), exporting():
                 result = self.call.target(*args, **kwargs)
         except Exception as error:
             raise CallError(f"PyTorch does not take the call: {type(error).__name__}: {error}") from error

@@ -1,0 +1,159 @@
+"""Functions of ours in the place of torch's own, while we trace and for the thread that traces alone.
+
+torch looks its kernels up in tables that all threads read. Here a place in such a table gets a function that asks which
+thread calls it: one that traces for us gets ours, every other one torch's own, whatever it exports meanwhile. Places
+are torch's again as soon as nobody traces for us. A lock guards the places while they change, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, TypeAlias
+
+import torch
+from attrs import define, field, frozen
+from torch._ops import OpOverload
+
+Kernel: TypeAlias = Callable[..., Any]
+When: TypeAlias = Literal["trace", "export", "gpu"]
+
+_MAJOR, _MINOR = torch.__version__.split(".")[:2]
+VERSION = (int(_MAJOR), int(_MINOR))
+"""The torch at hand."""
+
+_now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozenset())
+
+
+@frozen(eq=False)
+class Replacement:
+    """A function of ours in the place of one of torch's.
+
+    Attributes:
+        owner: where torch looks it up: a module, a class, a table, or an operator with kernels in Python.
+        name: what torch looks up there: an attribute, a key, or a dispatch key.
+        make: gives ours for torch's own.
+        why: what torch does without it.
+        during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional; ``"gpu"``:
+            while torch traces for a GPU that is not there.
+        before: the first version of torch that does without; None: none does.
+    """
+
+    owner: Any
+    name: Any
+    make: Callable[[Kernel], Kernel]
+    why: str
+    during: When = "trace"
+    before: tuple[int, int] | None = None
+
+    @property
+    def applies(self) -> bool:
+        """Whether the torch at hand needs it."""
+        return (self.before is None or self.before > VERSION) and self._is_there
+
+    @property
+    def _is_there(self) -> bool:
+        if isinstance(self.owner, dict):
+            return self.name in self.owner
+        return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
+
+    def read(self) -> Any:
+        """What is in the place; None for an operator without a kernel in Python, and for what a class inherits."""
+        if isinstance(self.owner, OpOverload):
+            return self.owner.py_kernels.get(self.name)
+        return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
+
+    def write(self, value: Any) -> None:
+        """Put there what `read` gave, or another."""
+        if isinstance(self.owner, OpOverload):
+            _set_kernel(self.owner, self.name, value)
+        elif isinstance(self.owner, dict):
+            self.owner[self.name] = value
+        elif value is None:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, value)
+
+    def beside(self, own: Kernel | None) -> Kernel:
+        """Ours for threads that trace, torch's own for others."""
+        theirs: Kernel = self._elsewhere() if own is None else own
+        ours, during = self.make(theirs), self.during
+
+        @functools.wraps(theirs)
+        def either(*args: Any, **kwargs: Any) -> Any:
+            return (ours if during in _now.get() else theirs)(*args, **kwargs)
+
+        return either
+
+    def _elsewhere(self) -> Kernel:
+        """What torch finds where the place is empty."""
+        if isinstance(self.owner, OpOverload):
+            return functools.partial(self.owner._op_dk, self.name)
+        return getattr(self.owner, self.name)  # type: ignore[no-any-return]
+
+
+def _set_kernel(operator: OpOverload[..., Any], key: Any, kernel: Kernel | None) -> None:
+    if kernel is None:
+        operator.py_kernels.pop(key, None)
+    else:
+        operator.py_kernels[key] = kernel
+    operator._uncache_dispatch(key)
+    operator._dispatch_cache.clear()
+
+
+@define(eq=False)
+class Places:
+    """The places of torch's that replacements stand in, and who traces at the moment."""
+
+    table: Sequence[Replacement]
+    _lock: Any = field(factory=threading.Lock)
+    _traces: Counter[str] = field(factory=Counter)
+    _own: dict[Replacement, Any] = field(factory=dict)
+    _needed: dict[Any, list[Replacement]] = field(factory=dict)
+    _made: dict[Replacement, tuple[Any, Kernel]] = field(factory=dict)
+
+    @contextmanager
+    def taken(self, during: When) -> Iterator[None]:
+        """Within it this thread gets the replacements of a kind."""
+        if during in _now.get():
+            yield
+            return
+        self._enter(during)
+        token = _now.set(_now.get() | {during})
+        try:
+            yield
+        finally:
+            _now.reset(token)
+            self._leave(during)
+
+    def _enter(self, during: When) -> None:
+        with self._lock:
+            self._traces[during] += 1
+            if self._traces[during] == 1:
+                for row in self._rows(during, VERSION):
+                    self._own[row] = own = row.read()
+                    row.write(self._beside(row, own))
+
+    def _rows(self, during: When, version: tuple[int, int]) -> list[Replacement]:
+        """The rows of a kind that this torch needs, found once."""
+        if (during, version) not in self._needed:
+            self._needed[during, version] = [row for row in self.table if row.during == during and row.applies]
+        return self._needed[during, version]
+
+    def _beside(self, row: Replacement, own: Any) -> Kernel:
+        """What stands in a place, made once for each own of torch's."""
+        known = self._made.get(row)
+        if known is None or known[0] is not own:
+            self._made[row] = known = (own, row.beside(own))
+        return known[1]
+
+    def _leave(self, during: When) -> None:
+        with self._lock:
+            self._traces[during] -= 1
+            if self._traces[during] == 0:
+                for row in [row for row in self._own if row.during == during]:
+                    row.write(self._own.pop(row))

@@ -1,0 +1,152 @@
+"""What torch traces with: the one table of what stands in for its own functions, and when it does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch._decomp import decomposition_table, decompositions
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import exported_program
+
+from pipeline.frontend import gpu_answers, known_numbers, recurrences, symbolic_kernels
+from pipeline.frontend.copies import without_plain_copies
+from pipeline.frontend.replacement import Places, Replacement
+
+aten = torch.ops.aten
+
+TABLE: Final = (
+    Replacement(
+        type(torch.fx.experimental._config),
+        "__getattr__",
+        symbolic_kernels.oblivious,
+        "takes a size that varies to be 2 or more; torch's own setting is one for all threads, before 2.13",
+    ),
+    Replacement(
+        op_implementations_dict,
+        aten.slice.Tensor,
+        symbolic_kernels.sliced,
+        "makes up a symbol for the size of x[: n // 2], which nothing tells",
+        before=(2, 13),
+    ),
+    *(
+        Replacement(
+            decomposition_table,
+            target,
+            symbolic_kernels.raised,
+            "takes an exponent or a base that varies to stay what it was in the example",
+            before=(2, 13),
+        )
+        for target in (aten.pow.Tensor_Scalar, aten.pow.Scalar)
+    ),
+    Replacement(
+        decompositions,
+        "_compute_scale",
+        symbolic_kernels.scaled,
+        "divides by the size of a resized dim less 1, which may be 0",
+    ),
+    Replacement(
+        op_implementations_dict,
+        aten.bincount.default,
+        symbolic_kernels.weighed,
+        "adds up weights in whole numbers",
+        before=(2, 13),
+    ),
+    Replacement(
+        FakeTensorMode,
+        "dispatch",
+        known_numbers.noting,
+        "makes up a symbol for a number that is read from a tensor made of sizes",
+    ),
+    Replacement(
+        _NonStrictTorchFunctionHandler,
+        "_override",
+        known_numbers.indexing,
+        "takes the value in the example of an index that is a tensor made of sizes",
+    ),
+    *(
+        Replacement(
+            target,
+            recurrences.KEY,
+            recurrences.whole(shapes),
+            "writes the steps of a recurrent layer out, for one length",
+            during="export",
+        )
+        for target, shapes in recurrences.SHAPES.items()
+    ),
+    *(
+        Replacement(
+            exported_program,
+            name,
+            lambda _: without_plain_copies,
+            "puts the source of a copy into a buffer in the place of its result, even where the copy casts or expands",
+            during="export",
+        )
+        for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
+    ),
+    Replacement(
+        torch.cuda,
+        "get_device_capability",
+        gpu_answers.capability,
+        "has no answer without a GPU, though models ask",
+        during="gpu",
+    ),
+    Replacement(
+        torch.cuda,
+        "is_bf16_supported",
+        gpu_answers.bfloat16,
+        "answers for the machine at hand, not for the GPU that is traced for",
+        during="gpu",
+    ),
+    Replacement(torch.cuda, "current_device", gpu_answers.first, "has no answer without a GPU", during="gpu"),
+    Replacement(
+        torch.cuda.amp.common,
+        "amp_definitely_not_available",
+        gpu_answers.no,
+        "switches autocast for cuda off without a GPU",
+        during="gpu",
+    ),
+    Replacement(
+        aten.scaled_dot_product_attention.default,
+        gpu_answers.KEY,
+        gpu_answers.attention,
+        "asks the GPU for its kernel of attention, whose result lies in memory in its own way",
+        during="gpu",
+    ),
+)
+"""Everything that stands in for torch's own. Which versions of torch need a row is tested row by row."""
+
+_places = Places(TABLE)
+_exports = threading.RLock()
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """While torch traces: a size that varies may be 0 or 1, what is decided on that is a guard, and what an operator
+    makes of such a size is said in terms of it."""
+    with _places.taken("trace"):
+        yield
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """While torch exports a model, or makes a program functional: ours run one after the other, because torch.export
+    itself changes what all threads read; exports of others do not wait."""
+    with _exports, tracing(), _places.taken("export"):
+        yield
+
+
+@contextmanager
+def tracing_for(device: str | None, capabilities: Sequence[str]) -> Iterator[None]:
+    """While torch traces for ``device``: what ``torch.cuda`` refuses to say here is answered for a GPU of the least of
+    these compute capabilities, autocast for ``cuda`` is not switched off, and attention is a GPU's."""
+    if device != "cuda" or torch.cuda.is_available():
+        yield
+        return
+    with gpu_answers.assuming(next(iter(capabilities), gpu_answers.ASSUMED)), _places.taken("gpu"):
+        yield

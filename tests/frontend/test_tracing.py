@@ -1,0 +1,250 @@
+"""What stands in for torch's own while we trace: each row is needed, and other threads trace with torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim, export
+
+import pipeline
+from pipeline.frontend import tracing
+from pipeline.frontend.replacement import VERSION, Places, Replacement
+
+aten = torch.ops.aten
+ROWS = {0: Dim("rows", min=1, max=9)}
+ROW = torch.randn(4, 3)
+
+
+class Calls(torch.nn.Module):
+    """A module that calls a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+class Copies(torch.nn.Module):
+    """A buffer that is written to, and read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4, 3, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept.copy_(x)
+        return self.kept * 2
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrent layer, over a sequence that comes first."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = torch.nn.RNN(3, 2) if kind.startswith("rnn") else getattr(torch.nn, kind.upper())(3, 2)
+        if kind == "rnn_relu":
+            self.layer = torch.nn.RNN(3, 2, nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0]
+
+
+def exported(model: torch.nn.Module | Callable[..., Any], x: torch.Tensor = ROW, dims: Any = ROWS) -> Any:
+    """The nodes' values by the operators' names, as torch exports them in the way of ours."""
+    module = model if isinstance(model, torch.nn.Module) else Calls(model)
+    with torch.no_grad(), tracing.exporting():
+        program = export(module.eval(), (x,), dynamic_shapes=((dims,) if not isinstance(module, Copies) else None))
+        return {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "call_function"}
+
+
+def fails(function: Callable[..., Any], *args: Any) -> bool:
+    """Whether a call raises."""
+    try:
+        function(*args)
+    except Exception:
+        return True
+    return False
+
+
+def has_unknown_sizes(function: Callable[..., Any]) -> bool:
+    """Whether the export has symbols that nothing tells."""
+    values = exported(function).values()
+    return any("u" in str(v.shape if isinstance(v, torch.Tensor) else v) for v in values)
+
+
+def repeated(x: torch.Tensor) -> torch.Tensor:
+    return x.repeat(torch.tensor(x.shape[0]).item(), 1)
+
+
+def put(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[torch.tensor(x.shape[0]) - 1] = 0
+    return y
+
+
+def resized(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.interpolate(x.T[None], scale_factor=0.6, mode="linear", align_corners=True)
+
+
+def weights_are_whole() -> bool:
+    return (
+        exported(lambda x: torch.bincount((x[:, 0] > 0).long(), x[:, 1], minlength=3))[
+            "bincount"
+        ].dtype.is_floating_point
+        is False
+    )
+
+
+def is_taken_apart(kind: str) -> bool:
+    """Whether a recurrent layer is written out, or its length is a constant."""
+    try:
+        return kind not in exported(Recurrent(kind))
+    except Exception:
+        return True
+
+
+def copy_is_lost() -> bool:
+    """Whether the copy into a buffer is out of the graph, with its cast."""
+    program = export(Copies(), (ROW,))
+    with torch.no_grad(), tracing.exporting():
+        graph = program.run_decompositions({}).graph
+    return next(n for n in graph.nodes if n.name == "mul").meta["val"].dtype != torch.float64 or not [
+        n for n in graph.nodes if n.target in (aten.copy.default, aten._to_copy.default)
+    ]
+
+
+def without_gpu(function: Callable[..., Any]) -> Callable[[], bool]:
+    """Whether a question about a GPU has no answer, or that of the machine at hand."""
+
+    def wrong() -> bool:
+        with tracing.tracing_for("cuda", ("8.9",)):
+            return fails(function) or function() is False
+
+    return wrong
+
+
+def attention_lies_otherwise() -> bool:
+    layer = Calls(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x))
+    program = pipeline.capture(layer, (torch.randn(1, 2, 4, 8),), device="cuda")
+    attention = next(n for n in program.graph.nodes if "scaled_dot_product" in str(n.target))
+    return tuple(attention.meta["val"].stride()) != (64, 8, 16, 1)
+
+
+def by_size(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] == 1 else x + 1
+
+
+FLAWS: Mapping[Any, Callable[[], bool]] = {
+    "__getattr__": lambda: not fails(exported, by_size),
+    aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
+    aten.pow.Tensor_Scalar: lambda: fails(exported, lambda x: x ** (x.shape[0] / 2)),
+    aten.pow.Scalar: lambda: fails(exported, lambda x: (x.shape[0] / 2) ** x),
+    "_compute_scale": lambda: fails(exported, resized),
+    aten.bincount.default: weights_are_whole,
+    "dispatch": lambda: has_unknown_sizes(repeated),
+    "_override": lambda: fails(exported, put),
+    **{target: lambda kind=target._schema.name[6:]: is_taken_apart(kind) for target in tracing.recurrences.SHAPES},
+    "_remove_unnecessary_copy_op_pass": copy_is_lost,
+    "_remove_unneccessary_copy_op_pass": copy_is_lost,
+    "get_device_capability": without_gpu(lambda: torch.cuda.get_device_capability() == (8, 9)),
+    "is_bf16_supported": without_gpu(lambda: torch.cuda.is_bf16_supported()),
+    "current_device": without_gpu(lambda: torch.cuda.current_device() is not None),
+    "amp_definitely_not_available": without_gpu(lambda: not torch.cuda.amp.common.amp_definitely_not_available()),
+    aten.scaled_dot_product_attention.default: attention_lies_otherwise,
+}
+"""What shows that torch does wrong without a row: by the row's name, or its operator."""
+
+
+def called(row: Replacement) -> Any:
+    return row.owner if isinstance(row.owner, torch._ops.OpOverload) else row.name
+
+
+@pytest.mark.parametrize("row", tracing.TABLE, ids=lambda row: f"{called(row)}")
+def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this fails, torch has learned it: give the row the version, as `before`."""
+    if row.during == "gpu" and torch.cuda.is_available():
+        pytest.skip("a GPU answers for itself")
+    is_flawed = FLAWS[called(row)]
+    assert not is_flawed()
+    monkeypatch.setattr(tracing, "_places", Places([other for other in tracing.TABLE if other is not row]))
+    assert is_flawed() == row.applies
+
+
+def test_each_row_says_why() -> None:
+    assert all(row.why for row in tracing.TABLE)
+    assert {called(row) for row in tracing.TABLE} == FLAWS.keys()
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    """What a function gives there."""
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def plain() -> str:
+    """An export that is not ours."""
+    with torch.no_grad():
+        assert not torch.fx.experimental._config.backed_size_oblivious
+        program = export(Calls(lambda x: x.repeat(torch.tensor(x.shape[0]).item(), 1)), (ROW,), dynamic_shapes=(ROWS,))
+        whole = export(Recurrent("lstm").eval(), (ROW,))
+    return f"{program.graph}{whole.graph}"
+
+
+def test_exports_of_other_threads_are_torchs_own() -> None:
+    own = plain()
+    with tracing.exporting():
+        assert in_another_thread(plain) == own
+        assert not any(row.read() is None for row in tracing.TABLE if row.during == "export" and row.applies)
+    assert plain() == own
+
+
+def test_what_was_traced_leaves_nothing_behind() -> None:
+    own = plain()
+    pipeline.capture(Calls(repeated), (ROW,), dynamic_shapes=(ROWS,))
+    pipeline.capture(Recurrent("lstm").eval(), (ROW,), dynamic_shapes=(ROWS,))
+    assert plain() == own
+
+
+def test_torch_has_its_own_back() -> None:
+    rows = [row for row in tracing.TABLE if row.applies and row.during != "gpu"]
+    own = [row.read() for row in rows]
+    with pytest.raises(KeyError), tracing.exporting():
+        inside = [row.read() for row in rows]
+        assert not {id(kernel) for kernel in inside} & {id(kernel) for kernel in own}
+        with tracing.tracing():
+            assert [row.read() for row in rows] == inside
+        raise KeyError
+    assert [row.read() for row in rows] == own
+    with tracing.exporting():
+        assert [row.read() for row in rows] == inside
+
+
+def test_places_are_torchs_when_the_last_thread_has_done() -> None:
+    row = next(row for row in tracing.TABLE if row.name == "dispatch")
+    own = row.read()
+
+    def inside() -> Any:
+        with tracing.tracing():
+            return row.read()
+
+    with tracing.tracing():
+        ours = row.read()
+        assert in_another_thread(inside) is ours
+        assert row.read() is ours
+    assert row.read() is own
+
+
+def test_only_the_torch_that_needs_it_gets_a_replacement() -> None:
+    row = Replacement({"f": len}, "f", lambda own: own, "why", before=VERSION)
+    assert not row.applies
+    assert Replacement({"f": len}, "f", lambda own: own, "why", before=(VERSION[0], VERSION[1] + 1)).applies
+    assert not Replacement({}, "f", lambda own: own, "why").applies
