@@ -14,9 +14,10 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Written and drawn by `python -m benchmarks.tables` from the files in `benchmarks/results`; each says when and on what
-it was measured. `python -m benchmarks.stages` measures what compiling costs and needs no GPU; `python -m
-benchmarks.gpu` compares ways to run models on one GPU, all in one run: compare the columns of a table, never those of
-two; `python -m benchmarks.gpu_compile` compares how long compiling takes.
+it was measured. `python -m benchmarks.capture` measures capture beside torch.export, and `python -m benchmarks.stages`
+what compiling costs after it; neither needs a GPU. `python -m benchmarks.gpu` compares ways to run models on one GPU,
+all in one run: compare the columns of a table, never those of two; `python -m benchmarks.gpu_compile` compares how long
+compiling takes.
 """
 
 
@@ -111,6 +112,33 @@ def partitions(data: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+CAPTURE = """Processor time of `pipeline.capture` in multiples of torch.export's own call for the same module, inputs
+and dynamic dims, over {count} architectures of the zoo{part}: {median} in the median, {worst} at most; the targets are
+{limits[median]} and {limits[worst]}. Where torch.export refuses the dims, its time is that until it says so. The
+dearest:
+"""
+
+_CAPTURE = ["architecture", "operators", "torch.export", "`pipeline.capture`", "ratio"]
+
+
+def captures(data: dict[str, Any]) -> str:
+    """What capture takes beside torch.export."""
+    worst = sorted(data["captures"], key=lambda row: -row["ratio"])[:12]
+    rows = [
+        [
+            f"{row['name']}, {row['task']}",
+            str(row["nodes"]),
+            f"{row['export_seconds']:.2f} s" + (" (refused)" if row["refused"] else ""),
+            f"{row['capture_seconds']:.2f} s",
+            f"{row['ratio']:.2f}",
+        ]
+        for row in worst
+    ]
+    part = f" (each {data['every']}th)" if data["every"] > 1 else ""
+    said = CAPTURE.format(count=len(data["captures"]), part=part, limits=data["targets"], **data)
+    return "\n".join(["## What capture takes\n", filled(where(data)), filled(said), *table(_CAPTURE, rows), ""])
 
 
 CUTTING = """Seconds of processor time to cut programs of so many operators, of which engines refuse a share at random.
@@ -223,6 +251,7 @@ SECTIONS = {
     "dynamic": gpu_tables.dynamic,
     "profile": gpu_tables.profile,
     "starts": gpu_tables.starts,
+    "captures": captures,
     "growth": stages,
     "cutting": partitions,
     "gains": gains,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,3 +26,11 @@ def layer_name(node: torch.fx.Node) -> str:
     """``encoder.layers.0.linear1/addmm``: unique in a graph, as node names are."""
     path = module_path(node)
     return f"{path}/{node.name}" if path else node.name
+
+
+def unlike(name: str, taken: set[str]) -> str:
+    """The name, or the first of ``name_1``, ``name_2`` … that is not taken; it is taken from then on."""
+    names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+    found = next(n for n in names if n not in taken)
+    taken.add(found)
+    return found

@@ -7,7 +7,6 @@ left to the engine.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from attrs import evolve
 from torch.fx.node import map_arg
 
-from pipeline.aten.naming import layer_name
+from pipeline.aten.naming import layer_name, unlike
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
@@ -82,15 +81,13 @@ class _Recipes:
             else:
                 made = self._step(each, results)
                 steps[made.name], results[each] = made, Ref(made.name)
-        name = _unlike(layer_name(node), self._names)
-        self._names.add(name)
+        name = unlike(layer_name(node), self._names)
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
     def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
         """The call of a node, with what its arguments are in the recipe."""
         if node not in self._steps:
-            self._steps[node] = _unlike(node.name, self._taken)
-            self._taken.add(self._steps[node])
+            self._steps[node] = unlike(node.name, self._taken)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
         options = tuple((name, _plain(value)) for name, value in kwargs.items())
         return Step(self._steps[node], qualified_name(node.target), _plain(args), options)
@@ -130,12 +127,6 @@ def _elements(value: Any) -> int | None:
     if not isinstance(value, torch.Tensor) or any(not isinstance(d, int) for d in value.shape):
         return None
     return value.numel() * (2 if value.is_complex() else 1)
-
-
-def _unlike(name: str, taken: set[str]) -> str:
-    """The name, or the first of ``name_1``, ``name_2`` … that is not taken."""
-    names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-    return next(n for n in names if n not in taken)
 
 
 def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:

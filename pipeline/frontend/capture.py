@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from torch._dynamo.exc import UserError
+from torch._dynamo.exc import UserError, UserErrorType
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, OutputSpec
+from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, OutputKind, OutputSpec
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.graphs import results
@@ -30,6 +30,7 @@ from pipeline.frontend.dims import is_input
 from pipeline.frontend.functional import functional
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
 from pipeline.frontend.tracing import exporting, tracing_for
+from pipeline.frontend.violations import kept_violations
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
@@ -102,12 +103,12 @@ def _captured(
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
-            exported, graph_module = functional(exported)
+            exported, graph_module, signature = functional(exported)
     except Exception as error:
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
-    program = _program(exported, _own_tensors(model), graph_module, settings, _tuned(leaves), asked)
+    program = _program(exported, _own_tensors(model), graph_module, signature, settings, _tuned(leaves), asked)
     check_dtypes(program)
     return program
 
@@ -127,16 +128,23 @@ def _export(
         log.warning(
             "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
         )
-    try:
-        return _exported(model, args, kwargs, shapes, device), shapes
-    except Exception as error:  # the range, or torch's own words about it, fail in many ways
-        first = error
+    derived = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
+    with kept_violations(not derived) as violations:
+        try:
+            exported = _exported(model, args, kwargs, shapes, device)
+            if not violations or _relaxed(exported, model, args, kwargs, shapes):
+                return exported, shapes
+            first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
+        except Exception as error:  # the range, or torch's own words about it, fail in many ways
+            first = error
     ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
-    for other in (_tied(first, shapes) if ours and isinstance(first, UserError) else None, *dims.relaxed(shapes)):
+    tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
+    for other in (tied, *(() if violations else dims.relaxed(shapes))):
         with suppress(Exception):
-            if other is None or dims.specialised(exported := _exported(model, args, kwargs, other, device), shapes):
+            if other is None:
                 continue
-            if dims.unified(exported, model, args, kwargs, shapes):
+            exported = _exported(model, args, kwargs, other, device)
+            if _relaxed(exported, model, args, kwargs, shapes):
                 return exported, shapes
     raise blamed(first, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device)) from first
 
@@ -153,6 +161,13 @@ def _exported(
         exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
     dims.attended(exported)
     return exported
+
+
+def _relaxed(
+    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> bool:
+    """Whether an export that may ask for more of its dims than was given is one for these dims."""
+    return not dims.specialised(exported, shapes) and dims.unified(exported, model, args, kwargs, shapes)
 
 
 def _tied(error: UserError, shapes: Any) -> Any:
@@ -177,12 +192,13 @@ def _program(
     exported: ExportedProgram,
     own: Mapping[str, torch.Tensor],
     graph_module: torch.fx.GraphModule,
+    signature: ExportGraphSignature,
     settings: CompilationSettings,
     tuned: Mapping[int, Sequence[int]],
     asked: Mapping[str, Any],
 ) -> Program:
-    parameters, constants, buffers = _lifted(exported, own)
-    signature, graph = exported.graph_signature, graph_module.graph
+    parameters, constants, buffers = _lifted(exported, signature, own)
+    graph = graph_module.graph
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
@@ -212,10 +228,9 @@ def _own_tensors(model: torch.nn.Module | ExportedProgram) -> dict[str, torch.Te
 
 
 def _lifted(
-    exported: ExportedProgram, own: Mapping[str, torch.Tensor]
+    exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
     """The model's own tensors by their names; the placeholders that stay what one of them is; those that change."""
-    signature = exported.graph_signature
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}

@@ -102,6 +102,13 @@ COMPUTED: Mapping[Any, Rule] = {
 ON_BOOLS = MOVED | {aten.ne.Scalar}
 """What bools go through; all else would compute with them."""
 
+WRITES: Mapping[Any, Any] = {
+    getattr(getattr(aten, f"{name}_"), overload): getattr(getattr(aten, name), overload)
+    for name in ("add", "sub", "mul")
+    for overload in ("Tensor", "Scalar")
+}
+"""Operators in place, and those that give what they write."""
+
 RULES: Mapping[Any, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED}
 
 
@@ -109,18 +116,20 @@ def noting(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """`FakeTensorMode.dispatch`, which notes what is known of the tensors that it makes."""
 
     def dispatch_and_note(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = _known(WRITES[func], args[0], args, kwargs or {}) if func in WRITES else None
         made = dispatch(mode, func, types, args, kwargs or {})
-        if func in RULES and isinstance(made, FakeTensor) and made.dtype in (torch.int64, torch.int32, torch.bool):
-            value = _known(func, made, args, kwargs or {})
-            if value is not None:
-                made.item_memo = value
+        value = _known(func, made, args, kwargs or {}) if func in RULES else written
+        if value is not None:
+            made.item_memo = value
         return made
 
     return dispatch_and_note
 
 
-def _known(func: Any, made: FakeTensor, args: Any, kwargs: Any) -> Number | None:
+def _known(func: Any, made: Any, args: Any, kwargs: Any) -> Number | None:
     """The largest element of what a call makes, if it is known."""
+    if not isinstance(made, FakeTensor) or made.dtype not in (torch.int64, torch.int32, torch.bool):
+        return None
     if not _is_exact(func, args, kwargs):
         return None
     values = [_number(a) if isinstance(a, torch.Tensor) else a for a in args]
@@ -177,7 +186,7 @@ def is_told(node: torch.fx.Node) -> bool:
         source = waiting.pop()
         if source in seen or not isinstance(source.meta.get("val"), torch.Tensor):
             continue
-        if source.target not in RULES:
+        if source.target not in RULES and source.target not in WRITES:
             return False
         seen.add(source)
         waiting += source.all_input_nodes if source.target not in LIFTED else ()

@@ -12,9 +12,9 @@ from torch._decomp import decomposition_table, decompositions
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import exported_program
+from torch.export import _trace, exported_program
 
-from pipeline.frontend import gpu_answers, known_numbers, recurrences, symbolic_kernels
+from pipeline.frontend import gpu_answers, known_numbers, recurrences, symbolic_kernels, violations
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
 
@@ -88,6 +88,13 @@ TABLE: Final = (
             during="export",
         )
         for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
+    ),
+    Replacement(
+        _trace,
+        "produce_guards_and_solve_constraints",
+        violations.finishing,
+        "gives no program where a range is wider than the model takes, after all of it is traced",
+        during="export",
     ),
     Replacement(
         torch.cuda,

@@ -13,6 +13,7 @@ from torch.export import Dim, export
 import pipeline
 from pipeline.frontend import tracing
 from pipeline.frontend.replacement import VERSION, Places, Replacement
+from pipeline.frontend.violations import kept_violations
 
 aten = torch.ops.aten
 ROWS = {0: Dim("rows", min=1, max=9)}
@@ -140,6 +141,11 @@ def by_size(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] == 1 else x + 1
 
 
+def gives_no_program() -> bool:
+    with kept_violations(True):
+        return fails(exported, by_size)
+
+
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
@@ -152,6 +158,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     **{target: lambda kind=target._schema.name[6:]: is_taken_apart(kind) for target in tracing.recurrences.SHAPES},
     "_remove_unnecessary_copy_op_pass": copy_is_lost,
     "_remove_unneccessary_copy_op_pass": copy_is_lost,
+    "produce_guards_and_solve_constraints": gives_no_program,
     "get_device_capability": without_gpu(lambda: torch.cuda.get_device_capability() == (8, 9)),
     "is_bf16_supported": without_gpu(lambda: torch.cuda.is_bf16_supported()),
     "current_device": without_gpu(lambda: torch.cuda.current_device() is not None),

@@ -1,0 +1,160 @@
+"""View operators: what the tensor that is viewed becomes when its view is written to.
+
+Each rule takes a ``View`` and the new value of the view, and gives the new value of the viewed tensor. Operators that
+have no rule are left to torch's functionalisation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from attrs import frozen
+
+from pipeline.aten.arguments import bind
+from pipeline.shapes.environment import shape_of
+
+aten = torch.ops.aten
+
+Node: TypeAlias = torch.fx.Node
+
+
+class Emit(Protocol):
+    """Appends a call to the new graph; its fake value is that of an old node."""
+
+    def __call__(self, target: Any, *args: Any, val: Any) -> Node: ...
+
+
+@frozen
+class View:
+    """A view in the old graph: its node, the viewed node, and the operator with its arguments after the viewed one."""
+
+    node: Node
+    source: Node
+    target: Any
+    args: tuple[Any, ...]
+
+    def of(self, emit: Emit, value: Node) -> Node:
+        """The view of another value of the viewed tensor."""
+        return emit(self.target, value, *self.args, val=self.node.meta["val"])
+
+    def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
+        """The viewed tensor, of value ``before``, after ``value`` is written to the view; None: no rule tells."""
+        return RULES[self.target](self, emit, before, value)
+
+
+def view(node: Node) -> View | None:
+    """The view that a node is, if there is a rule for it; a piece of a split or unbound tensor is a slice of it."""
+    if node.target is operator.getitem:
+        return _piece(node)
+    if node.target not in RULES:
+        return None
+    source, *args = bind(node.target, node.args, node.kwargs)
+    positional = [a for a in node.target._schema.arguments if not a.kwarg_only]  # type: ignore[union-attr]
+    return View(node, source, node.target, tuple(args[: len(positional) - 1]))
+
+
+def _piece(node: Node) -> View | None:
+    split, index = node.args
+    if not isinstance(split, Node) or split.target not in _PIECES or not isinstance(index, int):
+        return None
+    source, *args = bind(split.target, split.args, split.kwargs)
+    found = _PIECES[split.target](source.meta["val"].shape, index, *args)
+    return None if found is None else View(node, source, *found)
+
+
+def _unbound(shape: Any, index: int, dim: int) -> tuple[Any, tuple[Any, ...]]:
+    return aten.select.int, (dim, index)
+
+
+def _of_size(shape: Any, index: int, size: Any, dim: int) -> tuple[Any, tuple[Any, ...]] | None:
+    whole = shape[dim]
+    if not isinstance(whole, int) or not isinstance(size, int):
+        return None
+    return aten.slice.Tensor, (dim, index * size, min((index + 1) * size, whole), 1)
+
+
+def _of_sizes(shape: Any, index: int, sizes: Any, dim: int) -> tuple[Any, tuple[Any, ...]] | None:
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    ends = [0, *itertools.accumulate(sizes)]
+    return aten.slice.Tensor, (dim, ends[index], ends[index + 1], 1)
+
+
+def _chunk(shape: Any, index: int, chunks: int, dim: int) -> tuple[Any, tuple[Any, ...]] | None:
+    return _of_size(shape, index, -(-shape[dim] // chunks), dim) if isinstance(shape[dim], int) else None
+
+
+_PIECES: Mapping[Any, Callable[..., Any]] = {
+    aten.unbind.int: _unbound,
+    aten.split.Tensor: _of_size,
+    aten.split_with_sizes.default: _of_sizes,
+    aten.split.sizes: _of_sizes,
+    aten.chunk.default: _chunk,
+}
+"""What gives several views of one tensor: each as a view of its own, from the shape of the tensor and an index."""
+
+MULTIPLE = frozenset(_PIECES)
+
+
+def _expanded(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
+    """Where nothing is repeated: PyTorch refuses to write to elements that share their memory."""
+    same = shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
+    return value if same else None
+
+
+def _scattered(target: Any) -> Callable[..., Node]:
+    def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
+        return emit(target, before, value, *made.args, val=made.source.meta["val"])
+
+    return write
+
+
+def _whole(made: View, emit: Emit, before: Node, value: Node) -> Node:
+    """The view has the sizes of what it views."""
+    return value
+
+
+def _again(made: View, emit: Emit, before: Node, value: Node) -> Node:
+    """The operator undoes itself."""
+    return emit(made.target, value, *made.args, val=made.source.meta["val"])
+
+
+def _permuted(made: View, emit: Emit, before: Node, value: Node) -> Node:
+    (dims,) = made.args
+    rank = len(dims)
+    back = sorted(range(rank), key=lambda i: dims[i] % rank)
+    return emit(aten.permute.default, value, back, val=made.source.meta["val"])
+
+
+def _unsqueezed(made: View, emit: Emit, before: Node, value: Node) -> Node:
+    return emit(aten.squeeze.dim, value, *made.args, val=made.source.meta["val"])
+
+
+def _reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
+    """In the sizes of what is viewed; those that vary are read off it."""
+    shape = made.source.meta["val"].shape
+    sizes = [
+        size if isinstance(size, int) else emit(aten.sym_size.int, before, dim, val=size)
+        for dim, size in enumerate(shape)
+    ]
+    return emit(aten.view.default, value, sizes, val=made.source.meta["val"])
+
+
+RULES: Mapping[Any, Callable[..., Node | None]] = {
+    aten.slice.Tensor: _scattered(aten.slice_scatter.default),
+    aten.select.int: _scattered(aten.select_scatter.default),
+    aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
+    **dict.fromkeys((aten.alias.default, aten.detach.default), _whole),
+    **dict.fromkeys((aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default), _again),
+    aten.permute.default: _permuted,
+    aten.unsqueeze.default: _unsqueezed,
+    aten.expand.default: _expanded,
+    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _reshaped),
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _reshaped),
+    **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _reshaped),
+}
+"""The rules. Those of reshapes hold where the result is a view: it is a copy where the elements do not lie so."""
