@@ -28,7 +28,7 @@ from benchmarks import environment
 from benchmarks.architectures import Architecture
 from examples.models import Case
 from pipeline.errors import CaptureError, ShapeError
-from pipeline.testing.models import unbuilt
+from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.whole import difference
 
 TABLES = ("text", "vision", "dense", "detection", "audio", "multimodal", "series")

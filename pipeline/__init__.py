@@ -7,6 +7,7 @@ compiled = compile(model, args=(x,))
 y = compiled(x)
 """
 
+from pipeline.agreement import Agreement
 from pipeline.artifact.refit import refit_module_weights
 from pipeline.compiled import Compiled
 from pipeline.compose.ledger import Ledger
@@ -20,9 +21,11 @@ from pipeline.converters.registry import (
     Rejection,
     dynamo_tensorrt_converter,
 )
-from pipeline.defaults import default
+from pipeline.defaults import bisect, default
 from pipeline.dynamo import backend
 from pipeline.errors import (
+    AgreementError,
+    AgreementWarning,
     BuildError,
     CaptureError,
     ConversionError,
@@ -42,11 +45,17 @@ from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
 from pipeline.stages.partition import Partitioner, by_submodule
+from pipeline.stages.verify import verify
+from pipeline.verification.records import Bisection
 from pipeline.version import __version__
 
 __all__ = [
     "DECOMPOSITIONS",
     "DYNAMO_CONVERTERS",
+    "Agreement",
+    "AgreementError",
+    "AgreementWarning",
+    "Bisection",
     "BuildError",
     "Built",
     "CaptureError",
@@ -78,6 +87,7 @@ __all__ = [
     "__version__",
     "autocast",
     "backend",
+    "bisect",
     "by_submodule",
     "capture",
     "default",
@@ -86,4 +96,5 @@ __all__ = [
     "register_torch_trt_decomposition",
     "report",
     "stage",
+    "verify",
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from attrs import field, frozen
 
+from pipeline.agreement import Agreement, Healed
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
@@ -58,10 +59,11 @@ class ConvertedNode:
 
 @frozen
 class Coverage:
-    """Which operators run in engines, and which in PyTorch and why."""
+    """Which operators run in engines, which in PyTorch and why, and which in another form since their own was wrong."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
+    healed: tuple[Healed, ...] = ()
 
     @property
     def total(self) -> int:
@@ -69,7 +71,8 @@ class Coverage:
         return len(self.converted) + len(self.fallback)
 
     def __str__(self) -> str:
-        return "\n".join([f"{len(self.converted)} of {self.total} operators run in TensorRT", *map(str, self.fallback)])
+        first = f"{len(self.converted)} of {self.total} operators run in TensorRT"
+        return "\n".join([first, *map(str, self.fallback), *map(str, self.healed)])
 
 
 @frozen(slots=False)
@@ -84,6 +87,8 @@ class Compiled:
         networks: the frozen, printable description of each engine's network.
         refit_map: engine weight → recipe over the model's parameters.
         partitioned: the program and its segments.
+        agreement: how well it agrees with eager; None without `pipeline.verify`.
+        healed: the nodes that `pipeline.verify` has put in another form (also in ``coverage.healed``).
     """
 
     partitioned: Partitioned = field(repr=False)
@@ -91,6 +96,8 @@ class Compiled:
     engines: tuple[Engine, ...]
     refit_map: RefitMap = field(repr=False)
     literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
+    agreement: Agreement | None = field(default=None, eq=False, repr=False)
+    healed: tuple[Healed, ...] = field(default=(), repr=False)
 
     @property
     def program(self) -> Program:
@@ -104,7 +111,8 @@ class Compiled:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """Which operators run in engines (``converted``), and which in PyTorch and why (``fallback``)."""
+        """Which operators run in engines (``converted``), which in PyTorch and why (``fallback``), and which in another
+        form because the engine's own was wrong (``healed``)."""
         verdicts = self.partitioned.verdicts
         rows = {
             name: ConvertedNode(name, verdicts[name].target, segment.name)
@@ -112,7 +120,7 @@ class Compiled:
             for name in reversed(segment.nodes)
             if verdicts[name].target != "operator.getitem"
         }
-        return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks)
+        return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks, self.healed)
 
     def module(self, executor: Executor | None = None, **runtime: Any) -> CompiledModule:
         """A new ``nn.Module`` that runs the program, with buffers of its own.
@@ -159,7 +167,7 @@ class Compiled:
     def report(self) -> str:
         """Text for a person: operators converted, every fallback with its reason, the sizes that vary, and the
         segments in order: their operators, inputs and outputs, what crosses to later ones, and of an engine its size
-        and layers."""
+        and layers; and the agreement with eager, where it was verified."""
         rows = zip(self.engines, self.networks, strict=True)
         sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
         lines = [str(self.coverage), "", *self._sizes()]
@@ -167,7 +175,7 @@ class Compiled:
             head, *rest = segment_lines(self.partitioned, segment)
             lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
 
     def _sizes(self) -> list[str]:
         """The sizes that vary, and what ties them."""

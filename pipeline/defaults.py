@@ -1,17 +1,27 @@
-"""``pipeline.default``: the stages, joined."""
+"""``pipeline.default``: the stages, joined; ``pipeline.bisect``, which compiles by them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from pipeline.compiled import Compiled
+from pipeline.compiled import Executor as Runs
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
+from pipeline.program import Built
 from pipeline.settings import CompilationSettings
-from pipeline.stages import Build, Decompose, Improve, Validate, convert, partition, refit_map
-from pipeline.trt import CAPABILITIES, LIBRARY
+from pipeline.stages import Build, Decompose, Improve, Validate, convert, partition, refit_map, unbuilt
+from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
+from pipeline.verification.again import Again
+from pipeline.verification.bisection import LIMIT, bisected
+from pipeline.verification.bounds import MULTIPLE
+from pipeline.verification.measure import Comparison
+from pipeline.verification.records import Bisection
+from pipeline.verification.samples import Given
 
 
 def default(
@@ -41,6 +51,54 @@ def default(
     _check_targets(settings.compute_capabilities)
     front = (Decompose(registry, decompositions), Improve(registry), Validate(registry))
     return Pipeline((*front, partition, convert, Build(executor), refit_map), settings)
+
+
+def bisect(
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    *,
+    compile: Pipeline | None = None,
+    inputs: Given = None,
+    executor: Runs | None = None,
+    multiple: float = MULTIPLE,
+    limit: int = LIMIT,
+) -> Bisection:
+    """The smallest sets of nodes whose engines are wrong.
+
+    The program is compiled as it is, then with parts of it in TensorRT and the rest in PyTorch. One node at fault
+    takes at most log2(nodes) + 4 builds, others that are independent of it log2(nodes) + 3 more each.
+
+    Args:
+        model: an nn.Module or ExportedProgram with its ``args``, ``kwargs`` and ``dynamic_shapes``, as a pipeline takes
+            them; or a `Compiled`, alone.
+        compile: the pipeline that compiles it; the default one if None. What is after the stage that gives `Compiled`
+            (`verify`) is left out.
+        inputs, executor, multiple: as in `pipeline.verify`. The reference executor needs no engines: none are built.
+        limit: the most builds; a search that reaches it gives what it has found, ``complete=False``.
+
+    Returns:
+        The faults, each with its nodes, operators and source lines; the agreement of the whole program; and a script
+        that shows the first fault.
+
+    Raises:
+        PipelineError: the pipeline does not give the records between, or the program does not compile or run.
+    """
+    runs: Runs = executor or ("tensorrt" if has_gpu() else "reference")
+    compile = _up_to_compiled(default() if compile is None else compile, engines=runs == "tensorrt")
+    alone = isinstance(model, Compiled)
+    compiled: Compiled = model if alone else compile(model, args, kwargs, dynamic_shapes)
+    comparison = Comparison.of(compiled.program, runs, inputs, multiple)
+    return bisected(compiled, comparison.agreement(compiled), comparison, Again.of(compile.stages), limit)
+
+
+def _up_to_compiled(compile: Pipeline, *, engines: bool) -> Pipeline:
+    """The stages up to the one that gives `Compiled`; without engines for an executor that needs none."""
+    last = next((step.name for step in compile if step.gives is Compiled), None)
+    compile = compile if last is None else compile.until(last)
+    built = next((step.name for step in compile if step.gives is Built), None)
+    return compile if engines or built is None else compile.replace(built, unbuilt)
 
 
 def _check(settings: Any, registry: Any, decompositions: Any) -> None:

@@ -147,11 +147,48 @@ class RefitError(PipelineError):
         return _told(self.message, rows, self.hint or self.advice)
 
 
+class AgreementError(PipelineError):
+    """A compiled program is further from eager PyTorch than it may be; `agreement` has every output at every size."""
+
+    __module__ = "pipeline"
+    advice = (
+        'verify(on_failure="heal") puts the operators at fault in another form, and pipeline.bisect finds them; '
+        'verify(on_failure="warn") goes on'
+    )
+
+    def __init__(self, agreement: Any, hint: str = "") -> None:
+        super().__init__(_disagreement(agreement), hint)
+        self.agreement = agreement
+        self.args = (agreement, hint)
+
+
+class AgreementWarning(UserWarning):
+    """What `AgreementError` says, where `verify` is asked to warn."""
+
+    __module__ = "pipeline"
+
+
 class ExecutionError(PipelineError):
     """A compiled program could not run; the message says what was executing and has TensorRT's or CUDA's words."""
 
     __module__ = "pipeline"
     advice = 'compiled.module(executor="reference") runs the same networks on the CPU'
+
+
+def _disagreement(agreement: Any) -> str:
+    """Which outputs are wrong, at which sizes, by how much."""
+    if not agreement.failures:
+        skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
+        return f"the program could not be compared with eager: {skipped}"
+    rows = agreement.failures
+    first = f"{len(rows)} of {len(agreement.rows)} outputs are wrong on the {agreement.executor} executor"
+    of = [f"{_where(agreement, row)}" for row in rows[:8]]
+    return "\n".join([first, *(f"  {text}" for text in of), *(["  …"] if len(rows) > 8 else [])])
+
+
+def _where(agreement: Any, row: Any) -> str:
+    sizes = ", ".join(f"{place} = {size}" for place, size in agreement.sizes.get(row.sample, {}).items())
+    return f"{row}{f', at {sizes}' if sizes else ''}"
 
 
 def source_line(node: torch.fx.Node) -> str:

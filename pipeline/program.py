@@ -117,6 +117,8 @@ class Program:
     to the buffer's name. ``shapes`` has the sizes that vary, with their ranges and relations.
     ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict;
     ``written`` are the parameters that are none of the model's, but tensors that its code spells out.
+    ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program that `decompose`
+    was given, over the same parameters: its operators are those that eager PyTorch runs.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -132,6 +134,8 @@ class Program:
     versions: FrozenDict[str, int] = field(eq=False, repr=False, factory=FrozenDict)
     aliases: frozenset[str] = field(eq=False, repr=False, default=frozenset())
     written: frozenset[str] = field(eq=False, repr=False, default=frozenset())
+    examples: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False, factory=FrozenDict)
+    source: Program | None = field(eq=False, repr=False, default=None)
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -141,6 +145,10 @@ class Program:
     def with_graph(self, graph: torch.fx.Graph, **changes: Any) -> Program:
         """This program with another graph over the same parameters and modules, and with other changes."""
         return evolve(self, graph_module=over(self.graph_module, graph), **changes)
+
+    def as_source(self) -> Program:
+        """This program as the ``source`` of those made from it: without weights, which they have themselves."""
+        return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
         relations = (f"where {r}" for r in self.shapes.relations)
@@ -192,13 +200,15 @@ def is_operator(node: torch.fx.Node) -> bool:
 
 @frozen
 class Verdict:
-    """What ``validate`` found for one node: the converter that takes it, or every reason why none does."""
+    """What ``validate`` found for one node: the converter that takes it, or every reason why none does. ``others`` are
+    the converters after it that would take the node as well."""
 
     node: str
     target: str
     choice: Choice | None = field(default=None, eq=False)
     reasons: tuple[Rejection, ...] = ()
     where: str = ""
+    others: tuple[Choice, ...] = field(default=(), eq=False, repr=False)
 
     @property
     def supported(self) -> bool:

@@ -13,7 +13,7 @@ from torch.export import Dim
 import pipeline
 from pipeline.converters import index_data
 from pipeline.stages.refit_map import refit_map
-from pipeline.testing.models import unbuilt
+from pipeline.stages.unbuilt import unbuilt
 from pipeline.trt import CAPABILITIES
 from tests.test_sizes import Calls, compiled
 

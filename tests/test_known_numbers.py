@@ -11,7 +11,7 @@ from torch.export import export
 
 import pipeline
 from pipeline import Compiled
-from pipeline.testing.models import unbuilt
+from pipeline.stages.unbuilt import unbuilt
 from tests.test_sizes import Calls
 from tests.zoo.before import older_than
 

@@ -20,6 +20,7 @@ ROOMS = (
     ("compat",),
     ("artifact",),
     ("stages",),
+    ("verification",),
     ("compose",),
     ("improvements",),
     ("partitioning",),
@@ -34,7 +35,7 @@ ROOMS = (
     ("network",),
     ("shapes",),
     ("aten",),
-    ("settings", "elsewhere", "errors", "frozen", "inputs", "recipes", "trt", "version"),
+    ("settings", "agreement", "elsewhere", "errors", "frozen", "inputs", "recipes", "trt", "version"),
 )
 """What may import what: each what is below it, and what stands beside it in one room."""
 

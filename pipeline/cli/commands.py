@@ -1,4 +1,4 @@
-"""The command line: ``pipeline compile``, ``pipeline support`` and ``pipeline print``.
+"""The command line: ``pipeline compile``, ``pipeline bisect``, ``pipeline support`` and ``pipeline print``.
 
 Exit codes: 0; 1 where a sound request could not be met; 2 for wrong input, with one line on stderr that says why; 130
 after Ctrl-C, 141 where nobody reads what is printed.
@@ -14,33 +14,24 @@ import os
 import re
 import sys
 import typing
+import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import attrs
-import torch
+from typing import Any, get_args
 
 from pipeline.cli.agreement import Agreement, measure
 from pipeline.cli.listing import UnknownTargetError, details, listing, markdown
+from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
 from pipeline.cli.reporting import CompilationReport, write
-from pipeline.cli.sources import Source, SourceError, first_line, load
+from pipeline.cli.sources import Source, SourceError, first_line
 from pipeline.compiled import Compiled
-from pipeline.compose.pipelines import Pipeline
 from pipeline.compose.progress import StageProgress
-from pipeline.defaults import default
-from pipeline.errors import CaptureError, PipelineError
-from pipeline.inputs import Input
-from pipeline.settings import CompilationSettings
-from pipeline.stages.autocast import autocast
+from pipeline.defaults import bisect
+from pipeline.errors import AgreementWarning, CaptureError, PipelineError
+from pipeline.stages.verify import OnFailure, verify
+from pipeline.verification.bisection import LIMIT
 from pipeline.version import __version__
-
-PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""What ``--precision`` takes; fp32 leaves the model in its own dtypes."""
-
-
-class UsageError(PipelineError):
-    """Input of the command line that is wrong; the message is what stderr gets."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; gives its exit code."""
     try:
-        options = _parser().parse_args(argv)
+        options = _parser().parse_args(_spelt(sys.argv[1:] if argv is None else argv))
         with _warnings_shown():
             code: int = options.run(options)
             if sys.stdout is not None:
@@ -75,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _drop_output()
         return _fail(1, str(error))
+
+
+def _spelt(argv: Sequence[str]) -> list[str]:
+    """``--verify`` alone as ``--verify=raise``: argparse would take the word after it for its value."""
+    return ["--verify=raise" if word == "--verify" else word for word in argv]
 
 
 def _fail(code: int, message: str) -> int:
@@ -106,11 +102,21 @@ def _warnings_shown() -> Iterator[None]:
     ours.propagate = False
     theirs.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, warnings.showwarning, sys.stderr)
+            yield
     finally:
         ours.removeHandler(handler)
         ours.propagate = before[0]
         theirs.setLevel(before[1])
+
+
+def _show_warning(others: Any, stream: Any, message: Any, category: Any, *where: Any, **options: Any) -> None:
+    """A Python warning on stderr: ours as a line, others as Python has them."""
+    if issubclass(category, AgreementWarning):
+        print(f"pipeline: {message}", file=stream)
+    else:
+        others(message, category, *where, **options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_compile(commands)
+    _add_bisect(commands)
     _add_support(commands)
     _add_print(commands)
     return parser
@@ -125,13 +132,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_compile(commands: Any) -> None:
     parser = commands.add_parser("compile", help="compile a model; write its engines and a report")
-    _add_source(parser)
+    add_source(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; default: NAME.engines")
     parser.add_argument("--force", action="store_true", help="replace DIR if it has files already")
     parser.add_argument("--no-check", action="store_true", help="do not compare the result with eager")
-    _add_precision(parser)
-    _add_settings(parser)
+    parser.add_argument(
+        "--verify",
+        choices=get_args(OnFailure),
+        help="--verify, or --verify=warn, --verify=heal: run the program beside eager at its smallest, optimal and "
+        "largest sizes, and fail, warn, or compile what is wrong in another form where it is further from float64 than "
+        "4 times eager",
+    )
+    add_precision(parser)
+    add_settings(parser)
     parser.set_defaults(run=compile_command)
+
+
+def _add_bisect(commands: Any) -> None:
+    parser = commands.add_parser("bisect", help="find the nodes whose engine is wrong; exit with 1 if there are any")
+    add_source(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write the script that shows it")
+    parser.add_argument("--limit", type=int, default=LIMIT, metavar="N", help="the most builds (default: %(default)s)")
+    add_precision(parser)
+    add_settings(parser)
+    parser.set_defaults(run=bisect_command)
 
 
 def _add_support(commands: Any) -> None:
@@ -143,113 +167,10 @@ def _add_support(commands: Any) -> None:
 
 def _add_print(commands: Any) -> None:
     parser = commands.add_parser("print", help="print the TensorRT networks of a model; build nothing")
-    _add_source(parser)
-    _add_precision(parser)
-    _add_settings(parser)
+    add_source(parser)
+    add_precision(parser)
+    add_settings(parser)
     parser.set_defaults(run=print_command)
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "spec",
-        metavar="SPEC",
-        help="a file that torch.export.save wrote (.pt2), or package.module:factory, which is called without arguments "
-        "and gives an nn.Module (it is put in eval mode) or a tuple (module, args[, kwargs[, dynamic_shapes]])",
-    )
-    parser.add_argument(
-        "--input",
-        metavar="[NAME=]DIMS[:DTYPE][@DEVICE]",
-        dest="inputs",
-        action="append",
-        default=[],
-        help="an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated",
-    )
-
-
-def _add_precision(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--precision",
-        choices=sorted(PRECISIONS),
-        default="fp32",
-        help="fp16, bf16: mixed precision, products in halves, norms and softmax in float32; inputs and outputs keep "
-        "their dtypes; fp32 (default): the dtypes that the model has",
-    )
-    parser.add_argument(
-        "--precision-exclude",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="an operator (aten.softmax, aten.conv*) or module path (*.classifier) that --precision leaves alone; may "
-        "be repeated",
-    )
-
-
-def _pipeline(options: argparse.Namespace) -> Pipeline:
-    """The pipeline that the flags ask for."""
-    try:
-        compile, dtype = default(_settings(options)), PRECISIONS[options.precision]
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if dtype is None:
-        if options.precision_exclude:
-            raise UsageError("--precision-exclude leaves something out of --precision fp16 or bf16; give one of them")
-        return compile
-    return compile.insert(autocast(dtype, exclude=options.precision_exclude), before="decompose")
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field of CompilationSettings, with its own documentation."""
-    group = parser.add_argument_group("settings")
-    texts = _setting_texts()
-    for field in attrs.fields(CompilationSettings):
-        flag, text = field.name.replace("_", "-"), texts[field.name].replace("%", "%%")
-        common: dict[str, Any] = {"dest": f"setting_{field.name}", "default": None, "help": text}
-        if field.type is bool:
-            group.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, **common)
-        elif isinstance(field.default, (tuple, frozenset)):
-            group.add_argument(f"--{flag}", action="append", metavar="VALUE", **common)
-        elif isinstance(field.default, str) or field.type == str | None:
-            group.add_argument(f"--{flag}", metavar="WORD", **common)
-        elif field.default is True:  # or a path
-            group.add_argument(f"--{flag}", metavar="PATH", **common)
-            group.add_argument(f"--no-{flag}", action="store_const", const=False, dest=common["dest"])
-        else:
-            group.add_argument(f"--{flag}", type=int, metavar="N", **common)
-
-
-def _setting_texts() -> dict[str, str]:
-    """The first sentence on each field in the docstring of CompilationSettings."""
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", CompilationSettings.__doc__ or "", re.M)
-    return {name: re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(".;") for name, text in entries}
-
-
-def _settings(options: argparse.Namespace) -> CompilationSettings:
-    names = CompilationSettings.names()
-    fields = {n: v for n in names if (v := getattr(options, f"setting_{n}")) is not None}
-    fields |= {n: tuple(map(_operator, v)) for n, v in fields.items() if n == "torch_executed_ops"}
-    try:
-        return CompilationSettings(**fields)
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from None
-
-
-def _operator(text: str) -> Any:
-    """The operator of a name, or all overloads of it; a name that means nothing would keep nothing in PyTorch."""
-    path = text.removeprefix("torch.ops.").replace("::", ".").split(".")
-    value: Any = torch.ops
-    for part in path:
-        value = getattr(value, part, None)
-    if not isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        raise UsageError(f"--torch-executed-ops: there is no operator {text!r}; write aten.topk.default or aten.topk")
-    return value
-
-
-def _source(options: argparse.Namespace) -> Source:
-    try:
-        inputs = [Input.parse(text) for text in options.inputs]
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"--input {first_line(error)}") from None
-    return load(options.spec, inputs)
 
 
 def compile_command(options: argparse.Namespace) -> int:
@@ -257,13 +178,14 @@ def compile_command(options: argparse.Namespace) -> int:
     folder = options.output
     if folder is not None:
         _check_output(folder, options.force)
-    compile = _pipeline(options)
-    source = _source(options)
+    compile = pipeline_of(options)
+    compile = compile | verify(options.verify) if options.verify else compile
+    source = source_of(options)
     folder = folder or Path(f"{source.name}.engines")
     _check_output(folder, options.force)
     with StageProgress() as progress:
         compiled = _run(compile.observed_by(progress), source)
-    agreement, note = (None, "--no-check") if options.no_check else _agreement(compiled, source)
+    agreement, note = _checked(options, compiled, source)
     precision = options.precision
     ledger = progress.ledger
     report = CompilationReport.of(
@@ -291,6 +213,26 @@ def _run(pipeline: Any, source: Source) -> Any:
         if any("'capture'" in note for note in getattr(error, "__notes__", ())):
             raise CaptureError(f"{source.name} cannot be captured: {type(error).__name__}: {error}") from error
         raise
+
+
+def bisect_command(options: argparse.Namespace) -> int:
+    """``pipeline bisect``"""
+    compile, source = pipeline_of(options), source_of(options)
+    found = _run(partial(bisect, compile=compile, limit=options.limit), source)
+    print(found)
+    if options.output is not None and found.script:
+        options.output.write_text(found.script, encoding="utf-8")
+        print(f"written to {options.output}")
+    elif found.script:
+        print(f"\n{found.script}", end="")
+    return 1 if found.faults else 0
+
+
+def _checked(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
+    """The error against eager, or why it is not measured."""
+    if options.no_check:
+        return None, "--no-check"
+    return (None, "--verify did more") if options.verify else _agreement(compiled, source)
 
 
 def _agreement(compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
@@ -328,8 +270,8 @@ def support_command(options: argparse.Namespace) -> int:
 
 def print_command(options: argparse.Namespace) -> int:
     """``pipeline print``"""
-    compile = _pipeline(options).until("convert")
-    source = _source(options)
+    compile = pipeline_of(options).until("convert")
+    source = source_of(options)
     with StageProgress() as progress:
         converted = _run(compile.observed_by(progress), source)
     print("\n".join(map(str, converted.networks)), end="")

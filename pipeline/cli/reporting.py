@@ -16,14 +16,15 @@ import attrs
 import torch
 from attrs import field, frozen
 
+from pipeline.agreement import Agreement as Verification
+from pipeline.agreement import Healed
 from pipeline.cli.agreement import Agreement
 from pipeline.compiled import Compiled
 from pipeline.compose.ledger import Entry
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
-from pipeline.trt import CAPABILITIES
-from pipeline.version import __version__
+from pipeline.verification.measure import versions
 
 
 @frozen
@@ -42,7 +43,8 @@ class EngineFile:
 
 @frozen
 class CompilationReport:
-    """What there is to know of one compilation. ``agreement`` is None where it was not measured: ``note`` says why."""
+    """What there is to know of one compilation. ``agreement`` is None where it was not measured: ``note`` says why.
+    ``verification`` is the compiled program's own agreement, of ``--verify``."""
 
     model: str
     engines: tuple[EngineFile, ...]
@@ -58,6 +60,8 @@ class CompilationReport:
     precision: str = "fp32"
     dtypes: FrozenDict[str, int] = field(factory=FrozenDict)
     ledger: tuple[Entry, ...] = ()
+    verification: Verification | None = None
+    healed: tuple[Healed, ...] = ()
 
     @classmethod
     def of(
@@ -89,6 +93,8 @@ class CompilationReport:
             precision=precision,
             dtypes=_dtypes(compiled.program),
             ledger=tuple(ledger),
+            verification=compiled.agreement,
+            healed=coverage.healed,
         )
 
     def as_json(self) -> str:
@@ -103,8 +109,10 @@ class CompilationReport:
                 *(line for engine in self.engines for line in _engine_lines(engine)),
                 *(["in PyTorch:"] if self.fallbacks else []),
                 *("\n".join(f"  {line}" for line in str(f).splitlines()) for f in self.fallbacks),
+                *("\n".join(f"  {line}" for line in str(h).splitlines()) for h in self.healed),
                 f"precision {self.precision}: {_counts(self.dtypes)}",
                 f"error against eager: {self.agreement or f'not measured, {self.note}'}",
+                *(["verification: " + str(self.verification)] if self.verification else []),
                 f"seconds: {', '.join(f'{name} {value:.2f}' for name, value in self.seconds.items())}",
                 *([f"memory at most, in MB above its start: {_peaks(self.ledger)}"] if self.ledger else []),
                 f"settings: {self.settings}",
@@ -116,13 +124,6 @@ class CompilationReport:
 
 def _peaks(ledger: Sequence[Entry]) -> str:
     return ", ".join(f"{entry.stage} {entry.peak / 1e6:.0f}" for entry in ledger)
-
-
-def versions() -> FrozenDict[str, str]:
-    """What the result depends on."""
-    return FrozenDict(
-        {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
-    )
 
 
 def _dtypes(program: Program) -> FrozenDict[str, int]:

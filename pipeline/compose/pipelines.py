@@ -141,6 +141,18 @@ def as_stage(value: Any) -> Stage:
     return FunctionStage(value, name_of(value))
 
 
+def following(step: Stage, before: tuple[Stage, ...]) -> Stage:
+    """A stage that runs after others: told of them, where it has a method ``following`` to be told by.
+
+    So a stage that compiles again, such as `verify`, does that as the pipeline does which it is a part of.
+    """
+    inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
+    told = getattr(inner, "following", None)
+    if isinstance(inner, FunctionStage):
+        return Named(following(inner, before), step.name)
+    return step if told is None else as_stage(Named(as_stage(told(before)), step.name))
+
+
 def described(step: Stage) -> str:
     """One line: the name, the implementation where it is called otherwise, what the stage takes and gives."""
     inner = step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
@@ -213,10 +225,9 @@ class Pipeline:
         return self._run(run, run.call("capture", lambda: capture(model, args, kwargs, dynamic_shapes, self.settings)))
 
     def _run(self, run: Run, record: Any) -> Any:
+        steps = [following(step, self.stages[:i]) for i, step in enumerate(self.stages)]
         with without_autocast():
-            return reduce(
-                lambda given, step: run.call(step.name, lambda: checked(step, given), given), self.stages, record
-            )
+            return reduce(lambda given, step: run.call(step.name, lambda: checked(step, given), given), steps, record)
 
     def _check_front_door(self, model: object) -> None:
         """Only a pipeline that starts with a Program takes models; said before the model is captured."""

@@ -99,6 +99,13 @@ class Lookup(Mapping[Any, Entry]):
             reasons[rejection] = None
         return Refusal(tuple(reasons) or (_undeclared(node.target),))
 
+    def others(self, node: Node) -> tuple[Choice, ...]:
+        """The candidates after the first one that pass as well."""
+        candidates = self.candidates.get(node.target, ()) if node.op == "call_function" else ()
+        if len(candidates) < 2:
+            return ()
+        return tuple(_choice(c) for c in candidates if _rejection(c.support, node, self.settings) is None)[1:]
+
     def explain(self, node: Node) -> Choice | tuple[Rejection, ...]:
         """`choose`, with the reasons of a refusal as they are."""
         found = self.choose(node)

@@ -108,7 +108,7 @@ def _captured(
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
-    program = _program(exported, _own_tensors(model), graph_module, signature, settings, _tuned(leaves), asked)
+    program = _program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked)
     check_dtypes(program)
     return program
 
@@ -194,13 +194,14 @@ def _program(
     graph_module: torch.fx.GraphModule,
     signature: ExportGraphSignature,
     settings: CompilationSettings,
-    tuned: Mapping[int, Sequence[int]],
+    leaves: Sequence[Any],
     asked: Mapping[str, Any],
 ) -> Program:
     parameters, constants, buffers = _lifted(exported, signature, own)
     graph = graph_module.graph
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    tuned = _tuned(leaves)
     sizes = {argument.name: tuned[i] for i, argument in enumerate(arguments) if i in tuned}
     shapes = environment(exported, graph, {a.name: values[a.name] for a in arguments}, sizes, asked)
     return Program(
@@ -216,8 +217,15 @@ def _program(
         settings=settings,
         versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
         aliases=frozenset(exported.state_dict),
+        examples=_examples(arguments, leaves or tree_flatten(exported.example_inputs)[0]),
         written=frozenset(str(s.target) for s in signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR),
     )
+
+
+def _examples(arguments: Sequence[Any], leaves: Sequence[Any]) -> FrozenDict[str, torch.Tensor]:
+    """The tensors among the example inputs, by the inputs' names."""
+    rows = zip(arguments, leaves, strict=False)
+    return FrozenDict({argument.name: value for argument, value in rows if isinstance(value, torch.Tensor)})
 
 
 def _own_tensors(model: torch.nn.Module | ExportedProgram) -> dict[str, torch.Tensor]:

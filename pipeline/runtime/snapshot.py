@@ -43,5 +43,5 @@ class Snapshot(Mapping[str, torch.Tensor]):
 
 def without_parameters(compiled: Compiled) -> Compiled:
     """The same, letting go of the model's tensors: what has loaded its engines needs them no more."""
-    program = evolve(compiled.program, parameters=FrozenDict())
+    program = evolve(compiled.program, parameters=FrozenDict(), examples=FrozenDict(), source=None)
     return evolve(compiled, partitioned=evolve(compiled.partitioned, program=program), literals=FrozenDict())

@@ -6,7 +6,9 @@ from pipeline.stages.decompose import Decompose
 from pipeline.stages.improve import Improve
 from pipeline.stages.partition import BySubmodule, Partition, Partitioner, by_submodule, partition
 from pipeline.stages.refit_map import refit_map
+from pipeline.stages.unbuilt import unbuilt
 from pipeline.stages.validate import Validate
+from pipeline.stages.verify import Verify, verify
 
 __all__ = [
     "Build",
@@ -16,9 +18,12 @@ __all__ = [
     "Partition",
     "Partitioner",
     "Validate",
+    "Verify",
     "build",
     "by_submodule",
     "convert",
     "partition",
     "refit_map",
+    "unbuilt",
+    "verify",
 ]

@@ -61,7 +61,7 @@ class Decompose:
     def __call__(self, program: Program) -> Program:
         """The program in the registry's opset, constants folded."""
         graph = _Rewriter(program, self.registry, self.decompositions).rewrite()
-        return fold(program.with_graph(graph))
+        return fold(program.with_graph(graph, source=program.source or program.as_source()))
 
 
 class _Rewriter:

@@ -67,7 +67,7 @@ def _verdict(
     limits = tuple(_limits(node, settings, earlier))
     found = lookup.choose(node)
     if isinstance(found, Choice) and not limits:
-        return Verdict(node.name, target, found)
+        return Verdict(node.name, target, found, others=lookup.others(node))
     reasons = () if isinstance(found, Choice) else found.reasons
     return Verdict(node.name, target, None, (*limits, *reasons), source_line(node))
 

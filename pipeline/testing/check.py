@@ -20,9 +20,9 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 from pipeline.stages import Decompose, Validate, convert, partition, refit_map
 from pipeline.stages import build as build_stage
+from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
 from pipeline.testing.compare import Expected, difference, expected
-from pipeline.testing.models import unbuilt
 from pipeline.testing.programs import CallError, Made, program_of
 from pipeline.trt import has_gpu
 

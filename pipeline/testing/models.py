@@ -12,17 +12,18 @@ from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.compiled import Compiled, Executor
-from pipeline.compose.pipelines import Pipeline, stage
+from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
 from pipeline.errors import CaptureError, PipelineError, ShapeError
 from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.program import Built, Converted, Partitioned, Program, is_operator
+from pipeline.program import Partitioned, Program, is_operator
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.module import CompiledModule
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
+from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
 from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, dim_at
 from pipeline.testing.memory import Echoes, Snapshot, sharing
@@ -45,13 +46,6 @@ class ModelError(PipelineError, AssertionError):
     def __str__(self) -> str:
         """The promise, and what came of it."""
         return f"{self.kind}: {self.message}"
-
-
-@stage
-def unbuilt(converted: Converted) -> Built:
-    """In the place of ``build``: no engines. What is compiled so runs on the reference executor only."""
-    c = converted
-    return Built(c.partitioned, c.networks, (), c.recipes, c.literals, c.computed)
 
 
 @frozen

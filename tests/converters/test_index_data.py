@@ -12,7 +12,7 @@ import torch
 import pipeline
 from pipeline.converters import index_data
 from pipeline.stages.refit_map import refit_map
-from pipeline.testing.models import unbuilt
+from pipeline.stages.unbuilt import unbuilt
 from tests.zoo.before import BEFORE, older_than
 
 X = torch.arange(12.0).reshape(3, 4)

@@ -1,0 +1,105 @@
+"""``Agreement``: how well a compiled program agrees with eager PyTorch; and what was healed, because it did not."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from pipeline.frozen import FrozenDict
+
+
+@frozen
+class OutputAgreement:
+    """How well one output agrees with eager at one size.
+
+    output: its name; ``after the call`` of a buffer or input that the program writes to.
+    sample: the inputs that it was tried with: smallest, optimal, largest, or a number of the user's own.
+    error: the largest error of the program, relative to the largest finite magnitude of the exact output (absolute
+        where that is 0). Infinite where only one of the two is NaN or infinite, and for numbers that have to be equal.
+    eager_error: the same of eager PyTorch in the model's own dtypes.
+    bound: what the program's error may be.
+    exact: what both are measured against: ``float64``, ``float32``, or ``eager`` where it runs in no other dtype.
+    elements, undecided: how many elements the output has, and how many of them are left out because rounding decides
+        them: they change when products are rounded otherwise (a near tie of ``argmax``, say).
+    unjudged: why the output is not judged; empty if it is.
+    """
+
+    output: str
+    sample: str
+    error: float = 0.0
+    eager_error: float = 0.0
+    bound: float = 0.0
+    exact: str = "float64"
+    elements: int = 0
+    undecided: int = 0
+    unjudged: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the error is within the bound, or is not judged."""
+        return bool(self.unjudged) or self.error <= self.bound
+
+    def __str__(self) -> str:
+        where = f"{self.output}, {self.sample}: "
+        if self.unjudged:
+            return f"{where}not judged: {self.unjudged}"
+        left_out = f"; {self.undecided} of {self.elements} elements are decided by rounding" if self.undecided else ""
+        measured = (
+            f"error {self.error:.2g}, eager's {self.eager_error:.2g}, bound {self.bound:.2g} (against {self.exact})"
+        )
+        return f"{where}{'' if self.holds else 'WRONG: '}{measured}{left_out}"
+
+
+@frozen
+class Agreement:
+    """How well a compiled program agrees with eager PyTorch: a row for each output and size, and where it was measured.
+
+    executor: where the engines ran, ``tensorrt`` or ``reference``. gpu: the GPU's name, empty without one.
+    sizes: the sizes of each sample, by the input that has them (``x.shape[0]``).
+    versions: of pipeline, torch and TensorRT. tf32: whether eager's products in float32 ran in TF32, as engines' do.
+    skipped: samples that were not run, each with the reason.
+    """
+
+    rows: tuple[OutputAgreement, ...]
+    executor: str
+    gpu: str = ""
+    sizes: FrozenDict[str, FrozenDict[str, int]] = field(factory=FrozenDict)
+    versions: FrozenDict[str, str] = field(factory=FrozenDict)
+    tf32: bool = False
+    skipped: FrozenDict[str, str] = field(factory=FrozenDict)
+
+    @property
+    def failures(self) -> tuple[OutputAgreement, ...]:
+        """The rows beyond their bounds."""
+        return tuple(row for row in self.rows if not row.holds)
+
+    @property
+    def holds(self) -> bool:
+        """Whether something was compared, and every error is within its bound."""
+        return not self.failures and (bool(self.rows) or not self.skipped)
+
+    @property
+    def worst(self) -> OutputAgreement | None:
+        """The judged row that is nearest to its bound, or furthest beyond it."""
+        judged = [row for row in self.rows if not row.unjudged]
+        return max(judged, key=lambda row: row.error / row.bound if row.bound else row.error, default=None)
+
+    def __str__(self) -> str:
+        where = ", ".join(filter(None, [f"{self.executor} executor", self.gpu, "TF32" * self.tf32]))
+        found = "agrees with eager" if self.holds else "does not agree with eager"
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        sizes = (f"  {s}: {', '.join(f'{k} = {v}' for k, v in of.items())}" for s, of in self.sizes.items() if of)
+        skipped = (f"  {sample}: not run: {why}" for sample, why in self.skipped.items())
+        return "\n".join([f"{found} ({where}; {versions})", *sizes, *skipped, *(f"  {row}" for row in self.rows)])
+
+
+@frozen
+class Healed:
+    """A node that runs in another form, because the engine's own was wrong: what was done, and why."""
+
+    node: str
+    target: str
+    action: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.target} at node {self.node}\n  healed: {self.action}\n  {self.reason}"

@@ -1,0 +1,128 @@
+"""What a command is told: the model and its inputs, precision, and a flag for each setting."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+import attrs
+import torch
+
+from pipeline.cli.sources import Source, first_line, load
+from pipeline.compose.pipelines import Pipeline
+from pipeline.defaults import default
+from pipeline.errors import PipelineError
+from pipeline.inputs import Input
+from pipeline.settings import CompilationSettings
+from pipeline.stages.autocast import autocast
+
+PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""What ``--precision`` takes; fp32 leaves the model in its own dtypes."""
+
+
+class UsageError(PipelineError):
+    """Input of the command line that is wrong; the message is what stderr gets."""
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "spec",
+        metavar="SPEC",
+        help="a file that torch.export.save wrote (.pt2), or package.module:factory, which is called without arguments "
+        "and gives an nn.Module (it is put in eval mode) or a tuple (module, args[, kwargs[, dynamic_shapes]])",
+    )
+    parser.add_argument(
+        "--input",
+        metavar="[NAME=]DIMS[:DTYPE][@DEVICE]",
+        dest="inputs",
+        action="append",
+        default=[],
+        help="an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated",
+    )
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision",
+        choices=sorted(PRECISIONS),
+        default="fp32",
+        help="fp16, bf16: mixed precision, products in halves, norms and softmax in float32; inputs and outputs keep "
+        "their dtypes; fp32 (default): the dtypes that the model has",
+    )
+    parser.add_argument(
+        "--precision-exclude",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="an operator (aten.softmax, aten.conv*) or module path (*.classifier) that --precision leaves alone; may "
+        "be repeated",
+    )
+
+
+def pipeline_of(options: argparse.Namespace) -> Pipeline:
+    """The pipeline that the flags ask for."""
+    try:
+        compile, dtype = default(_settings(options)), PRECISIONS[options.precision]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if dtype is None:
+        if options.precision_exclude:
+            raise UsageError("--precision-exclude leaves something out of --precision fp16 or bf16; give one of them")
+        return compile
+    return compile.insert(autocast(dtype, exclude=options.precision_exclude), before="decompose")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """A flag for each field of CompilationSettings, with its own documentation."""
+    group = parser.add_argument_group("settings")
+    texts = _setting_texts()
+    for field in attrs.fields(CompilationSettings):
+        flag, text = field.name.replace("_", "-"), texts[field.name].replace("%", "%%")
+        common: dict[str, Any] = {"dest": f"setting_{field.name}", "default": None, "help": text}
+        if field.type is bool:
+            group.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, **common)
+        elif isinstance(field.default, (tuple, frozenset)):
+            group.add_argument(f"--{flag}", action="append", metavar="VALUE", **common)
+        elif isinstance(field.default, str) or field.type == str | None:
+            group.add_argument(f"--{flag}", metavar="WORD", **common)
+        elif field.default is True:  # or a path
+            group.add_argument(f"--{flag}", metavar="PATH", **common)
+            group.add_argument(f"--no-{flag}", action="store_const", const=False, dest=common["dest"])
+        else:
+            group.add_argument(f"--{flag}", type=int, metavar="N", **common)
+
+
+def _setting_texts() -> dict[str, str]:
+    """The first sentence on each field in the docstring of CompilationSettings."""
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", CompilationSettings.__doc__ or "", re.M)
+    return {name: re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(".;") for name, text in entries}
+
+
+def _settings(options: argparse.Namespace) -> CompilationSettings:
+    names = CompilationSettings.names()
+    fields = {n: v for n in names if (v := getattr(options, f"setting_{n}")) is not None}
+    fields |= {n: tuple(map(_operator, v)) for n, v in fields.items() if n == "torch_executed_ops"}
+    try:
+        return CompilationSettings(**fields)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _operator(text: str) -> Any:
+    """The operator of a name, or all overloads of it; a name that means nothing would keep nothing in PyTorch."""
+    path = text.removeprefix("torch.ops.").replace("::", ".").split(".")
+    value: Any = torch.ops
+    for part in path:
+        value = getattr(value, part, None)
+    if not isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        raise UsageError(f"--torch-executed-ops: there is no operator {text!r}; write aten.topk.default or aten.topk")
+    return value
+
+
+def source_of(options: argparse.Namespace) -> Source:
+    try:
+        inputs = [Input.parse(text) for text in options.inputs]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--input {first_line(error)}") from None
+    return load(options.spec, inputs)

@@ -1,0 +1,13 @@
+"""unbuilt: ``Converted`` → ``Built`` without engines, in the place of ``build``: for the reference executor alone."""
+
+from __future__ import annotations
+
+from pipeline.compose.pipelines import stage
+from pipeline.program import Built, Converted
+
+
+@stage
+def unbuilt(converted: Converted) -> Built:
+    """In the place of ``build``: no engines. What is compiled so runs on the reference executor only."""
+    c = converted
+    return Built(c.partitioned, c.networks, (), c.recipes, c.literals, c.computed)

@@ -1,0 +1,125 @@
+"""verify: ``Compiled`` → ``Compiled``. The program runs beside eager PyTorch, and the record says how well they agree.
+
+Before: any compiled program. After: the same with its ``agreement``; or, where it does not agree and healing was asked
+for, one in which the nodes at fault run in another form, with their rows in ``coverage.healed``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal, get_args
+
+from attrs import Attribute, evolve, field, frozen
+
+from pipeline.compiled import Compiled, Executor
+from pipeline.compose.pipelines import as_stage
+from pipeline.compose.stage_signature import Stage
+from pipeline.converters import DYNAMO_CONVERTERS
+from pipeline.errors import AgreementError, AgreementWarning
+from pipeline.stages.build import build
+from pipeline.stages.convert import convert
+from pipeline.stages.partition import partition
+from pipeline.stages.refit_map import refit_map
+from pipeline.stages.unbuilt import unbuilt
+from pipeline.stages.validate import Validate
+from pipeline.verification.again import Again
+from pipeline.verification.bounds import MULTIPLE
+from pipeline.verification.healing import healed
+from pipeline.verification.measure import Comparison
+from pipeline.verification.samples import Given
+
+OnFailure = Literal["raise", "warn", "heal"]
+
+STAGES: tuple[Stage, ...] = tuple(map(as_stage, (Validate(DYNAMO_CONVERTERS), partition, convert, build, refit_map)))
+"""By which a program is compiled again where `verify` is called by itself, outside a pipeline."""
+
+
+def _one_of(kind: Any) -> Any:
+    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
+        if value not in get_args(kind) and value is not attribute.default:
+            words = ", ".join(repr(v) for v in get_args(kind))
+            raise ValueError(f"{attribute.name} is one of {words}, not {value!r}")
+
+    return check
+
+
+def _inputs(_: Any, __: Any, value: Any) -> None:
+    if value is not None and not callable(value) and not isinstance(value, list | tuple):
+        raise TypeError(f"inputs are a list of calls, or a function of the sizes that gives one, not {value!r}")
+
+
+def _multiple(_: Any, __: Any, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"multiple is a number at least 1, not {value!r}")
+    if not value >= 1:
+        raise ValueError(f"multiple is a number at least 1, not {value!r}")
+
+
+@frozen
+class Verify:
+    """The stage; `pipeline.verify` makes it and says what its options are. ``before`` are the stages of the pipeline
+    that it is a part of."""
+
+    on_failure: OnFailure = field(default="raise", validator=_one_of(OnFailure))
+    inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
+    executor: Executor | None = field(default=None, kw_only=True, validator=_one_of(Executor))
+    multiple: float = field(default=MULTIPLE, kw_only=True, validator=_multiple)
+    before: tuple[Stage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    name: str = field(default="verify", kw_only=True)
+
+    def following(self, before: tuple[Stage, ...]) -> Verify:
+        """This stage after others, with which it compiles again where it heals."""
+        return evolve(self, before=before)
+
+    def __call__(self, compiled: Compiled) -> Compiled:
+        """The program with its agreement, healed where that was asked for.
+
+        Raises:
+            AgreementError: it does not agree with eager, and neither warning nor healing was asked for; or no form that
+                there is makes it agree.
+        """
+        comparison = Comparison.of(compiled.program, self.executor, self.inputs, self.multiple)
+        agreement = comparison.agreement(compiled)
+        if not agreement.holds:
+            if self.on_failure == "heal" and agreement.failures:
+                return healed(compiled, agreement, comparison, *self._again(comparison.executor))
+            if self.on_failure != "warn":
+                raise AgreementError(agreement)
+            warnings.warn(str(AgreementError(agreement)), AgreementWarning, stacklevel=2)
+        return evolve(compiled, agreement=agreement)
+
+    def _again(self, executor: Executor) -> tuple[Again, Again]:
+        """How programs are compiled to be tried, and to be kept: the reference executor needs no engines."""
+        final = Again.of(self.before or STAGES)
+        return (Again.of(self.before or STAGES, as_stage(unbuilt)) if executor == "reference" else final), final
+
+
+def verify(
+    on_failure: OnFailure = "raise",
+    *,
+    inputs: Given = None,
+    executor: Executor | None = None,
+    multiple: float = MULTIPLE,
+) -> Verify:
+    """A stage that runs the program beside eager PyTorch: ``pipeline.default() | pipeline.verify()``.
+
+    Both run on the same inputs, at the smallest, optimal and largest sizes that the program takes, and are measured
+    against float64. An output of the program may be off by ``multiple`` times eager's own error in the model's dtypes,
+    plus a floor: 32 units in the last place of float32, 4 of halves, at the output's largest magnitude; on a GPU one
+    unit of TF32, in which eager then computes its products as engines do. Integers and bools have to be equal. What
+    changes when products are rounded otherwise is left out, and counted.
+
+    Args:
+        on_failure: ``"raise"`` (`AgreementError`), ``"warn"`` (a Python warning, `AgreementWarning`), or ``"heal"``:
+            the nodes at fault are found as `pipeline.bisect` does, and compiled in another form, the first that agrees:
+            in float32, by another converter, by torch's decomposition, in PyTorch. ``coverage.healed`` names them; a
+            program that no form heals raises.
+        inputs: calls to compare, instead of those made from the example inputs: a list, or a function that is given
+            the sizes (``{"x.shape[0]": 8}``) and gives one. A call is a tuple of positional inputs, a dict of keyword
+            inputs, or both as ``(tuple, dict)``.
+        executor: ``"tensorrt"``, ``"reference"``, or None: TensorRT if there is a GPU.
+        multiple: how many times eager's own error.
+
+    The record's ``agreement`` has the errors of every output at every size.
+    """
+    return Verify(on_failure, inputs=inputs, executor=executor, multiple=multiple)

@@ -1,0 +1,62 @@
+"""How a program is compiled again: by the stages of its own pipeline, from `validate` on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from pipeline.compiled import Compiled
+from pipeline.compose.stage_signature import Stage
+from pipeline.errors import PipelineError
+from pipeline.program import Built, Partitioned, Program, Validated
+
+
+@frozen
+class Again:
+    """The stages that give `Validated` and `Partitioned`, and those after them up to `Compiled`."""
+
+    validate: Stage
+    partition: Stage
+    rest: tuple[Stage, ...] = field()
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], unbuilt: Stage | None = None) -> Again:
+        """From the stages of a pipeline. ``unbuilt`` takes the place of the stage that builds engines.
+
+        Raises:
+            PipelineError: the pipeline has no stage that gives one of these records.
+        """
+        places = {record: _place(stages, record) for record in (Validated, Partitioned, Built, Compiled)}
+        if missing := [record.__name__ for record, place in places.items() if place is None]:
+            raise PipelineError(
+                f"the program cannot be compiled again: no stage of its pipeline gives {' or '.join(missing)}",
+                'verify(on_failure="heal") and bisect need the stages one by one, not a pipeline in the place of one',
+            )
+        at = {record: place or 0 for record, place in places.items()}
+        rest = list(stages[at[Partitioned] + 1 : at[Compiled] + 1])
+        if unbuilt is not None:
+            rest[at[Built] - at[Partitioned] - 1] = unbuilt
+        return cls(stages[at[Validated]], stages[at[Partitioned]], tuple(rest))
+
+    def finished(self, partitioned: Partitioned) -> Compiled:
+        """A partitioned program, compiled."""
+        record: Any = partitioned
+        for stage in self.rest:
+            record = stage(record)
+        compiled: Compiled = record
+        return compiled
+
+    def validated(self, program: Program) -> Validated:
+        """The verdicts on a program."""
+        validated: Validated = self.validate(program)
+        return validated
+
+    def compiled(self, validated: Validated) -> Compiled:
+        """A validated program, cut by the pipeline's own partitioner and compiled."""
+        return self.finished(self.partition(validated))
+
+
+def _place(stages: Sequence[Stage], record: Any) -> int | None:
+    return next((i for i, stage in enumerate(stages) if stage.gives is record), None)

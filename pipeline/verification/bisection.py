@@ -1,0 +1,85 @@
+"""The search for the nodes whose engine is wrong: parts of a program run in TensorRT, the rest in PyTorch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import torch
+from attrs import define, field
+
+from pipeline.agreement import Agreement, OutputAgreement
+from pipeline.compiled import Compiled
+from pipeline.compose.events import report
+from pipeline.errors import source_line
+from pipeline.program import Program, is_operator
+from pipeline.recipes import qualified_name
+from pipeline.verification.again import Again
+from pipeline.verification.eager import ancestors
+from pipeline.verification.measure import Comparison
+from pipeline.verification.records import Bisection, Fault
+from pipeline.verification.script import script
+from pipeline.verification.search import Questions, search
+from pipeline.verification.split import split
+
+log = logging.getLogger(__name__)
+
+LIMIT = 200
+"""The most builds that one search takes, unless the caller says otherwise."""
+
+
+def bisected(
+    compiled: Compiled, agreement: Agreement, comparison: Comparison, again: Again, limit: int = LIMIT
+) -> Bisection:
+    """The smallest sets of nodes whose engine is wrong, for a program that does not agree with eager.
+
+    agreement: of the program. comparison: what it is compared with. again: how parts of it are compiled.
+    """
+    trials = _Trials(compiled, agreement, comparison, again)
+    nodes = suspects(compiled, agreement, comparison)
+    if agreement.holds or not nodes:
+        return Bisection((), 1, agreement)
+    questions = Questions(trials.wrong, limit, {frozenset(nodes): True}, count=1)
+    found = search(nodes, questions)
+    faults = tuple(_fault(compiled.program, names, trials.failures.get(frozenset(names), ())) for names in found.sets)
+    text = script(compiled.program, comparison, faults[0], agreement) if faults else ""
+    return Bisection(faults, questions.count, agreement, found.complete, text)
+
+
+@define
+class _Trials:
+    """Compiles parts of a program, and says whether the outputs that are wrong of the whole are wrong of them."""
+
+    compiled: Compiled
+    agreement: Agreement
+    comparison: Comparison
+    again: Again
+    failures: dict[frozenset[str], tuple[OutputAgreement, ...]] = field(factory=dict)
+
+    def wrong(self, nodes: frozenset[str]) -> bool | None:
+        """Whether a program with these nodes in TensorRT is wrong; None where it does not compile or run."""
+        report(len(self.failures), None, f"{len(nodes)} operators in TensorRT")
+        only = frozenset((row.output, row.sample) for row in self.agreement.failures)
+        try:
+            part = self.again.finished(split(self.compiled.partitioned, nodes))
+            self.failures[nodes] = self.comparison.agreement(part, only).failures
+        except Exception as error:  # a cut where none can be: another one is tried
+            log.debug("%d operators in TensorRT: %s", len(nodes), error)
+            return None
+        return bool(self.failures[nodes])
+
+
+def suspects(compiled: Compiled, agreement: Agreement, comparison: Comparison) -> list[str]:
+    """The operators that run in engines and that an output which is wrong depends on, in order."""
+    wrong = {row.output for row in agreement.failures}
+    above = ancestors(compiled.program)
+    nodes = {n for name, nodes in zip(comparison.names, above, strict=True) if name in wrong for n in nodes}
+    inside = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
+    return [n.name for n in compiled.program.graph.nodes if n in nodes and n.name in inside and is_operator(n)]
+
+
+def _fault(program: Program, names: Sequence[str], failures: Iterable[OutputAgreement]) -> Fault:
+    found: dict[str, torch.fx.Node] = {n.name: n for n in program.graph.nodes}
+    nodes = [found[name] for name in names]
+    targets = tuple(qualified_name(node.target) for node in nodes)
+    return Fault(tuple(names), targets, tuple(map(source_line, nodes)), tuple(failures))

@@ -1,0 +1,136 @@
+"""What an error may be, and how it is measured: one output of a program beside eager's and the exact one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from attrs import evolve, frozen
+
+from pipeline.agreement import OutputAgreement
+
+MULTIPLE: Final = 4.0
+"""A program's error may be so many times eager's own in the same dtypes."""
+
+UNITS: Final[Mapping[torch.dtype, float]] = {torch.float32: 32, torch.float16: 4, torch.bfloat16: 4}
+"""The floor: units in the last place of the coarsest dtype that a program computes in, at the largest magnitude of the
+output. In float32 some forty operators round one after another; in halves few do."""
+
+TF32: Final = 2.0**-10
+"""The unit of TF32, of which the floor has one where products are computed in it."""
+
+
+@frozen
+class Bound:
+    """The bound of an output: a multiple of eager's own error, and a floor, both relative to the largest magnitude."""
+
+    dtype: torch.dtype
+    tf32: bool = False
+    multiple: float = MULTIPLE
+
+    @property
+    def floor(self) -> float:
+        """What the error may be however exact eager is."""
+        units = UNITS.get(self.dtype, UNITS[torch.float32]) * torch.finfo(self.dtype).eps
+        return max(units, TF32) if self.tf32 and self.dtype == torch.float32 else units
+
+    def of(self, eager_error: float) -> float:
+        """The bound beside eager's error."""
+        return self.multiple * eager_error + self.floor
+
+
+@frozen
+class Varied:
+    """What rounding decides of an output: the elements, and the least to the largest float, or every integer or bool,
+    that other roundings give there."""
+
+    mask: torch.Tensor
+    values: torch.Tensor
+
+    def explains(self, ours: torch.Tensor, slack: float) -> torch.Tensor:
+        """Which of these elements another rounding can have given."""
+        if not _is_inexact(ours):
+            return torch.isin(ours, self.values.to(ours.device))
+        low, high = float(self.values.min()) - slack, float(self.values.max()) + slack
+        return (ours >= low) & (ours <= high)
+
+
+def judged(
+    row: OutputAgreement,
+    bound: Bound,
+    ours: Any,
+    eager: Any,
+    exact: Any,
+    varied: Callable[[], Varied | None] = lambda: None,
+) -> OutputAgreement:
+    """The row with its errors.
+
+    exact: the same output in a wider dtype; None if there is none, and eager stands for it. varied: gives what changes
+        of the exact output when products are rounded otherwise; asked only where the error is beyond the bound.
+    """
+    if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
+        return evolve(row, exact="eager", error=0.0 if _equal(ours, eager) else float("inf"), elements=1)
+    if (ours.shape, ours.dtype) != (eager.shape, eager.dtype):
+        return evolve(row, exact="eager", error=float("inf"), elements=eager.numel())
+    known = isinstance(exact, torch.Tensor) and exact.shape == eager.shape and _kind(exact) == _kind(eager)
+    row = evolve(row, exact=row.exact if known else "eager", elements=eager.numel())
+    ours, eager, exact = ours.detach(), eager.detach(), (exact if known else eager).detach()
+    found = _measured(row, bound, ours, eager, exact, None)
+    unstable = varied() if not found.holds else None
+    if unstable is None or eager.is_complex():
+        return found
+    slack = found.bound * (_largest(exact[exact.isfinite()]) or 1.0) if eager.is_floating_point() else 0.0
+    return _measured(row, bound, ours, eager, exact, unstable.mask & unstable.explains(ours, slack))
+
+
+def _equal(ours: Any, eager: Any) -> bool:
+    return type(ours) is type(eager) and bool(ours == eager or (ours != ours and eager != eager))
+
+
+def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()
+
+
+def _measured(
+    row: OutputAgreement,
+    bound: Bound,
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    unstable: torch.Tensor | None,
+) -> OutputAgreement:
+    kept = torch.ones_like(eager, dtype=torch.bool) if unstable is None else ~unstable
+    undecided = int(kept.numel() - kept.sum())
+    if not _is_inexact(eager):
+        theirs, mine = ((v != exact) & kept for v in (eager, ours))
+        wrong = mine & (ours != eager)  # what eager gives is right as well: rounding decides it
+        error, own = (float("inf") if bool(v.any()) else 0.0 for v in (wrong, theirs))
+        return evolve(row, error=error, eager_error=own, undecided=undecided)
+    a, b, c = (_parts(v) for v in (ours, eager, exact))
+    kept = kept.unsqueeze(-1).expand(a.shape) if eager.is_complex() else kept
+    size = _largest(c[c.isfinite()]) or 1.0
+    own = _largest(((b - c).abs() / size).nan_to_num(0.0, 0.0, 0.0)[kept])
+    error = _largest(_errors(a, b, c, size)[kept])
+    return evolve(row, error=error, eager_error=own, bound=bound.of(own), undecided=undecided)
+
+
+def _errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, size: float) -> torch.Tensor:
+    """Relative errors; infinite where NaN or infinity is neither eager's nor the exact one's."""
+    same = (ours == eager) | (ours == exact) | (ours.isnan() & (eager.isnan() | exact.isnan()))
+    odd = ~ours.isfinite() | ~exact.isfinite()
+    gap = ((ours - exact).abs() / size).nan_to_num(float("inf"), float("inf"), float("inf"))
+    return torch.where(odd, torch.where(same, 0.0, float("inf")), gap)
+
+
+def _is_inexact(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _parts(t: torch.Tensor) -> torch.Tensor:
+    """Real numbers in float64; complex ones as pairs."""
+    return torch.view_as_real(t.resolve_conj().to(torch.complex128)) if t.is_complex() else t.double()
+
+
+def _largest(t: torch.Tensor) -> float:
+    return float(t.abs().max()) if t.numel() else 0.0

@@ -1,0 +1,164 @@
+"""A captured program in PyTorch's own operators: as eager runs it, in a wider dtype, or with its products rounded
+otherwise. The model that it was captured from is not needed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_map
+
+from pipeline.aten.graphs import results
+from pipeline.improvements.precision import EXPONENTS, PRODUCTS, STATISTICS, TABLE, name_of
+from pipeline.program import Program
+from pipeline.runtime.torch_segment import ANY_LAYOUT
+
+_SUMS = (
+    "softmax _softmax log_softmax _log_softmax sum mean var std norm layer_norm native_layer_norm group_norm "
+    "add sub mul div"
+)
+INEXACT = frozenset((*TABLE[PRODUCTS].split(), *TABLE[EXPONENTS].split(), *STATISTICS, *_SUMS.split()))
+"""Operators whose results depend on how sums and products are rounded; others only move, compare or choose."""
+
+ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
+"""What only checks dtypes and strides, which differ here."""
+
+
+class Eager(torch.fx.Interpreter):
+    """A program's graph, run node by node; values are let go of after their last use.
+
+    program: the program as it was captured. parameters: the model's tensors, by their names. device: where it runs.
+    dtype: what floating-point tensors narrower than it become; None for the model's own dtypes. noise: results of
+        operators that round are off by up to so much of their size, drawn from ``seed``.
+    kept: names of nodes whose values are wanted, in ``values`` after the call.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        parameters: Mapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        *,
+        noise: float = 0.0,
+        seed: int = 0,
+        kept: Sequence[str] = (),
+    ) -> None:
+        super().__init__(program.graph_module, graph=program.graph)
+        self.program, self.parameters, self.device, self.dtype = program, parameters, device, dtype
+        self.noise, self.kept = noise, frozenset(kept)
+        self.generator = torch.Generator(device).manual_seed(seed) if noise else None
+        self.values: dict[str, Any] = {}
+
+    def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The program's outputs, writes to buffers and inputs among them, for its inputs in order. These stay as they
+        are."""
+        given = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
+        placeholders = [n.name for n in self.program.graph.nodes if n.op == "placeholder"]
+        values = [given[name] if name in given else self.weight(name) for name in placeholders]
+        with torch.no_grad():
+            return tuple(self.run(*map(self.moved, values), enable_io_processing=False))
+
+    def weight(self, placeholder: str) -> torch.Tensor:
+        """A parameter, a buffer, or what is made of them; the model's own tensor where it is one."""
+        if placeholder in self.program.buffers:
+            return self.parameters[self.program.buffers[placeholder]].detach().clone()
+        recipe = self.program.constants[placeholder]
+        return recipe.evaluate(self.parameters) if recipe.steps else self.parameters[recipe.result.name].detach()
+
+    def moved(self, value: Any) -> Any:
+        return value.to(self.device) if isinstance(value, torch.Tensor) else value
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.name in self.kept:
+            self.values[n.name] = value
+        return value
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return _placed(value, self.device, self.dtype) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in ASSERTS:
+            return None
+        args, kwargs = tree_map(self.argument, (tuple(args), dict(kwargs)))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = self.device
+        result = super().call_function(ANY_LAYOUT.get(target, target), args, kwargs)
+        return tree_map(self.rounded, result) if self.generator is not None and name_of(target) in INEXACT else result
+
+    def argument(self, value: Any) -> Any:
+        """An argument, or the dtype that it names, at least as wide as ``dtype``."""
+        if isinstance(value, torch.dtype):
+            return wider(value, self.dtype)
+        if isinstance(value, torch.Tensor) and wider(value.dtype, self.dtype) != value.dtype:
+            return value.to(wider(value.dtype, self.dtype))
+        return value
+
+    def rounded(self, value: Any) -> Any:
+        """A result as another rounding might have it."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        draw = torch.rand(value.shape, generator=self.generator, device=self.device, dtype=value.dtype)
+        return value * (1 + self.noise * (2 * draw - 1))
+
+
+def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:
+    """A dtype, or the floating-point or complex one in its place that is at least as wide as ``least``."""
+    if least is None or not (dtype.is_floating_point or dtype.is_complex):
+        return dtype
+    return torch.promote_types(dtype, least) if dtype.itemsize > 1 else least
+
+
+def _placed(module: torch.fx.GraphModule, device: torch.device, dtype: torch.dtype | None) -> torch.fx.GraphModule:
+    """A copy of a graph that control flow runs, on a device and in a dtype."""
+    made = copy.deepcopy(module).to(device)
+    for part in made.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            _place(part, device, dtype)
+    return made
+
+
+def _place(part: torch.fx.GraphModule, device: torch.device, dtype: torch.dtype | None) -> None:
+    def argument(value: Any) -> Any:
+        return wider(value, dtype) if isinstance(value, torch.dtype) else value
+
+    for name, tensor in part.named_buffers(recurse=False):
+        setattr(part, name, tensor.to(wider(tensor.dtype, dtype)))
+    for node in part.graph.nodes:
+        node.target = ANY_LAYOUT.get(node.target, node.target)
+        node.args, node.kwargs = map_aggregate((node.args, dict(node.kwargs)), argument)
+        if node.kwargs.get("device") is not None:
+            node.kwargs = {**node.kwargs, "device": device}
+    part.recompile()
+
+
+@contextmanager
+def products_in_tf32(on: bool) -> Iterator[None]:
+    """While PyTorch computes: its float32 products on a GPU in TF32, as TensorRT's are, or in float32."""
+    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, cublas.allow_tf32
+    cudnn.allow_tf32 = cublas.allow_tf32 = on
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cublas.allow_tf32 = before
+
+
+def ancestors(program: Program) -> list[frozenset[torch.fx.Node]]:
+    """Of each output of a program, the nodes that it depends on; none of a constant."""
+    return [_above(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results(program.graph)]
+
+
+def _above(node: torch.fx.Node) -> frozenset[torch.fx.Node]:
+    seen, waiting = {node}, [node]
+    while waiting:
+        new = [n for n in waiting.pop().all_input_nodes if n not in seen]
+        seen.update(new)
+        waiting += new
+    return frozenset(seen)

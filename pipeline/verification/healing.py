@@ -1,0 +1,106 @@
+"""Healing: the nodes whose engine is wrong are compiled again in other forms, until the program agrees with eager."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from attrs import evolve, frozen
+
+from pipeline.agreement import Agreement, Healed
+from pipeline.compiled import Compiled
+from pipeline.errors import AgreementError
+from pipeline.program import Validated
+from pipeline.verification.again import Again
+from pipeline.verification.bisection import bisected
+from pipeline.verification.forms import FORMS, IN_TORCH, Form, NotPossibleError
+from pipeline.verification.measure import Comparison
+from pipeline.verification.records import Bisection, Fault
+
+log = logging.getLogger(__name__)
+
+
+def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, trial: Again, final: Again) -> Compiled:
+    """A program that agrees with eager, in which the nodes at fault have another form.
+
+    agreement: of the program, which does not hold. trial, final: how programs are compiled to be tried, and to be kept.
+
+    Raises:
+        AgreementError: no form makes it agree.
+    """
+    found = bisected(compiled, agreement, comparison, trial)
+    made = _Healing(compiled, found, comparison, trial).healed()
+    if made is None:
+        told = "nothing that runs in an engine" if not found.faults else f"not only {', '.join(found.nodes)}"
+        raise AgreementError(agreement, f"healing did not help: {told} is at fault; compare the values in between")
+    chosen, result = made
+    if final is not trial:
+        result = _Healing(compiled, found, comparison, final).compiled(chosen)
+    rows = tuple(row for fault, form in chosen.items() for row in _rows(fault, form))
+    for row in rows:
+        log.warning("verify: %s at node %s: %s", row.target, row.node, row.action)
+    return evolve(result, agreement=comparison.agreement(result), healed=(*compiled.healed, *rows))
+
+
+@frozen
+class _Healing:
+    """Tries forms for the faults of a program."""
+
+    program: Compiled
+    found: Bisection
+    comparison: Comparison
+    again: Again
+
+    def healed(self) -> tuple[Mapping[Fault, Form], Compiled] | None:
+        """The forms of all faults, and the program that they make; None if even PyTorch does not make it agree.
+
+        Each fault has the first form that is right while the others still to be healed run in PyTorch.
+        """
+        chosen: dict[Fault, Form] = dict.fromkeys(self.found.faults, IN_TORCH)
+        best: Compiled | None = None
+        for fault in chosen:
+            for form in FORMS:
+                tried = self.tried({**chosen, fault: form})
+                if tried is not None:
+                    chosen[fault], best = form, tried
+                    break
+            else:
+                return None
+        return (chosen, best) if best is not None else None
+
+    def tried(self, chosen: Mapping[Fault, Form]) -> Compiled | None:
+        """The program in these forms, if it agrees."""
+        try:
+            made = self.compiled(chosen)
+            return made if self.comparison.agreement(made).holds else None
+        except Exception as error:  # the form is not there, does not compile or does not run: the next one
+            log.debug("%s: %s", [form.action for form in chosen.values()], error)
+            return None
+
+    def compiled(self, chosen: Mapping[Fault, Form]) -> Compiled:
+        """The program in these forms."""
+        return self.again.compiled(self.validated(chosen))
+
+    def validated(self, chosen: Mapping[Fault, Form]) -> Validated:
+        """The program in these forms, with verdicts. What a form makes anew has to run in engines."""
+        program, verdicts = self.program.program, self.program.partitioned.verdicts
+        changed = program
+        for fault, form in chosen.items():
+            changed = form.rewritten(changed, fault.nodes)
+        validated = Validated(program, verdicts) if changed is program else self.again.validated(changed)
+        if new := [v for v in validated.verdicts.values() if not v.supported and v.node not in verdicts]:
+            raise NotPossibleError("; ".join(map(str, new)))
+        for fault, form in chosen.items():
+            validated = form.decided(validated, fault.nodes, _reason(fault))
+        return validated
+
+
+def _reason(fault: Fault) -> str:
+    others = f" together with {', '.join(fault.nodes[1:])}" if len(fault.nodes) > 1 else ""
+    said = f": {fault.failures[0]}" if fault.failures else ""
+    return f"its engine is wrong{others}{said}"
+
+
+def _rows(fault: Fault, form: Form) -> Iterator[Healed]:
+    for node, target in zip(fault.nodes, fault.targets, strict=True):
+        yield Healed(node, target, form.action, _reason(fault))

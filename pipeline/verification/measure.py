@@ -1,0 +1,152 @@
+"""The agreement of a compiled program with eager, on samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from attrs import evolve, field, frozen
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+
+from pipeline.agreement import Agreement, OutputAgreement
+from pipeline.compose.events import report
+from pipeline.frozen import FrozenDict
+from pipeline.program import Output, Program
+from pipeline.trt import CAPABILITIES, has_gpu
+from pipeline.verification.bounds import MULTIPLE, judged
+from pipeline.verification.reference import NotComparableError, Reference, random_outputs
+from pipeline.verification.samples import Given, samples
+from pipeline.version import __version__
+
+if TYPE_CHECKING:
+    from pipeline.compiled import Compiled
+    from pipeline.runtime.module import CompiledModule
+
+Executor = Literal["tensorrt", "reference"]
+
+RANDOM = "it depends on random numbers"
+
+
+@frozen(slots=False)
+class Comparison:
+    """What programs made from one program are compared with: samples, and what eager gives for them.
+
+    names: of the outputs. unjudged: why an output is not compared, by its place.
+    """
+
+    references: tuple[Reference, ...] = field(repr=False)
+    executor: Executor
+    names: tuple[str, ...]
+    unjudged: FrozenDict[int, str] = field(factory=FrozenDict)
+    skipped: FrozenDict[str, str] = field(factory=FrozenDict)
+    tf32: bool = False
+
+    @classmethod
+    def of(
+        cls, program: Program, executor: Executor | None = None, inputs: Given = None, multiple: float = MULTIPLE
+    ) -> Comparison:
+        """Runs eager on the samples of a program."""
+        executor = executor or ("tensorrt" if has_gpu() else "reference")
+        source = program.source or program
+        tf32 = executor == "tensorrt" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+        device = torch.device("cuda", torch.cuda.current_device()) if executor == "tensorrt" else torch.device("cpu")
+        found, skipped = list[Reference](), dict[str, str]()
+        tried = samples(program, source, inputs)
+        for i, sample in enumerate(tried):
+            report(i, 2 * len(tried), f"eager, {sample.name}")
+            try:
+                found.append(Reference.of(sample, source, program.parameters, device, tf32, multiple))
+            except NotComparableError as error:
+                skipped[sample.name] = error.message
+        random = {i: RANDOM for i, is_random in enumerate(random_outputs(program)) if is_random}
+        return cls(tuple(found), executor, tuple(output_names(program)), FrozenDict(random), FrozenDict(skipped), tf32)
+
+    def agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
+        """The agreement of a program; ``only`` of these outputs and samples."""
+        module = compiled.module(self.executor)
+        rows: list[OutputAgreement] = []
+        wanted = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
+        for i, reference in enumerate(wanted):
+            report(len(wanted) + i, 2 * len(wanted), f"the program, {reference.sample.name}")
+            rows += self._rows(module, reference)
+        if only is not None:
+            rows = [row for row in rows if (row.output, row.sample) in only]
+        sizes = FrozenDict({r.sample.name: r.sample.sizes for r in self.references})
+        return Agreement(tuple(rows), self.executor, gpu_name(module), sizes, versions(), self.tf32, self.skipped)
+
+    def _rows(self, module: CompiledModule, reference: Reference) -> list[OutputAgreement]:
+        ours = results_of(module, reference)
+        exact = reference.exact or (None,) * len(ours)
+        rows = list[OutputAgreement]()
+        for i, (a, b, c) in enumerate(zip(ours, reference.eager, exact, strict=True)):
+            row = OutputAgreement(self.names[i], reference.sample.name, exact=reference.against)
+            if i in self.unjudged:
+                rows.append(evolve(row, unjudged=self.unjudged[i]))
+            else:
+                rows.append(judged(row, reference.bounds[i], a, b, c, partial(reference.varies, i)))
+        return rows
+
+
+def results_of(module: CompiledModule, reference: Reference) -> list[Any]:
+    """What a module gives, and writes to buffers and inputs, in the order of its program's outputs."""
+    program = module.program
+    reset(module, reference.parameters)
+    leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
+    args, kwargs = tree_unflatten(leaves, program.in_spec)
+    returned = iter(tree_flatten(module(*args, **kwargs))[0])
+    given = dict(zip((port.name for port in program.inputs), leaves, strict=True))
+    buffers = {name: placeholder for placeholder, name in program.buffers.items()}
+
+    def value(output: Output) -> Any:
+        if output.kind == "user":
+            return next(returned)
+        return given[output.target] if output.kind == "input" else module.get_buffer(buffers[output.target]).clone()
+
+    return [value(output) for output in program.outputs]
+
+
+def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Gives a module the buffers that the model was compiled with."""
+    for placeholder, name in module.program.buffers.items():
+        module.get_buffer(placeholder).copy_(parameters[name].detach())
+
+
+def output_names(program: Program) -> list[str]:
+    """What outputs are called: by their keys (``logits``, ``hidden_states.0``), or ``output 0``; and what is written
+    to."""
+    names = iter(_leaf_names(program.out_spec))
+    return [next(names) if o.kind == "user" else f"{o.kind} {o.target} after the call" for o in program.outputs]
+
+
+def _leaf_names(spec: Any) -> list[str]:
+    count = spec.num_leaves
+    if count == 1 and not spec.num_children:
+        return ["the output"]
+    try:
+        paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(list(range(count)), spec))[0]]
+    except Exception:  # a type that was registered without keys, or that takes no numbers
+        return [f"output {i}" for i in range(count)]
+    return [_dotted(path, i) for i, path in enumerate(paths)]
+
+
+def _dotted(path: Sequence[Any], index: int) -> str:
+    keys = [getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None))) for entry in path]
+    if any(key is None for key in keys):
+        return keystr(tuple(path))
+    text = ".".join(map(str, keys))
+    return f"output {text}" if text.replace(".", "").isdigit() else text
+
+
+def gpu_name(module: CompiledModule) -> str:
+    """The GPU that a module runs on; empty for the CPU."""
+    return torch.cuda.get_device_name(module.device) if module.device.type == "cuda" else ""
+
+
+def versions() -> FrozenDict[str, str]:
+    """What results depend on."""
+    return FrozenDict(
+        {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
+    )

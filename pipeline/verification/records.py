@@ -1,0 +1,68 @@
+"""What a search for faults finds, as frozen records that print."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from pipeline.agreement import Agreement, OutputAgreement
+
+
+@frozen
+class Fault:
+    """A smallest set of nodes whose engine is wrong: right without any one of them. Most often it is one.
+
+    nodes, targets, lines: the nodes, their operators, and the user's lines that they come from.
+    failures: the rows that are wrong when these nodes alone run in TensorRT.
+    """
+
+    nodes: tuple[str, ...]
+    targets: tuple[str, ...]
+    lines: tuple[str, ...]
+    failures: tuple[OutputAgreement, ...] = ()
+
+    def __str__(self) -> str:
+        rows = zip(self.nodes, self.targets, self.lines, strict=True)
+        nodes = [f"{target} at node {node}" + (f" ({line})" if line else "") for node, target, line in rows]
+        together = ["together:"] if len(nodes) > 1 else []
+        return "\n".join([*together, *nodes, *(f"  {row}" for row in self.failures)])
+
+
+@frozen
+class Bisection:
+    """What `pipeline.bisect` found.
+
+    faults: the independent smallest sets of nodes whose engines are wrong; none if the program agrees.
+    builds: how many programs were compiled to find them, the whole one included.
+    agreement: of the whole program.
+    complete: whether all was found: what is left agrees with eager. False where the limit of builds ended the search;
+        the last fault is then as small as it got.
+    script: Python that shows the first fault: it prints the errors, and exits with 1 where the engine is wrong.
+    """
+
+    faults: tuple[Fault, ...]
+    builds: int
+    agreement: Agreement
+    complete: bool = True
+    script: str = field(default="", repr=False)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of all nodes at fault."""
+        return tuple(node for fault in self.faults for node in fault.nodes)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Their operators."""
+        return tuple(target for fault in self.faults for target in fault.targets)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the model that they come from."""
+        return tuple(line for fault in self.faults for line in fault.lines)
+
+    def __str__(self) -> str:
+        if not self.faults:
+            return f"nothing is wrong\n{self.agreement}"
+        count = f"{len(self.faults)} fault{'s'[: len(self.faults) != 1]} in {self.builds} builds"
+        rest = [] if self.complete else ["the search ended at its limit of builds: there may be more, and smaller ones"]
+        return "\n".join([count, *map(str, self.faults), *rest])

@@ -1,0 +1,163 @@
+"""What a program should give for a sample: eager's results and exact ones, made once and asked of many programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from attrs import field, frozen
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import draws_random
+from pipeline.errors import PipelineError
+from pipeline.program import Program
+from pipeline.verification.bounds import Bound, Varied
+from pipeline.verification.eager import Eager, ancestors, products_in_tf32
+from pipeline.verification.samples import Sample
+
+TRIES: Final = 6
+"""How often products are rounded otherwise to see which elements rounding decides."""
+
+FLIPS: Final = 32.0
+"""A float that rounding decides changes by so many times what it was rounded by; others change by a few times it."""
+
+
+@frozen(slots=False)
+class Reference:
+    """The results of one sample, in the order of the program's outputs.
+
+    eager: in the model's own dtypes. exact: in ``against``; None where no wider dtype runs. bounds: of each output.
+    """
+
+    sample: Sample
+    source: Program
+    parameters: Mapping[str, torch.Tensor] = field(eq=False, repr=False)
+    device: torch.device
+    inputs: tuple[Any, ...] = field(eq=False, repr=False)
+    eager: tuple[Any, ...] = field(eq=False, repr=False)
+    exact: tuple[Any, ...] | None = field(eq=False, repr=False)
+    against: str
+    bounds: tuple[Bound, ...]
+
+    @classmethod
+    def of(
+        cls,
+        sample: Sample,
+        source: Program,
+        parameters: Mapping[str, torch.Tensor],
+        device: torch.device,
+        tf32: bool,
+        multiple: float,
+    ) -> Reference:
+        """The results of eager, and of the widest dtype that runs.
+
+        Raises:
+            NotComparableError: eager does not take the inputs.
+        """
+        bounds = tuple(Bound(dtype, tf32, multiple) for dtype in coarsest(source))
+        with products_in_tf32(tf32):
+            leaves, eager = _eager(sample, source, parameters, device)
+        with products_in_tf32(False):
+            exact, against = _exact(leaves, source, parameters, device, bounds)
+        return cls(sample, source, parameters, device, leaves, eager, exact, against, bounds)
+
+    def varies(self, output: int) -> Varied | None:
+        """What rounding decides of an output."""
+        return self._varying[output]
+
+    @cached_property
+    def _varying(self) -> list[Varied | None]:
+        if self.exact is None:
+            return [None] * len(self.eager)
+        noise = max((bound.floor for bound in self.bounds), default=0.0) / 2
+        runs = [
+            Eager(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
+            for seed in range(TRIES)
+        ]
+        return [_varied(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
+
+
+class NotComparableError(PipelineError):
+    """Eager PyTorch does not run on a sample."""
+
+
+def _eager(
+    sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The inputs that eager takes, and what it gives."""
+    first: Exception | None = None
+    for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
+        try:
+            return leaves, Eager(source, parameters, device)(leaves)
+        except torch.OutOfMemoryError as error:
+            raise NotComparableError(f"eager PyTorch is out of memory: {_line(error)}") from error
+        except Exception as error:
+            first = first or error
+    raise NotComparableError(f"eager PyTorch does not run: {type(first).__name__}: {_line(first)}") from first
+
+
+def _exact(
+    leaves: Sequence[Any],
+    source: Program,
+    parameters: Mapping[str, torch.Tensor],
+    device: torch.device,
+    bounds: Iterable[Bound],
+) -> tuple[tuple[Any, ...] | None, str]:
+    halves = any(bound.dtype != torch.float32 for bound in bounds)
+    for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
+        try:
+            return Eager(source, parameters, device, dtype)(leaves), str(dtype).removeprefix("torch.")
+        except Exception:  # no kernel for the dtype, or no memory: the next one
+            continue
+    return None, "eager"
+
+
+def _line(error: BaseException | None) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def _varied(exact: Any, others: Sequence[Any], noise: float) -> Varied | None:
+    """What differs between the exact output and those that were rounded otherwise. Of floats that change in more than
+    half of their places nothing is decided: they are just sensitive."""
+    if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
+        return None
+    masks = [_changed(value, exact, noise) for value in others]
+    mask = torch.stack(masks).any(0)
+    if not bool(mask.any()) or (exact.is_floating_point() and int(mask.sum()) * 2 > mask.numel()):
+        return None
+    return Varied(mask, torch.cat([value[mask] for value in (exact, *others)]).unique())
+
+
+def _changed(value: torch.Tensor, exact: torch.Tensor, noise: float) -> torch.Tensor:
+    if not exact.is_floating_point():
+        return value != exact
+    finite = exact[exact.isfinite()]
+    size = float(finite.abs().max()) if finite.numel() else 1.0
+    return (value - exact).abs().nan_to_num(0.0) > FLIPS * noise * (size or 1.0)
+
+
+def coarsest(program: Program) -> list[torch.dtype]:
+    """Of each output, the coarsest dtype that it is computed in: float32, or a half."""
+    return [_coarsest(above) for above in ancestors(program)]
+
+
+def _coarsest(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
+    values = (node.meta.get("val") for node in nodes)
+    floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    known = floats & {torch.float32, torch.float16, torch.bfloat16}
+    return max(known, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def random_outputs(program: Program) -> list[bool]:
+    """Of each output, whether it depends on random numbers."""
+    return [any(draws_random(n) and not _drops_nothing(n) for n in above) for above in ancestors(program)]
+
+
+def _drops_nothing(node: torch.fx.Node) -> bool:
+    """Whether an operator has a dropout that is off: attention without any, dropout in evaluation."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    names = {a.name for a in node.target._schema.arguments} & {"dropout_p", "train", "training"}
+    return any(not argument(node, name) for name in names)

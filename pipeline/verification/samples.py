@@ -1,0 +1,217 @@
+"""Inputs to try a program with: the user's own, or made for the smallest, optimal and largest sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from attrs import field, frozen
+from torch.utils._pytree import tree_unflatten
+
+from pipeline.aten.kinds import moves
+from pipeline.frozen import FrozenDict
+from pipeline.program import Port, Program
+from pipeline.runtime.inputs import bind_symbols, flatten_inputs
+from pipeline.shapes.environment import Range, value_of
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Given: TypeAlias = Callable[[Mapping[str, int]], Any] | Sequence[Any] | None
+End: TypeAlias = Literal["smallest", "optimal", "largest"]
+
+ENDS: Final[Mapping[End, Callable[[Range], int]]] = {
+    "smallest": lambda r: r.min,
+    "optimal": lambda r: r.opt,
+    "largest": lambda r: r.max,
+}
+"""Which size of a range each sample has."""
+
+NEAREST = 64
+"""How many sizes from an end of a range are tried where the end itself breaks a relation."""
+
+aten = torch.ops.aten
+
+
+@frozen
+class Sample:
+    """The inputs of one call, in the program's order. ``others``: the same made in another way, to use where eager does
+    not take them."""
+
+    name: str
+    sizes: FrozenDict[str, int]
+    leaves: tuple[Any, ...] = field(eq=False, repr=False)
+    others: tuple[Any, ...] | None = field(default=None, eq=False, repr=False)
+
+    def arguments(self, program: Program, device: torch.device) -> Arguments:
+        """Fresh positional and keyword arguments, on a device."""
+        leaves = [v.to(device, copy=True) if isinstance(v, torch.Tensor) else v for v in self.leaves]
+        args, kwargs = tree_unflatten(leaves, program.in_spec)
+        return tuple(args), dict(kwargs)
+
+
+def samples(program: Program, source: Program, given: Given = None) -> tuple[Sample, ...]:
+    """The samples of a program.
+
+    given: None to make inputs: the example's own values where the program was captured with tensors, numbers drawn with
+        a fixed seed otherwise. A function of the sizes (by input: ``x.shape[0]``) that gives the inputs of a call, or a
+        sequence of calls. A call is a tuple of positional inputs, a dict of keyword inputs, or both as
+        ``(tuple, dict)``.
+    """
+    if given is not None and not callable(given):
+        return tuple(_own(program, f"inputs[{i}]", call) for i, call in enumerate(given))
+    return tuple(_made(program, source, name, sizes, given) for name, sizes in sizes_to_try(program))
+
+
+def _made(program: Program, source: Program, name: str, sizes: Mapping[str, int], given: Given) -> Sample:
+    if callable(given):
+        return _own(program, name, given(by_place(program, sizes)))
+    limits = index_limits(source)
+    values = [_value(program, i, port, sizes, limits) for i, port in enumerate(program.inputs)]
+    first, second = zip(*values, strict=True) if values else ((), ())
+    return Sample(name, FrozenDict(by_place(program, sizes)), tuple(first), tuple(second))
+
+
+def _own(program: Program, name: str, call: Any) -> Sample:
+    args, kwargs = as_call(call)
+    leaves = flatten_inputs(program, args, kwargs)
+    sizes = bind_symbols(program, leaves)
+    return Sample(name, FrozenDict(by_place(program, sizes)), tuple(leaves))
+
+
+def as_call(call: Any) -> Arguments:
+    """Positional and keyword inputs of what a user gives for a call."""
+    if isinstance(call, Mapping):
+        return (), dict(call)
+    if not isinstance(call, tuple | list):
+        raise TypeError(f"inputs: a call is a tuple of inputs, a dict, or (tuple, dict), not a {type(call).__name__}")
+    if len(call) == 2 and isinstance(call[0], tuple) and isinstance(call[1], dict):
+        return call[0], call[1]
+    return tuple(call), {}
+
+
+def by_place(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes by the inputs that have them: ``x.shape[0]``."""
+    symbols = program.shapes.symbols
+    named = {n: symbols[n].places[0] if n in symbols and symbols[n].places else n for n in sizes}
+    return {place: sizes[name] for name, place in named.items()}
+
+
+def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
+    """The smallest, optimal and largest sizes that a call may have; equal ones once."""
+    found: dict[tuple[int, ...], tuple[End, dict[str, int]]] = {}
+    order: tuple[End, ...] = ("optimal", "smallest", "largest")
+    for name in order:
+        sizes = _feasible(program, ENDS[name])
+        found.setdefault(tuple(sizes.values()), (name, sizes))
+    return sorted(found.values(), key=lambda row: list(ENDS).index(row[0]))
+
+
+def _feasible(program: Program, end: Callable[[Range], int]) -> dict[str, int]:
+    """The sizes at an end of their ranges, or as near to it as the relations between them let them be."""
+    read = {s.name for p in program.inputs for d in _exprs(p) if not isinstance(d, int) for s in d.free_symbols}
+    ranges = {name: program.shapes[name] for name in program.shapes if name in read}
+    sizes = {name: end(r) for name, r in ranges.items()}
+    if _holds(program, sizes):
+        return sizes
+    sizes = {name: r.opt for name, r in ranges.items()}
+    for name, r in ranges.items():
+        sizes[name] = next((v for v in _towards(r, end(r)) if _holds(program, {**sizes, name: v})), r.opt)
+    return sizes
+
+
+def _towards(r: Range, end: int) -> Iterable[int]:
+    step = 1 if end < r.opt else -1
+    return list(range(end, r.opt, step))[:NEAREST]
+
+
+def _exprs(port: Port) -> Sequence[Any]:
+    return port.shape if port.kind == "tensor" else (port.value,) if port.kind == "symint" else ()
+
+
+def _holds(program: Program, sizes: Mapping[str, int]) -> bool:
+    """Whether a call may have these sizes."""
+    if not all(r.holds(sizes) for r in program.shapes.relations if r.symbols <= sizes.keys()):
+        return False
+    rows = ((d, r) for p in program.inputs for d, r in zip(_exprs(p), p.ranges, strict=False))
+    return all(r.min <= value_of(d, sizes) <= r.max for d, r in rows)
+
+
+def _value(
+    program: Program, index: int, port: Port, sizes: Mapping[str, int], limits: Mapping[str, int]
+) -> tuple[Any, Any]:
+    """The value of an input, and another to try where eager does not take it."""
+    if port.kind != "tensor":
+        value = port.value if port.kind == "constant" else value_of(port.value, sizes)
+        return value, value
+    shape = [value_of(d, sizes) for d in port.shape]
+    example = program.examples.get(port.name)
+    if example is None or example.dtype != port.dtype or example.dim() != len(shape):
+        drawn = _drawn(port, shape, limits.get(port.name), index)
+        return drawn, drawn
+    example = example.detach()
+    if list(example.shape) == shape or not example.numel():
+        own = example.clone() if list(example.shape) == shape else example.new_zeros(shape)
+        return own, own
+    return _resampled(example, shape, index), _tiled(example, shape)
+
+
+def _resampled(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor:
+    """Values of the example in any order: identifiers stay identifiers, masks masks, pixels pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    flat = example.flatten()
+    places = torch.randint(0, flat.numel(), tuple(shape), generator=generator)
+    return flat[places.to(flat.device)]
+
+
+def _tiled(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The example cut, or repeated, so that what ascends in it ascends."""
+    for dim, size in enumerate(shape):
+        places = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
+        example = example.index_select(dim, places)
+    return example.clone()
+
+
+def _drawn(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> torch.Tensor:
+    """Normal floats; integers that are valid wherever the program uses them as an index, else 0 or 1; either bool."""
+    assert port.dtype is not None
+    generator = torch.Generator().manual_seed(seed)
+    if port.dtype.is_complex:
+        return torch.view_as_complex(torch.randn(*shape, 2, generator=generator, dtype=torch.float64)).to(port.dtype)
+    if port.dtype.is_floating_point:
+        return torch.randn(*shape, generator=generator).to(port.dtype)
+    most = 2 if port.dtype == torch.bool else min(limit or 2, torch.iinfo(port.dtype).max)
+    return torch.randint(0, most, tuple(shape), generator=generator).to(port.dtype)
+
+
+def index_limits(program: Program) -> dict[str, int]:
+    """For each input that the program uses as an index into tables, how many entries the least of these has."""
+    limits: dict[str, int] = {}
+    for node in program.graph.nodes:
+        for index, entries in _lookups(node):
+            name = _origin(index)
+            limits[name] = min(entries, limits.get(name, entries))
+    return {port.name: limits[port.name] for port in program.inputs if port.name in limits}
+
+
+def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
+    """The indices that a node reads, each with the number of entries of fixed size."""
+    if node.target in (aten.embedding.default, aten._embedding_bag.default, aten.embedding_bag.padding_idx):
+        yield from _entry(node.args[1], node.args[0], 0)
+    elif node.target in (aten.index_select.default, aten.gather.default):
+        yield from _entry(node.args[2], node.args[0], node.args[1])
+    elif node.target is aten.index.Tensor:
+        for dim, index in enumerate(node.args[1]):  # type: ignore[arg-type]
+            yield from _entry(index, node.args[0], dim)
+
+
+def _entry(index: Any, table: Any, dim: Any) -> Iterator[tuple[torch.fx.Node, int]]:
+    size = table.meta["val"].shape[dim] if isinstance(table, torch.fx.Node) and table.meta["val"].dim() else None
+    if isinstance(index, torch.fx.Node) and isinstance(size, int):
+        yield index, size
+
+
+def _origin(node: torch.fx.Node) -> str:
+    """What a node only moves or casts."""
+    while moves(node) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node.name

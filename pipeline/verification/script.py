@@ -1,0 +1,199 @@
+"""A fault as a script that runs by itself: the nodes as a module, inputs like those that they had, the errors."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from attrs import define, field
+
+from pipeline.agreement import Agreement
+from pipeline.program import Program, is_operator
+from pipeline.recipes import qualified_name
+from pipeline.settings import CompilationSettings
+from pipeline.verification.eager import Eager
+from pipeline.verification.measure import Comparison
+from pipeline.verification.records import Fault
+
+TEXT = '''\
+"""{title}"""
+
+import sys
+import warnings
+
+import torch
+
+import pipeline
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def normal(mean, deviation, low, high, *shape):
+    return (torch.randn(shape) * deviation + mean).clamp(low, high)
+
+
+class Fault(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+{constants}
+
+    def forward(self{parameters}):
+        aten = torch.ops.aten
+{body}
+        return ({results},)
+
+
+inputs = ({inputs})
+compile = pipeline.default({settings}) | pipeline.verify(on_failure="warn"{executor})
+warnings.simplefilter("ignore")
+compiled = compile(Fault().eval().to(device), tuple(x.to(device) for x in inputs))
+print(compiled.agreement)
+sys.exit(0 if compiled.agreement.holds else 1)
+'''
+
+
+def script(program: Program, comparison: Comparison, fault: Fault, agreement: Agreement) -> str:
+    """The script of a fault; empty where the nodes cannot be written as calls (control flow)."""
+    sample = (fault.failures or agreement.failures)[0].sample
+    reference = next(r for r in comparison.references if r.sample.name == sample)
+    writer = _Writer(program, frozenset(fault.nodes))
+    writer.read()
+    if writer.lost:
+        return ""
+    wanted = [node.name for node in writer.outside]
+    eager = Eager(program, reference.parameters, reference.device, kept=wanted)
+    eager(reference.inputs)
+    return writer.text(eager.values, fault, comparison)
+
+
+@define(eq=False)
+class _Writer:
+    """Writes nodes of a program as lines of Python. ``outside``: what they read of other nodes; ``lost``: whether they
+    read what cannot be written."""
+
+    program: Program
+    names: frozenset[str]
+    outside: dict[torch.fx.Node, None] = field(factory=dict)
+    lost: bool = False
+
+    @property
+    def nodes(self) -> list[torch.fx.Node]:
+        """The nodes at fault, in order."""
+        return [n for n in self.program.graph.nodes if n.name in self.names]
+
+    def read(self) -> None:
+        """Notes what the nodes read."""
+        for node in self.nodes:
+            self.lost |= not isinstance(node.target, torch._ops.OpOverload)
+            for source in node.all_input_nodes:
+                if not self.inside(source):
+                    self.outside[source] = None
+                    self.lost |= source.op == "get_attr"
+
+    def inside(self, node: torch.fx.Node) -> bool:
+        """Whether a node is one of those at fault, or an item of its result."""
+        return node.name in self.names or (node.target is operator.getitem and self.inside(node.args[0]))  # type: ignore[arg-type]
+
+    def text(self, values: dict[str, Any], fault: Fault, comparison: Comparison) -> str:
+        """The script, with tensors like these values."""
+        tensors = [n for n in self.outside if isinstance(values.get(n.name), torch.Tensor)]
+        constants = [n for n in tensors if n.name in self.program.constants]
+        inputs = [n for n in tensors if n not in constants]
+        named = {n: f"self.{n.name}" if n in constants else n.name for n in tensors}
+        named |= {n: _printed(values[n.name]) for n in self.outside if n not in named}
+        given = "".join(f"\n    {_like(values[n.name])},  # {n.name}" for n in inputs)
+        registered = (f"self.register_buffer({n.name!r}, {_like(values[n.name])})" for n in constants)
+        return TEXT.format(
+            title=_title(fault),
+            constants="\n".join(f"        {line}" for line in registered) or "        pass",
+            parameters="".join(f", {n.name}" for n in inputs),
+            body="\n".join(f"        {n.name} = {self.call(n, named)}" for n in self.nodes),
+            results=", ".join(self.results()),
+            inputs=f"{given}\n" if inputs else "",
+            settings=_settings(self.program.settings),
+            executor=f", executor={comparison.executor!r}",
+        )
+
+    def call(self, node: torch.fx.Node, named: dict[torch.fx.Node, str]) -> str:
+        """A node as a call."""
+        given = [self.value(a, named) for a in node.args]
+        given += [f"{k}={'device' if k == 'device' else self.value(v, named)}" for k, v in node.kwargs.items()]
+        name = qualified_name(node.target)
+        return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(given)})"
+
+    def value(self, value: Any, named: dict[torch.fx.Node, str]) -> str:
+        """An argument as Python."""
+        if isinstance(value, torch.fx.Node):
+            if value in named:
+                return named[value]
+            return value.name if value.name in self.names else self.item(value, named)
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(self.value(v, named) for v in value)}]"
+        return _printed(value)
+
+    def item(self, node: torch.fx.Node, named: dict[torch.fx.Node, str]) -> str:
+        return f"{self.value(node.args[0], named)}[{node.args[1]}]"
+
+    def results(self) -> list[str]:
+        """What others read of the nodes, or nobody: their tensors."""
+        found: list[str] = []
+        for node in self.nodes:
+            value: Any = node.meta.get("val")
+            read = [u for u in node.users if not self.inside(u) or not is_operator(u)]
+            if isinstance(value, torch.Tensor):
+                found += [node.name] if read or not node.users else []
+            else:
+                found += [f"{node.name}[{i}]" for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
+        return found
+
+
+def _title(fault: Fault) -> str:
+    nodes = ", ".join(f"{n} ({t})" for n, t in zip(fault.nodes, fault.targets, strict=True))
+    said = f": {fault.failures[0]}" if fault.failures else ""
+    return f"The engine of {nodes} is wrong{said}.".replace('"', "'").replace("\\", "/")
+
+
+def _printed(value: Any) -> str:
+    """A Python value of a graph as source."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return "device" if isinstance(value, torch.device) else repr(value)
+
+
+def _like(value: torch.Tensor) -> str:
+    """Source of a random tensor of the same shape, dtype, and range or moments."""
+    shape = "".join(f", {size}" for size in value.shape)
+    if value.dtype == torch.bool:
+        share = float(value.double().mean()) if value.numel() else 0.0
+        return f"torch.rand({list(value.shape)}) < {share:.3g}"
+    if value.is_complex():
+        return f"torch.randn({list(value.shape)}, dtype={value.dtype})"
+    if not value.is_floating_point():
+        low, high = (int(value.min()), int(value.max())) if value.numel() else (0, 0)
+        return f"torch.randint({low}, {high + 1}, {list(value.shape)}, dtype={value.dtype})"
+    finite = value.double()[value.isfinite()]
+    mean, deviation = _moments(finite)
+    least, most = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+    drawn = f"normal({mean:.6g}, {deviation:.6g}, {least:.9g}, {most:.9g}{shape})"
+    return drawn if value.dtype == torch.float32 else f"{drawn}.to({value.dtype})"
+
+
+def _moments(finite: torch.Tensor) -> tuple[float, float]:
+    if not finite.numel():
+        return 0.0, 1.0
+    return float(finite.mean()), float(finite.std(correction=0))
+
+
+def _settings(settings: CompilationSettings) -> str:
+    """The settings that were changed and are values, as arguments."""
+    default = CompilationSettings()
+    rows = (
+        (f.name, getattr(settings, f.name)) for f in attrs.fields(CompilationSettings) if f.name != "torch_executed_ops"
+    )
+    changed: Sequence[str] = [f"{name}={value!r}" for name, value in rows if value != getattr(default, name)]
+    return ", ".join(changed)

@@ -1,0 +1,117 @@
+"""The search for the smallest sets of nodes that are wrong, by asking of sets whether they are. It knows no programs.
+
+The nodes are in order, and the first prefix that is wrong ends with a node that has to do with the fault: it is found
+by halves, log2(n) questions. If that node is wrong by itself, it is the fault; if not, it is wrong together with nodes
+before it, of which the nearest prefix, counted from it, is looked for in the same way, until what is kept is wrong by
+itself. What remains without them is asked last: while that is wrong, there is another fault. One node at fault takes
+1 + log2(n) + 2 questions, rounded up: all of it, the halves, it alone, all without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import define, field, frozen
+
+from pipeline.errors import PipelineError
+
+Ask = Callable[[frozenset[str]], bool | None]
+"""Whether a set of nodes is wrong; None where it cannot be tried."""
+
+
+class OutOfBuildsError(PipelineError):
+    """The limit of questions is reached."""
+
+
+@define
+class Questions:
+    """Asks each question once, and counts; `OutOfBuildsError` beyond the limit."""
+
+    ask: Ask
+    limit: int
+    known: dict[frozenset[str], bool | None] = field(factory=dict)
+    count: int = 0
+
+    def __call__(self, nodes: Iterable[str]) -> bool | None:
+        asked = frozenset(nodes)
+        if not asked:
+            return False
+        if asked not in self.known:
+            if self.count >= self.limit:
+                raise OutOfBuildsError("the limit of builds is reached")
+            self.count += 1
+            self.known[asked] = self.ask(asked)
+        return self.known[asked]
+
+
+@frozen
+class Found:
+    """The sets that are wrong, in the order in which they were found, and whether nothing else is."""
+
+    sets: tuple[tuple[str, ...], ...]
+    complete: bool
+
+
+def search(nodes: Sequence[str], questions: Questions) -> Found:
+    """The smallest wrong sets of nodes, each without the ones before it. Nodes are in the order in which they run."""
+    sets: list[tuple[str, ...]] = []
+    rest = list(nodes)
+    right = 0
+    try:
+        while wrong := questions(rest):
+            found, right = _smallest(rest, right, questions)
+            sets.append(tuple(n for n in rest if n in found))
+            rest = [n for n in rest if n not in found]
+    except _Cut as cut:
+        sets.append(tuple(n for n in rest if n in cut.nodes))
+        return Found(tuple(sets), False)
+    except OutOfBuildsError:
+        return Found(tuple(sets), False)
+    return Found(tuple(sets), wrong is False)
+
+
+class _Cut(Exception):  # noqa: N818 - ends a search, and is no error
+    """The limit was reached while a set was made smaller: it is ``nodes``, which are wrong."""
+
+    def __init__(self, nodes: frozenset[str]) -> None:
+        super().__init__()
+        self.nodes = nodes
+
+
+def _smallest(nodes: Sequence[str], right: int, questions: Questions) -> tuple[frozenset[str], int]:
+    """A smallest wrong set among nodes that are wrong, and how many at the start of the others are right together.
+
+    right: how many nodes at the start are known to be right together.
+    """
+    kept: list[str] = []
+    candidates = list(nodes)
+    try:
+        low, high = _border(candidates, right, kept, questions)
+        kept, candidates, right = candidates[low:high], candidates[:low][::-1], low
+        while candidates and not questions(kept):
+            low, high = _border(candidates, 0, kept, questions)
+            kept, candidates = [*kept, *candidates[low:high]], candidates[:low]
+    except OutOfBuildsError:
+        raise _Cut(frozenset([*kept, *candidates])) from None
+    return frozenset(kept), sum(node not in kept for node in nodes[:right])
+
+
+def _border(candidates: Sequence[str], low: int, kept: Sequence[str], questions: Questions) -> tuple[int, int]:
+    """Where the prefixes of the candidates, together with what is kept, become wrong: right up to the first place,
+    wrong from the second on. They are neighbours, unless what lies between cannot be cut."""
+    high = len(candidates)
+    while high - low > 1:
+        for middle in _middles(low, high):
+            wrong = questions([*kept, *candidates[:middle]])
+            if wrong is not None:
+                low, high = (low, middle) if wrong else (middle, high)
+                break
+        else:
+            return low, high
+    return low, high
+
+
+def _middles(low: int, high: int) -> list[int]:
+    """The places between two others, from the middle outwards."""
+    middle = (low + high) // 2
+    return sorted(range(low + 1, high), key=lambda place: abs(place - middle))

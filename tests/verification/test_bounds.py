@@ -1,0 +1,93 @@
+"""Errors beside their bounds: what is right passes, what is wrong does not, NaN and infinity are where eager's are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.agreement import OutputAgreement
+from pipeline.verification.bounds import TF32, Bound, Varied, judged
+
+ROW = OutputAgreement("y", "optimal")
+SINGLE = Bound(torch.float32)
+NAN, INF = math.nan, math.inf
+
+
+def row(ours: Any, eager: Any, exact: Any = None, bound: Bound = SINGLE, varied: Any = lambda: None) -> OutputAgreement:
+    return judged(ROW, bound, ours, eager, exact, varied)
+
+
+def test_the_bound_is_a_multiple_of_eagers_error_and_a_floor() -> None:
+    exact = torch.tensor([1.0, 4.0], dtype=torch.float64)
+    eager = exact.float() + torch.tensor([0.0, 1e-3])
+    found = row(exact.float() + torch.tensor([3e-3, 0.0]), eager, exact)
+    assert found.holds and found.error == pytest.approx(3e-3 / 4, rel=1e-3)
+    assert found.eager_error == pytest.approx(1e-3 / 4, rel=1e-3)
+    assert found.bound == pytest.approx(4 * found.eager_error + SINGLE.floor)
+    assert not row(exact.float() + torch.tensor([5e-3, 0.0]), eager, exact).holds
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_floors(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    assert Bound(dtype).floor == (32 if dtype == torch.float32 else 4) * eps
+    assert Bound(dtype, tf32=True).floor == (TF32 if dtype == torch.float32 else 4 * eps)
+
+
+@pytest.mark.parametrize(
+    ("ours", "eager", "exact", "holds"),
+    [
+        ([NAN, 1], [NAN, 1], [NAN, 1], True),
+        ([INF, 1], [INF, 1], [INF, 1], True),
+        ([-INF, 1], [INF, 1], [INF, 1], False),
+        ([NAN, 1], [1, 1], [1, 1], False),
+        ([1, 1], [NAN, 1], [NAN, 1], False),
+        ([INF, 1], [1, 1], [1, 1], False),
+        ([2, 1], [INF, 1], [2, 1], True),  # eager overflows on its way
+        ([INF, 1], [INF, 1], [2, 1], True),  # so do we
+    ],
+)
+def test_nan_and_infinity(ours: list[float], eager: list[float], exact: list[float], holds: bool) -> None:
+    mine, theirs = (torch.tensor(v, dtype=torch.float32) for v in (ours, eager))
+    found = row(mine, theirs, torch.tensor(exact, dtype=torch.float64))
+    assert found.holds == holds
+
+
+def test_integers_are_equal_to_eagers_or_to_the_exact_ones() -> None:
+    a, b = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4])
+    assert row(a, a, a).holds and row(a, b, a).holds and row(b, b, a).holds
+    assert not row(b, a, a).holds
+    assert row(b, a, a).error == INF
+
+
+def test_what_rounding_decides_is_left_out_and_counted() -> None:
+    a, b, c = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4]), torch.tensor([0, 2, 4])
+    unstable = Varied(torch.tensor([False, False, True]), torch.tensor([3, 4]))
+    found = row(b, a, a, varied=lambda: unstable)
+    assert found.holds and (found.undecided, found.elements) == (1, 3)
+    assert "1 of 3 elements are decided by rounding" in str(found)
+    assert not row(c, a, a, varied=lambda: unstable).holds
+    assert not row(torch.tensor([1, 2, 7]), a, a, varied=lambda: unstable).holds
+
+
+def test_floats_behind_a_decision_are_between_those_that_it_chooses_from() -> None:
+    exact = torch.tensor([1.0, 2.0, 8.0], dtype=torch.float64)
+    unstable = Varied(torch.tensor([False, True, False]), torch.tensor([2.0, 5.0], dtype=torch.float64))
+    for value, holds in ((5.0, True), (5.00001, True), (5.1, False), (1.9, False)):
+        ours = torch.tensor([1.0, value, 8.0])
+        assert row(ours, exact.float(), exact, varied=lambda: unstable).holds == holds
+
+
+def test_another_shape_dtype_or_number_is_wrong() -> None:
+    x = torch.ones(2)
+    assert not row(torch.ones(3), x).holds and not row(x.half(), x).holds and not row(3, 4).holds
+    assert row(3, 3).holds and row(NAN, NAN).holds and not row(True, 1).holds
+
+
+def test_complex_numbers_and_nothing_at_all() -> None:
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    assert row(z, z, z.to(torch.complex128)).holds and not row(z * 1.1, z, z.to(torch.complex128)).holds
+    assert row(torch.ones(0), torch.ones(0), torch.ones(0, dtype=torch.float64)).holds
