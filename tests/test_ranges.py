@@ -195,6 +195,12 @@ def test_a_rank_that_hangs_on_size_1_is_not_promised() -> None:
         module(X[:1])
 
 
+@pytest.mark.parametrize("dims", [(), (0,), (-1,), ((0,),), ((),)])
+def test_a_tensor_without_dims_can_be_squeezed(dims: Any) -> None:
+    module = compiled(lambda x: x.sum().squeeze(*dims) * x, [{0: Dim("n", min=1, max=8)}], X).module("reference")
+    torch.testing.assert_close(module(X[:3]), X[:3].sum() * X[:3])
+
+
 def test_a_size_that_would_be_negative_is_not_promised() -> None:
     assert ranges(program(lambda x: x[1:] * 2, (X,), [{0: Dim("n", max=8)}])) == ["1..3..8"]
     clamped = compiled(lambda x: x[2:] * 2, [{0: Dim("n", max=8)}], X).module(executor="reference")

@@ -78,7 +78,7 @@ def _fuse(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None
     key = _transposed(rewriting, scores.key, node)
     if not _batches_agree(scores.query, key, value):
         return
-    mask = _mask(rewriting, scores, node)
+    mask = _in_rows(rewriting, _mask(rewriting, scores, node), node)
     arguments = (scores.query, key, value, mask, 0.0, False)
     new = rewriting.create(SDPA, arguments, {"scale": scores.scale}, node)
     if not (rewriting.accepted(new) and fuses(new, rewriting.program.settings) and rewriting.replace(node, new)):
@@ -213,6 +213,13 @@ def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
         return mask
     lowest = made(aten.full.default, [], -math.inf, dtype=dtype)
     return made(aten.where.self, condition, mask, lowest)
+
+
+def _in_rows(rewriting: Rewriting, mask: Node | None, before: Node) -> Node | None:
+    """A mask of two dims or more: attention takes no fewer, while scores broadcast with any."""
+    while mask is not None and rank_of(mask) < 2:
+        mask = rewriting.create(aten.unsqueeze.default, (mask, 0), {}, before)
+    return mask
 
 
 def _in_dtype(rewriting: Rewriting, node: Node, dtype: torch.dtype | None, before: Node) -> Node:

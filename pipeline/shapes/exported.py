@@ -278,7 +278,7 @@ def _squeezed(graph: torch.fx.Graph) -> Iterator[Any]:
             sizes = shape_of(node.args[0].meta["val"])
             dims = node.args[1] if len(node.args) > 1 else range(len(sizes))
             for dim in [dims] if isinstance(dims, int) else dims:
-                if not isinstance(sizes[dim], int):
+                if sizes and not isinstance(sizes[dim], int):  # a tensor without dims takes 0 and -1 as well
                     yield sympy.Ne(sizes[dim], 1, evaluate=False)
 
 

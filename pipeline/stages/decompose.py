@@ -213,7 +213,7 @@ def _trace(
     def call(*values: Any) -> Any:
         given = iter(values)
         args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
-        result = function(*args, **kwargs)
+        result = function(*map(_own_lists, args), **kwargs)
         if result is NotImplemented:
             raise _DoesNotApply
         return tuple(result) if isinstance(result, tuple) else result  # of named tuples fx would make calls
@@ -228,6 +228,11 @@ def _trace(
     if any(n.op == "get_attr" or n.target is target or _makes_symbols(n) for n in traced.graph.nodes):
         return None
     return traced
+
+
+def _own_lists(value: Any) -> Any:
+    """An argument whose lists may be written to, as decompositions of torch's write to those of indices."""
+    return list(map(_own_lists, value)) if isinstance(value, list) else value
 
 
 def _makes_symbols(node: torch.fx.Node) -> bool:

@@ -152,3 +152,24 @@ def test_keys_that_serve_groups_of_queries(name: str) -> None:
     after = improved(program, "attention")
     assert targets(after).count(SDPA) == 1 and "softmax.int" not in targets(after)
     agree(program, after, *given, rtol=2e-3, atol=2e-3)
+
+
+SHAPES: list[tuple[int, ...]] = [(), (1,), (S,), (1, S), (S, 1), (S, S), (H, S, S), (1, 1, 1, S), (B, 1, S, S)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["added", "filled"])
+def test_a_mask_has_any_shape_that_scores_broadcast_with(shape: tuple[int, ...], kind: str) -> None:
+    class Masked(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            """[B, H, S, D] three times, and what broadcasts to [B, H, S, S] -> [B, H, S, D]"""
+            scores = q @ k.mT * 0.25
+            return plain(scores + mask if kind == "added" else scores.masked_fill(mask, -torch.inf), v)
+
+    mask = torch.zeros(shape, dtype=torch.float16 if kind == "added" else torch.bool)
+    mask.view(-1)[mask.numel() // 2 :: 7] = 1 if (len(shape) > 0 and shape[-1] == S) or kind == "added" else 0
+    given = (*inputs(), mask)
+    program = decomposed(Masked(), *given)
+    after = improved(program, "attention")
+    assert targets(after).count(SDPA) == 1
+    agree(program, after, *given, rtol=2e-3, atol=2e-3)

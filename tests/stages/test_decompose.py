@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -168,3 +170,27 @@ def test_steps_of_recipes_are_not_taken_for_parameters() -> None:
     program = DECOMPOSE(model, args=(x,))
     torch.testing.assert_close(run(program, x)[0], model(x))
     assert len({recipe.name for recipe in program.constants.values()}) == len(program.constants)
+
+
+PICKED = (torch.tensor([0, 1, 5]), torch.tensor([True, False, True]))
+MASKED = {
+    "read": lambda x, at, mask: torch.ops.aten._unsafe_masked_index(x, mask[:, None], [at, None], 0.5),
+    "read, by constants": lambda x, at, mask: torch.ops.aten._unsafe_masked_index(
+        x, torch.tensor([[True], [False]]), [None, torch.tensor([[0, 3], [9, 1]])], 0.5
+    ),
+    "written": lambda x, at, mask: torch.ops.aten._unsafe_masked_index_put_accumulate(
+        x, mask[:, None], [at, None], x.new_ones(3, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("function", MASKED.values(), ids=MASKED)
+def test_a_decomposition_may_write_to_its_lists(function: Any) -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor, at: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            """Positions out of range, which a mask hides."""
+            return function(x, at, mask)
+
+    inputs = torch.randn(2, 4), *PICKED
+    compiled = pipeline.default()(Masked().eval(), inputs)
+    torch.testing.assert_close(compiled.module(executor="reference")(*inputs), function(*inputs))
