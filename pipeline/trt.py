@@ -286,6 +286,8 @@ _LEVELS = {
 }
 # Without a GPU every error is followed by one about the CUDA runtime. A second logger is called ignored, and works.
 _NOISE = re.compile(r"checkMacros\.cpp::catchCudaError.*Cuda Runtime|logger passed into create\w+ differs", re.DOTALL)
+# What concerns the form of a network, and no user can change.
+_REMARKS = re.compile(r"^Unused Input|^\[RemoveDeadLayers\]|shape values set for non-shape input")
 _VERBOSE = trt.ILogger.Severity.VERBOSE
 logger = logging.getLogger("pipeline.tensorrt")
 
@@ -301,6 +303,13 @@ class Message:
     def noise(self) -> bool:
         return _NOISE.search(self.text) is not None
 
+    @property
+    def level(self) -> int:
+        """The level of Python's log at which it is said."""
+        if self.noise:
+            return logging.DEBUG
+        return logging.INFO if _REMARKS.search(self.text) else _LEVELS[self.severity]
+
 
 class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
     """A TensorRT logger that keeps what was said (verbose lines apart) and forwards it to `pipeline.tensorrt`."""
@@ -313,7 +322,7 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
         if severity == _VERBOSE and not logger.isEnabledFor(logging.DEBUG):
             return  # thousands while an engine is built
         message = Message(severity.name, msg)
-        level = logging.DEBUG if message.noise else _LEVELS[message.severity]
+        level = message.level
         if message.severity != "VERBOSE":
             self.messages.append(message)
         if logger.isEnabledFor(level):

@@ -147,6 +147,17 @@ def test_the_log_forwards_at_matching_levels(caplog: pytest.LogCaptureFixture) -
     assert not any("Cuda Runtime" in r.message for r in caplog.records if r.levelno > logging.DEBUG)
 
 
+def test_what_no_user_can_change_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    builder = trt.Builder(log := Log())
+    network = new_network(builder)
+    network.add_input("unread", trt.float32, (2,))
+    network.mark_output(network.add_identity(network.add_input("x", trt.float32, (2,))).get_output(0))
+    with caplog.at_level(logging.INFO, "pipeline.tensorrt"):
+        assert builder.build_serialized_network(network, builder.create_builder_config()) is not None
+    assert any("RemoveDeadLayers" in message.text for message in log.messages)
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 def test_networks_are_strongly_typed_without_a_word() -> None:
     log = Log()
     network = new_network(trt.Builder(log))

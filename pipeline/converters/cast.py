@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from pipeline.aten.arguments import bind
+from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.results import as_result, converts, result_of
 from pipeline.impl import base
-from pipeline.impl.shape import result_sizes
 from pipeline.network.context import ConversionContext
 
 aten = torch.ops.aten
@@ -56,8 +56,10 @@ def identity(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, na
     return args[0]
 
 
-@converts(aten.copy.default)
-def copy(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
-    _, src, _ = bind(target, args, kwargs)
-    return base.expand(ctx, name, _converted(ctx, name, src), result_sizes(ctx))
+@register_torch_trt_decomposition(aten.copy.default)
+def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
+    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
+
+    Nothing is read of what is overwritten but its shape, so that it is no input of an engine."""
+    value = src if src.dtype == self.dtype else src.to(self.dtype)
+    return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)

@@ -261,8 +261,18 @@ class _Conversion:
             if tensor.data_ptr() == pointer and tensor.numel():
                 self.ctx.net.set_weights_name(weights_of(tensor), weight.name)
         self.network: Network = describe(
-            self.ctx.net, name=self.segment.name, weight_name=known.get, profile=_profile(self.segment)
+            self.ctx.net, name=self.segment.name, weight_name=known.get, profile=self.profile()
         )
+
+    def profile(self) -> Profile | None:
+        """The ranges of the inputs that have some: of a size where a shape is made of it, else it is a number."""
+        ranges = [
+            (p.name, tuple(r.min for r in p.ranges), tuple(r.opt for r in p.ranges), tuple(r.max for r in p.ranges))
+            for p in self.segment.inputs
+            if any(not isinstance(d, int) for d in p.shape)
+            or (p.kind == "symint" and self.ctx.symbols[str(p.value)][0].is_shape_tensor)
+        ]
+        return Profile(tuple(ranges)) if ranges else None
 
     def output(self, port: Port, read: frozenset[str]) -> None:
         """Mark a network output; what is an input, a constant or an output already gets a layer of its own.
@@ -343,12 +353,3 @@ def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> d
                 places.setdefault(same.get(str(size), str(size)), []).append(f"{port.name}.{dim}")
     names = {size: first for size, (first, *others) in places.items() if others}
     return names | {size: names[one] for size, one in same.items() if one in names}
-
-
-def _profile(segment: Segment) -> Profile | None:
-    ranges = [
-        (p.name, tuple(r.min for r in p.ranges), tuple(r.opt for r in p.ranges), tuple(r.max for r in p.ranges))
-        for p in segment.inputs
-        if p.kind == "symint" or any(not isinstance(d, int) for d in p.shape)
-    ]
-    return Profile(tuple(ranges)) if ranges else None

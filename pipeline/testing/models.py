@@ -176,6 +176,7 @@ def check_model(
     compile = compile if build else compile.replace("build", unbuilt)
     compiled = _compiled(model, compile, entry)
     _check_blocks(compiled.partitioned)
+    _check_read(compiled)
     for executor in executors or (("reference", "tensorrt") if build and has_gpu() else ("reference",)):
         _run(model, compiled, executor, strided)
     return compiled
@@ -241,6 +242,14 @@ def _check_blocks(partitioned: Partitioned) -> None:
     if any(not fallback.reason for fallback in partitioned.fallbacks):
         raise ModelError("blocks", f"no reason is given for one of {list(partitioned.fallbacks)}")
     _check_order(partitioned, program)
+
+
+def _check_read(compiled: Compiled) -> None:
+    """Engines are given no tensor that no layer reads; a size is told by a tensor as well, now and then."""
+    for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
+        read = {name for layer in network.layers for name in layer.inputs}
+        if unread := [port.name for port in segment.inputs if port.kind == "tensor" and port.name not in read]:
+            raise ModelError("blocks", f"no layer of {network.name} reads its input {', '.join(unread)}")
 
 
 def _check_order(partitioned: Partitioned, program: Program) -> None:

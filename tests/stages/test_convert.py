@@ -1,12 +1,16 @@
-"""convert: what it notes beside the networks."""
+"""convert: what it notes beside the networks, and which inputs these have."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 
 import pipeline
+import pipeline.testing
 from pipeline.impl import base
 
 aten = torch.ops.aten
@@ -27,3 +31,42 @@ def test_what_a_converter_computes_from_weights_is_noted_in_the_order_in_which_i
     converted = compile(torch.nn.Linear(4, 4, bias=False).eval(), (torch.ones(4, 4),))
     assert len(converted.computed) == 8
     assert list(converted.computed) == [name for name in converted.literals if name in converted.computed]
+
+
+class Overwrites(nn.Module):
+    """Buffers and an input of which only the shape is read, since all of them is overwritten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in range(3):
+            self.register_buffer(f"length_{i}", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """[n, 3], [n, 3] -> [n, 3]"""
+        for i in range(3):
+            getattr(self, f"length_{i}").copy_((x.sum() * i).long())
+        out.copy_(x[0] * self.length_2)
+        return out + self.length_1
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_is_overwritten_is_no_input_of_an_engine(dynamic: bool, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"n": (2, 4, 8)} if dynamic else {}
+    spec = pipeline.testing.TensorSpec(("n" if dynamic else 4, 3))
+    with caplog.at_level(logging.WARNING, "pipeline.tensorrt"):
+        compiled = pipeline.testing.check_model(Overwrites, (spec, spec), sizes=sizes, build=True)
+    assert [record.message for record in caplog.records if record.name == "pipeline.tensorrt"] == []
+    (network,) = compiled.networks
+    assert not {"b_length_0", "b_length_1", "b_length_2"} & {tensor.name for tensor in network.inputs}
+
+
+@pytest.mark.parametrize("function", [lambda x, y: x * y.shape[0] + 1, lambda x, y: x[:1].expand(y.shape[0], 3) + 1])
+def test_a_size_has_a_profile_where_a_shape_is_made_of_it(function: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Sized(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return function(x, y)
+
+    specs = (pipeline.testing.TensorSpec((4, 3)), pipeline.testing.TensorSpec(("n", 3)))
+    with caplog.at_level(logging.WARNING, "pipeline.tensorrt"):
+        pipeline.testing.check_model(Sized, specs, sizes={"n": (2, 5, 16)}, build=True)
+    assert [record.message for record in caplog.records if record.name == "pipeline.tensorrt"] == []
