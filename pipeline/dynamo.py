@@ -23,6 +23,7 @@ from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
 from pipeline.frontend.capture import capture
+from pipeline.frontend.returned_views import returned_views
 from pipeline.program import Program
 from pipeline.runtime.overlap import shared, written_inputs
 from pipeline.settings import CompilationSettings
@@ -52,6 +53,12 @@ def backend(compile: Pipeline | None = None, *, executor: Executor | None = None
         graph_module: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
     ) -> Callable[..., Any]:
         settings = stages.settings.evolve(**(options or {}))
+        views = returned_views(graph_module)
+        runner = runner_of(views.core, example_inputs, settings)
+        results = views.results
+        return runner if results is None else lambda *args: results(*args, *runner(*args))
+
+    def runner_of(graph_module: GraphModule, example_inputs: Sequence[Any], settings: CompilationSettings) -> _Runner:
         nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         values = dict(zip(nodes, example_inputs, strict=True))
         weights = [node for node, value in values.items() if _is_weight(node, value)]
@@ -137,7 +144,8 @@ class _Runner:
     """What Dynamo calls: a compiled graph, whose weights follow those of the calls.
 
     weights, inputs: where they are among Dynamo's arguments.
-    calls: Dynamo's graph, for calls in which an input that is written to, one of ``written``, lies in another's memory.
+    calls: Dynamo's graph, for calls in which an input that is written to, one of ``written``, lies in the memory of
+        another input or of a weight.
     held, counted, versions: the weights that are compiled, those whose writes torch counts, and how many it counted.
     """
 
@@ -161,12 +169,12 @@ class _Runner:
 
     def __call__(self, *args: Any) -> Any:
         now = [args[i] for i in self.weights.values()]
+        given = [args[i] for i in self.inputs]
+        if self.written and shared(self.written, [*given, *now]):
+            return self.calls(*args)
         if not all(map(is_, now, self.held)) or list(map(_writes, self.counted)) != self.versions:
             self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))
             self.load(args)
-        given = [args[i] for i in self.inputs]
-        if self.written and shared(self.written, given):
-            return self.calls(*args)
         return self.module(*given)
 
 

@@ -270,6 +270,76 @@ def test_random_numbers_without_inputs_stay_random() -> None:
     assert not torch.equal(compiled(), compiled())
 
 
+def view_of_input(x: torch.Tensor) -> Any:
+    flat, double = x.view(-1), x * 2
+    torch._dynamo.graph_break()
+    flat.add_(1)
+    return x, double
+
+
+def views_of_result(x: torch.Tensor) -> Any:
+    y = x * 2
+    first, second = y.chunk(2, 0)
+    torch._dynamo.graph_break()
+    first.add_(1)
+    return y, second
+
+
+def in_place(x: torch.Tensor) -> Any:
+    y = torch.relu_(x * 2).t().contiguous()
+    row, turned = y[0], y.T
+    torch._dynamo.graph_break()
+    turned.mul_(3)
+    return y, row, y.reshape(x.shape[0] * 3)
+
+
+def written_twice(x: torch.Tensor) -> Any:
+    part = x[1:]
+    x.add_(1)
+    torch._dynamo.graph_break()
+    part.mul_(2)
+    return part, x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [view_of_input, views_of_result, in_place, written_twice])
+def test_what_is_written_to_a_view_after_a_graph_break(function: Callable[..., Any], dynamic: bool) -> None:
+    compiled = Counted()(function, dynamic=dynamic)
+    for _ in range(2):
+        x = torch.randn(4, 3)
+        mine = x.clone()
+        torch.testing.assert_close(compiled(mine), function(x))
+        torch.testing.assert_close(mine, x)
+
+
+def test_a_view_that_the_caller_gets_is_one() -> None:
+    compiled, x = Counted()(lambda x: (x.view(-1), x[0], x * 1)), torch.zeros(2, 3)
+    flat, row, copy = compiled(x)
+    flat.add_(1)
+    assert x.sum() == 6
+    assert row.sum() == 3
+    assert copy.sum() == 0
+
+
+def test_a_buffer_is_written_through_a_view() -> None:
+    class Through(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.zeros(2, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            view, y = self.state.view(-1), x + 1
+            torch._dynamo.graph_break()
+            view.add_(1)
+            return y + self.state
+
+    model, other, x = Through(), Through(), torch.randn(2, 3)
+    compiled = Counted()(other)
+    for _ in range(3):
+        agrees(compiled, model, x)
+    torch.testing.assert_close(other.state, model.state)
+
+
 def test_what_runs_in_pytorch_is_as_ever() -> None:
     counted, model = Counted(torch_executed_ops={"aten.softmax.int", "aten._softmax.default"}), nn.Softmax(-1)
     agrees(counted(model), model, torch.randn(2, 4))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import pipeline
+from tests.test_dynamo import in_place, view_of_input, views_of_result, written_twice
 
 pytestmark = pytest.mark.gpu
 
@@ -82,3 +84,15 @@ def test_graphs_without_inputs_give_what_they_make_where_eager_does(device: str,
     for _ in range(4):
         close(compiled(), function())
         close(other(x), model(x))
+
+
+@pytest.mark.parametrize("function", [in_place, view_of_input, views_of_result, written_twice])
+@pytest.mark.parametrize("graphs", [False, True], ids=["enqueued", "cuda graphs"])
+def test_what_is_written_to_a_view_after_a_graph_break(function: Callable[..., Any], graphs: bool) -> None:
+    compiled = torch.compile(function, backend=pipeline.backend(pipeline.default(cuda_graphs=graphs)))
+    for _ in range(4):
+        x = torch.randn(4, 3, device="cuda")
+        mine = x.clone()
+        for actual, expected in zip(compiled(mine), function(x), strict=True):
+            close(actual, expected)
+        close(mine, x)

@@ -1,0 +1,142 @@
+"""Views among the results of a graph of Dynamo's: PyTorch takes them, of the tensors that the program gives.
+
+A program gives every result memory of its own, while what Dynamo runs after a graph may write to a view of an input, or
+to one of two results that share memory, and read the other.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch.fx import Graph, GraphModule, Node
+
+METHODS = frozenset(
+    [
+        *("chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "mT", "movedim", "narrow"),
+        *("permute", "real", "imag", "ravel", "reshape", "select", "split", "split_with_sizes", "squeeze", "swapaxes"),
+        *("swapdims", "t", "T", "tensor_split", "to", "transpose", "unbind", "unflatten", "unfold", "unsqueeze"),
+        *("view", "view_as", "view_as_complex", "view_as_real", "hsplit", "vsplit", "dsplit", "type_as", "float"),
+    ]
+)
+"""Functions, methods and attributes of tensors that change nothing, and whose results may be views."""
+
+
+@frozen
+class ReturnedViews:
+    """A graph of which PyTorch takes the views that it returned.
+
+    ``core`` gives what is not a view; ``results`` gives all results, of the arguments of Dynamo's graph and of what
+    ``core`` gives.
+    """
+
+    core: GraphModule
+    results: Callable[..., Sequence[Any]] | None = None
+
+
+def returned_views(module: GraphModule) -> ReturnedViews:
+    """Dynamo's graph, apart from views of its inputs and of its results that it returns. The graph is not changed."""
+    returned = _returned(module.graph)
+    bases = _bases(module.graph, returned)
+    taken = {node: base for node, base in bases.items() if node is not base and _is_taken(node, base)}
+    if not taken:
+        return ReturnedViews(module)
+    given = [node for node in module.graph.nodes if node.op == "placeholder"]
+    kept = list(dict.fromkeys([*(n for n in returned if n not in taken), *taken.values()]))
+    kept = [node for node in kept if node.op != "placeholder"]
+    return ReturnedViews(_core(module, kept), _Tail(module, given, kept, returned).function())
+
+
+def _returned(graph: Graph) -> list[Any]:
+    output: Any = next(iter(reversed(graph.nodes)))
+    return list(output.args[0])
+
+
+def _storage(node: Any) -> int | None:
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    memory: int = value.untyped_storage()._cdata
+    return memory
+
+
+def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
+    """For each returned tensor that shares memory with an input, or another result, the node that made it first."""
+    first: dict[int, Node] = {}
+    for node in graph.nodes:
+        if (memory := _storage(node)) is not None:
+            first.setdefault(memory, node)
+    found = [(node, memory) for node in dict.fromkeys(returned) if (memory := _storage(node)) is not None]
+    count: dict[int, int] = {}
+    for _, memory in found:
+        count[memory] = count.get(memory, 0) + 1
+    shared = [(n, m) for n, m in found if count[m] > 1 or first[m].op == "placeholder"]
+    return {node: first[memory] for node, memory in shared}
+
+
+def _is_taken(node: Node, base: Node) -> bool:
+    """Whether a node is made of its base, and of sizes, by functions that change nothing alone."""
+    if base.op != "placeholder" and not base.meta["example_value"].is_contiguous():
+        return False  # as the program gives it, it lies in memory otherwise, where views of it may fail
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current is base or (current.op == "placeholder" and _storage(current) is None):
+            continue
+        if current.op == "placeholder" or not (_is_view(current) or _is_size(current)):
+            return False
+        stack += current.all_input_nodes
+    return True
+
+
+def _is_view(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in METHODS
+    if node.target is operator.getitem:
+        return not any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes[1:])
+    if node.target is getattr:
+        return node.args[1] in METHODS
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in METHODS
+
+
+def _is_size(node: Node) -> bool:
+    """Whether a node gives numbers, which nothing can be written to."""
+    value = node.meta.get("example_value")
+    return isinstance(value, (int, torch.SymInt, torch.Size)) and node.op in ("call_function", "call_method")
+
+
+def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
+    """The graph with these results instead; what only others needed is left out."""
+    graph = Graph()
+    env: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        if node.op != "output":
+            env[node] = graph.node_copy(node, env.__getitem__)
+            env[node].name = node.name
+    graph.output(tuple(env[node] for node in kept))
+    return GraphModule(module, graph)
+
+
+class _Tail:
+    """A graph of views: of the arguments of Dynamo's graph, and of what the core gives."""
+
+    def __init__(
+        self, module: GraphModule, given: Sequence[Node], kept: Sequence[Node], returned: Sequence[Any]
+    ) -> None:
+        self.module, self.graph, self.returned = module, Graph(), returned
+        self.env: dict[Node, Node] = {node: self.graph.placeholder(node.name) for node in (*given, *kept)}
+
+    def function(self) -> Callable[..., Sequence[Any]]:
+        """All results of Dynamo's graph."""
+        needed = [self.node(value) if isinstance(value, Node) else value for value in self.returned]
+        self.graph.output(tuple(needed))
+        return GraphModule(self.module, self.graph).forward
+
+    def node(self, node: Node) -> Node:
+        """A copy of a node, after what it needs."""
+        if node not in self.env:
+            self.env[node] = self.graph.node_copy(node, self.node)
+        return self.env[node]
