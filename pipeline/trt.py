@@ -96,6 +96,7 @@ class Capabilities:
     depthwise_bfloat16: bool
     int8_activations: bool
     lone_queries: bool
+    turned_products: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
@@ -136,6 +137,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         depthwise_bfloat16=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
         lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
+        turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),

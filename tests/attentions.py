@@ -54,3 +54,23 @@ class Pooled(nn.Module):
         mask = torch.arange(k.shape[-2], device=k.device)[None] % 3 != 1 if self.form == "masked" else None
         grouped = self.form == "grouped"
         return nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
+
+
+class Mixed(torch.nn.Module):
+    """An attention of two heads over patches, and a linear layer whose result a convolution reads as an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norms = torch.nn.Conv2d(3, 16, 4, 4), torch.nn.ModuleList(map(torch.nn.LayerNorm, [16] * 3))
+        self.projections = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+        self.wide, self.mixing = torch.nn.Linear(16, 64), torch.nn.Conv2d(64, 64, 3, padding=1, groups=64)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        patches = self.patches(image)
+        x = self.norms[0](patches.flatten(2).transpose(1, 2))
+        normed = self.norms[1](x)
+        heads = (project(normed).unflatten(-1, (2, -1)).transpose(1, 2) for project in self.projections[:3])
+        attended = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        x = x + self.projections[3](attended)
+        wide = self.wide(self.norms[2](x)).transpose(1, 2)
+        return self.mixing(wide.reshape(*wide.shape[:2], *patches.shape[2:]))

@@ -84,6 +84,32 @@ def _by_batches(plan: Any, start: int) -> bool:
     return not keys or re.search(rb"= \(__v\d+ \* %d\) \+ __v\d+;" % keys, source) is not None
 
 
+_COPIED = re.compile(rb"__myl_(?:Move|Resh|Tran)+_")
+_INDEX = re.compile(rb"__myln_int32 (?P<name>__v\d+) = \(?(?P<of>__v\d+)(?: / (?P<by>\d+))?\)?(?: % (?P<within>\d+))?;")
+_READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
+
+
+def of_one_batch(plan: Any, sources: Sources) -> tuple[str, ...]:
+    """The kernels that copy one batch for all: they find the batch by a division whose result is always 0, since they
+    leave the rows out of what they divide (docs/tensorrt.md, "Numbers")."""
+    found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items() if _COPIED.match(name))
+    return tuple(name.decode() for name, source in found if _reads_no_batch(source))
+
+
+def _reads_no_batch(source: bytes) -> bool:
+    sizes: dict[bytes, int] = {}
+    zeros: set[bytes] = set()
+    for each in _INDEX.finditer(source):
+        size, by, within = sizes.get(each["of"]), int(each["by"] or 1), int(each["within"] or 0)
+        if (each["of"] in zeros and within > 1) or (size is not None and 1 < size <= by and not within):
+            zeros.add(each["name"])
+        size = within if size is None else -(-size // by)
+        if size:
+            sizes[each["name"]] = min(size, within or size)
+    read = b" ".join(_READ.findall(source))
+    return any(re.search(rb"%b\b" % name, read) for name in zeros)
+
+
 def _each(pattern: re.Pattern[bytes], start: bytes, plan: Any) -> Iterator[re.Match[bytes]]:
     """Each match in a plan of a pattern that begins with ``start``. Most of a plan is weights, and a search for a word
     gets through them twice as fast as one for a pattern: 0.02 s for 100 MB."""

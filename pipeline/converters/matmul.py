@@ -55,4 +55,21 @@ def addmm(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapp
 @converts(aten.linear.default)
 def linear(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
-    return impl.linear(ctx, name, *bind(target, args, kwargs))
+    return impl.linear(ctx, name, *bind(target, args, kwargs), turned=_is_turned(ctx.node))
+
+
+def _is_turned(node: torch.fx.Node | None) -> bool:
+    """Whether a user moves the last dim of a node's result elsewhere."""
+    return node is not None and any(_moves_last(user) for user in node.users)
+
+
+def _moves_last(node: torch.fx.Node) -> bool:
+    if node.target is aten.t.default:
+        return True
+    rank = node.meta["val"].dim() if node.target in (aten.permute.default, aten.transpose.int) else 0
+    if not rank:
+        return False
+    _, *dims = bind(node.target, node.args, node.kwargs)
+    if node.target is aten.permute.default:
+        return bool(dims[0][-1] % rank != rank - 1)
+    return bool(dims[0] % rank != dims[1] % rank and rank - 1 in (dims[0] % rank, dims[1] % rank))

@@ -11,7 +11,7 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
 from pipeline.impl.shape import bounds_of, sampled, total
 from pipeline.network.context import ConversionContext, SymbolicInt
-from pipeline.trt import trt
+from pipeline.trt import CAPABILITIES, trt
 
 
 def matmul(
@@ -102,11 +102,21 @@ def _integers(
     return base.squeeze(ctx, name, total, [rank - 2] * (op_a == vector) + [rank - 1] * (op_b == vector))
 
 
-def linear(ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None) -> ITensor:
-    """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed."""
+def linear(
+    ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None, *, turned: bool = False
+) -> ITensor:
+    """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed.
+
+    ``turned``: the result is transposed next. TensorRT-RTX 1.4 then computes it transposed, and may copy the input's
+    first batch for all (docs/tensorrt.md, "Numbers"). The larger of the result and itself keeps it from that, in the
+    same kernel.
+    """
     result = _accumulated(ctx, name, x, weight, transpose_b=base.rank(weight) == 2)
     result = result if bias is None else binary(ctx, name, "SUM", result, bias)
-    return base.cast(ctx, name, result, base.result_type(x, weight))
+    result = base.cast(ctx, name, result, base.result_type(x, weight))
+    if turned and not CAPABILITIES.turned_products:
+        return base.elementwise(ctx, name, "MAX", result, result)
+    return result
 
 
 def plus_product(

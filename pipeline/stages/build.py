@@ -17,7 +17,7 @@ from pipeline.build.monitor import Monitor
 from pipeline.build.parcel import Job, Parcel, gathered
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.build.spill import leave_memory
-from pipeline.build.wrong_kernels import of_other_batches, rounded_last, sources, unwritten
+from pipeline.build.wrong_kernels import of_one_batch, of_other_batches, rounded_last, sources, unwritten
 from pipeline.compose.pipelines import report
 from pipeline.network.description import Network
 from pipeline.program import Built, Converted, Engine
@@ -88,6 +88,7 @@ def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
     if not CAPABILITIES.bfloat16_after_products and _has_bfloat16(order.network):
         wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
     wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
+    wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
     for kernel, fault in wrong:
         log.warning(
             "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run operators that "
