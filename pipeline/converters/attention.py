@@ -1,9 +1,8 @@
-"""Scaled dot product attention, and the forms of it that the devices' own kernels have."""
+"""Scaled dot product attention."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.converters.declare import Rejection
-from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.attention import fused, lets_all_attend, plain
@@ -24,16 +22,13 @@ aten = torch.ops.aten
 
 
 def attends_only(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Attention without dropout, of a known head dim, whose output is all that is read."""
+    """Attention without dropout, of a known head dim."""
     if argument(node, "dropout_p"):
         return Rejection("its dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
     query = argument(node, "query").meta["val"]
     if isinstance(query.shape[-1], torch.SymInt):
         return Rejection(f"the last dim of its query, the head dim, is {query.shape[-1]}")
-    if isinstance(node.meta["val"], torch.Tensor):
-        return True
-    read = [u for u in node.users if u.target is not operator.getitem or u.args[1] != 0]
-    return not read or Rejection(f"{read[0].name} reads its log-sum-exp, or what only a backward pass needs")
+    return True
 
 
 def _case(node: torch.fx.Node) -> Case:
@@ -54,7 +49,7 @@ def _case(node: torch.fx.Node) -> Case:
 
 
 def _gqa(node: torch.fx.Node) -> bool:
-    return node.target is aten.scaled_dot_product_attention.default and bool(argument(node, "enable_gqa"))
+    return bool(argument(node, "enable_gqa"))
 
 
 def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
@@ -96,11 +91,7 @@ def _has_nothing(rows: Any, mask: Any) -> bool:
     return (counts.args[0] if added else counts) is mask  # type: ignore[union-attr]
 
 
-@converts(
-    aten.scaled_dot_product_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    validator=attends_only,
-)
+@converts(aten.scaled_dot_product_attention.default, validator=attends_only)
 def attention(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,
     float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
@@ -112,81 +103,5 @@ def attention(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: 
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
     how: dict[str, Any] = {"some": some, "causal": case.causal, "scale": scale}
     if fuses(ctx.node, ctx.compilation_settings):
-        result = fused(ctx, name, query, key, value, mask, **how)
-    else:
-        result = plain(ctx, name, query, key, value, mask, gqa=case.gqa, **how)
-    others = len(target._schema.returns) - 1
-    return (result, *(None,) * others) if others else result
-
-
-def _attended(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Any:
-    """The attention, and the logarithm of the sum of exponentials that the devices' kernels also give."""
-    if dropout_p:
-        return NotImplemented
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query.float() * factor) @ key.float().transpose(-1, -2)
-    if bias is not None:
-        scores = scores + bias
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).tril().logical_not(), -math.inf)
-    result = aten.scaled_dot_product_attention.default(query, key, value, bias, 0.0, is_causal, scale=scale)
-    return result, torch.logsumexp(scores, -1)
-
-
-@register_torch_trt_decomposition(aten._scaled_dot_product_flash_attention.default)
-def flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> Any:
-    """The attention itself; what only a backward pass reads is None."""
-    made = _attended(query, key, value, None, dropout_p, is_causal, scale)
-    return made if made is NotImplemented else (*made, *(None,) * 7)
-
-
-@register_torch_trt_decomposition(aten._scaled_dot_product_efficient_attention.default)
-def efficient(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_bias: torch.Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> Any:
-    """The attention itself; what only a backward pass reads is None."""
-    made = _attended(query, key, value, attn_bias, dropout_p, is_causal, scale)
-    return made if made is NotImplemented else (*made, None, None)
-
-
-@register_torch_trt_decomposition(aten._scaled_dot_product_cudnn_attention.default)
-def cudnn(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_bias: torch.Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> Any:
-    """The attention itself; what only a backward pass reads is None."""
-    made = _attended(query, key, value, attn_bias, dropout_p, is_causal, scale)
-    return made if made is NotImplemented else (*made, *(None,) * 7)
+        return fused(ctx, name, query, key, value, mask, **how)
+    return plain(ctx, name, query, key, value, mask, gqa=case.gqa, **how)

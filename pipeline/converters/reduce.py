@@ -154,6 +154,8 @@ def cummin(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name
 def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Bins over the range of the data itself would differ from call to call."""
     low, high = argument(node, "min"), argument(node, "max")
+    if not argument(node, "self").meta["val"].is_floating_point():
+        low, high = int(low), int(high)
     return low < high or Rejection("min and max are equal: the bins span the range of the data", "give min and max")
 
 

@@ -38,6 +38,30 @@ REASONS: Final[dict[Any, str]] = {
     ),
     **dict.fromkeys(
         (
+            aten._scaled_dot_product_flash_attention.default,
+            aten._scaled_dot_product_flash_attention_for_cpu.default,
+            aten._scaled_dot_product_efficient_attention.default,
+            aten._scaled_dot_product_cudnn_attention.default,
+            aten._scaled_dot_product_fused_attention_overrideable.default,
+        ),
+        f"with dropout {_CHANCE}",
+    ),
+    **dict.fromkeys(
+        (aten._flash_attention_forward.default, aten._efficient_attention_forward.default),
+        "with dropout, or with sequences packed into one, whose lengths are data, TensorRT has no attention",
+    ),
+    **dict.fromkeys(
+        (aten._weight_int4pack_mm.default, aten._mixed_dtypes_linear.default, aten._cslt_sparse_mm.default),
+        "its weights are packed as a kernel of one kind of GPU reads them",
+    ),
+    aten._cudnn_rnn.default: "sequences of several lengths are packed into one",
+    aten._int_mm.default: "TensorRT multiplies no matrices of ints",
+    **dict.fromkeys(
+        (aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.default, aten._cudnn_ctc_loss.Tensor),
+        "how many steps it takes is data",
+    ),
+    **dict.fromkeys(
+        (
             aten.polygamma.default,
             aten.i0.default,
             aten.special_i1.default,

@@ -20,6 +20,7 @@ ASSUMED: Final = "8.0"
 """The compute capability of a GPU that nobody names: the least that engines are built for."""
 
 KEY: Final = DispatchKey.CompositeImplicitAutograd
+SELECTION: Final = DispatchKey.BackendSelect
 
 _capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability that is traced for")
 
@@ -62,6 +63,15 @@ def attention(own: Kernel) -> Kernel:
         return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
 
     return by_device
+
+
+def constant(own: Kernel) -> Kernel:
+    """A copy of the values that torch keeps beside a constant while it traces: they stay on the CPU."""
+
+    def copied(self: torch.Tensor, *, device: torch.device | None = None, **rest: Any) -> Any:
+        return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
+
+    return copied
 
 
 def _attention(

@@ -14,6 +14,7 @@ from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import _trace, exported_program
 
+from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.frontend import gpu_answers, known_numbers, recurrences, symbolic_kernels, violations
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
@@ -77,7 +78,21 @@ TABLE: Final = (
             "writes the steps of a recurrent layer out, for one length",
             during="export",
         )
-        for target, shapes in recurrences.SHAPES.items()
+        for target, shapes in RECURRENT.items()
+    ),
+    Replacement(
+        aten.lstm_cell.default,
+        recurrences.KEY,
+        recurrences.whole(CELLS[aten.lstm_cell.default]),
+        "has no shapes for a GPU's kernel of a cell without biases",
+        during="export",
+    ),
+    Replacement(
+        aten.gru_cell.default,
+        recurrences.KEY,
+        recurrences.whole(CELLS[aten.gru_cell.default]),
+        "has no shapes for a GPU's kernel of a cell, and runs it to have them",
+        during="gpu",
     ),
     *(
         Replacement(
@@ -123,6 +138,13 @@ TABLE: Final = (
         gpu_answers.KEY,
         gpu_answers.attention,
         "asks the GPU for its kernel of attention, whose result lies in memory in its own way",
+        during="gpu",
+    ),
+    Replacement(
+        aten._to_copy.default,
+        gpu_answers.SELECTION,
+        gpu_answers.constant,
+        "copies the values that it keeps beside a constant to the GPU",
         during="gpu",
     ),
 )

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.aten.arguments import bind
 from pipeline.aten.naming import origin
 from pipeline.aten.support import Choice, function_name
+from pipeline.aten.whole import meant
 from pipeline.converters.decompositions import DecompositionTable, torch_enabled_decompositions
 from pipeline.converters.experts import known_as
 from pipeline.converters.lookup import kept_in_torch
@@ -176,7 +177,8 @@ class _Rewriter:
                 return (map_arg(node.args[0], env.__getitem__),)
             else:
                 new = {**origin(meta), "val": node.meta.get("val")}
-                env[node] = self.emit(node.target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
+                target = meant(node.target)
+                env[node] = self.emit(target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
         raise AssertionError("a graph without an output")
 
 

@@ -156,7 +156,7 @@ def test_the_forms_of_devices_come_apart_into_attention(target: Any) -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3)
     torch.testing.assert_close(result, expected)
     scores = (0.3 * query @ key.transpose(-1, -2)).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
-    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    torch.testing.assert_close(lse.flatten(2)[..., :5], scores.logsumexp(-1))  # one has more of them, one a dim more
     assert len(rest) + 2 == len(target._schema.returns)
 
 

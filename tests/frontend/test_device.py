@@ -195,3 +195,14 @@ def test_other_devices_are_refused(device: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="device is 'cuda', 'cpu' or None"):
         pipeline.default(device=device)
     assert pipeline.default(device=torch.device("cuda")).settings.device == "cuda"
+
+
+def test_constants_that_python_reads_have_their_values() -> None:
+    class Reads(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            two = torch.tensor(2.0, device=x.device)
+            three = torch.tensor(3).to(x.device)
+            return torch.cat([torch.tensor([], device=x.device), x.flatten() * two]) * three.item()
+
+    module = pipeline.default(device="cuda")(Reads(), (X,)).module("reference")
+    torch.testing.assert_close(module(X), X.flatten() * 6)

@@ -11,6 +11,7 @@ import torch
 from torch.export import Dim, export
 
 import pipeline
+from pipeline.aten.whole import RECURRENT
 from pipeline.frontend import tracing
 from pipeline.frontend.replacement import VERSION, Places, Replacement
 from pipeline.frontend.violations import kept_violations
@@ -146,6 +147,10 @@ def gives_no_program() -> bool:
         return fails(exported, by_size)
 
 
+def as_on_a_gpu(model: torch.nn.Module) -> None:
+    pipeline.capture(model, (ROW,), device="cuda")
+
+
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
@@ -155,7 +160,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten.bincount.default: weights_are_whole,
     "dispatch": lambda: has_unknown_sizes(repeated),
     "_override": lambda: fails(exported, put),
-    **{target: lambda kind=target._schema.name[6:]: is_taken_apart(kind) for target in tracing.recurrences.SHAPES},
+    **{target: lambda kind=target._schema.name[6:]: is_taken_apart(kind) for target in RECURRENT},
     "_remove_unnecessary_copy_op_pass": copy_is_lost,
     "_remove_unneccessary_copy_op_pass": copy_is_lost,
     "produce_guards_and_solve_constraints": gives_no_program,
@@ -164,6 +169,9 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "current_device": without_gpu(lambda: torch.cuda.current_device() is not None),
     "amp_definitely_not_available": without_gpu(lambda: not torch.cuda.amp.common.amp_definitely_not_available()),
     aten.scaled_dot_product_attention.default: attention_lies_otherwise,
+    aten._to_copy.default: lambda: fails(as_on_a_gpu, Calls(lambda x: x + torch.tensor(2.0, device=x.device))),
+    aten.lstm_cell.default: lambda: fails(as_on_a_gpu, torch.nn.LSTMCell(3, 2, bias=False)),
+    aten.gru_cell.default: lambda: fails(as_on_a_gpu, torch.nn.GRUCell(3, 2)),
 }
 """What shows that torch does wrong without a row: by the row's name, or its operator."""
 

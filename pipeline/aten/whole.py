@@ -1,0 +1,91 @@
+"""Operators that stay whole while torch traces: composites that it would write out, step by step or by device.
+
+``SHAPES`` says what shapes they give. A decomposition that is traced calls the stand-in of one (``stand_in``), in whose
+place the graph gets the operator itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from pipeline.frozen import FrozenDict
+
+aten = torch.ops.aten
+
+
+def recurrent(
+    input: torch.Tensor,
+    hx: torch.Tensor,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The shapes of an output and a last state, as tensors without values."""
+    size = hx.shape[-1] * (1 + bidirectional)
+    return input.new_empty((*input.shape[:-1], size)), torch.empty_like(hx)
+
+
+def lstm(input: torch.Tensor, hx: Sequence[torch.Tensor], *rest: Any) -> tuple[torch.Tensor, ...]:
+    """The shapes of an output and of two last states."""
+    return (*recurrent(input, hx[0], *rest), torch.empty_like(hx[1]))
+
+
+def lstm_cell(input: torch.Tensor, hx: Sequence[torch.Tensor], *weights: Any) -> tuple[torch.Tensor, ...]:
+    """The shapes of the states after a step."""
+    return torch.empty_like(hx[0]), torch.empty_like(hx[1])
+
+
+def gru_cell(input: torch.Tensor, hx: torch.Tensor, *weights: Any) -> torch.Tensor:
+    """The shape of the state after a step."""
+    return torch.empty_like(hx)
+
+
+RECURRENT: Final[Mapping[Any, Callable[..., Any]]] = {
+    aten.lstm.input: lstm,
+    aten.gru.input: recurrent,
+    aten.rnn_tanh.input: recurrent,
+    aten.rnn_relu.input: recurrent,
+}
+"""Recurrent layers, and their shapes."""
+
+CELLS: Final[Mapping[Any, Callable[..., Any]]] = {aten.lstm_cell.default: lstm_cell, aten.gru_cell.default: gru_cell}
+"""A step of recurrent layers, and its shapes. On a GPU torch makes a kernel of it, whose shapes it does not know."""
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """The shape of an attention's result."""
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+SHAPES: Final[Mapping[Any, Callable[..., Any]]] = {**RECURRENT, aten.scaled_dot_product_attention.default: attention}
+
+_library = torch.library.Library("pipeline", "DEF")
+
+
+def _stand_in(target: Any, shapes: Callable[..., Any]) -> Any:
+    """An operator of the same schema, which torch does not take apart."""
+    name = target._schema.name.removeprefix("aten::")
+    _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
+    _library.impl(name, shapes, "Meta")
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, lambda *args, **kwargs: target(*args, **kwargs), device)
+    return getattr(torch.ops.pipeline, name).default
+
+
+STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _stand_in(target, f) for target, f in SHAPES.items()})
+"""By operator, what is called in its place."""
+
+_MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.items()})
+
+
+def meant(target: Any) -> Any:
+    """The operator that a stand-in is for; any other target as it is."""
+    return _MEANT.get(target, target)
