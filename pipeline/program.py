@@ -55,6 +55,7 @@ class Port:
     ranges: tuple[Range, ...] = ()
     kind: Literal["tensor", "symint", "symfloat", "constant"] = "tensor"
     value: Any = None
+    layout: torch.layout = torch.strided
 
     @property
     def is_number(self) -> bool:
@@ -82,7 +83,7 @@ def port(name: str, value: Any, symbols: Symbols) -> Port:
     """The port for a graph value: a fake tensor, a symbolic int, or a constant."""
     if isinstance(value, torch.Tensor):
         shape = shape_of(value)
-        return Port(name, value.dtype, shape, tuple(bounds(d, symbols) for d in shape))
+        return Port(name, value.dtype, shape, tuple(bounds(d, symbols) for d in shape), layout=value.layout)
     if isinstance(value, torch.SymInt):
         expr = expression(value)
         return Port(name, torch.int64, (), (bounds(expr, symbols),), "symint", expr)

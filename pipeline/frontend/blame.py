@@ -80,8 +80,10 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
                 names = [path for path in wrong if not _passes(export, inputs, [w for w in wrong if w != path], due)]
                 said = [_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
                 return DtypeError(", ".join(said), short(dtype), short(due), worded(error))
-    return _misplaced(error, model, inputs) or CaptureError(
-        f"torch.export cannot capture {type(model).__name__}: {worded(error)}"
+    return (
+        _misplaced(error, model, inputs)
+        or _unsupported(error, model, inputs)
+        or CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(error)}")
     )
 
 
@@ -95,6 +97,15 @@ def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Capt
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "bring them to one device: model.to(…), x.to(…), Input(…, device=…)"
     return CaptureError(f"{', '.join(found)}: {worded(error)}", hint)
+
+
+def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
+    """The error for an input that is nothing that torch.export takes, by its name."""
+    for path, value in tree_flatten_with_path(inputs, is_leaf=is_input)[0]:
+        if f"Unsupported input type {type(value)}" in str(error):
+            hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
+            return CaptureError(f"input {_name(model, path)} is a {type(value).__name__}: {worded(error)}", hint)
+    return None
 
 
 def _passes(export: Callable[[Inputs], Any], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
@@ -115,6 +126,10 @@ def _passes(export: Callable[[Inputs], Any], inputs: Inputs, wrong: Sequence[str
 def _name(model: torch.nn.Module, path: Sequence[Any]) -> str:
     """An input as ``forward`` calls it: ``x``, ``by['a']``."""
     _, first, *rest = path
-    positional = list(inspect.signature(model.forward).parameters)
-    name = first.key if hasattr(first, "key") else (positional[first.idx : first.idx + 1] or [f"args[{first.idx}]"])[0]
-    return f"{name}{keystr(tuple(rest))}"
+    if hasattr(first, "key"):
+        return f"{first.key}{keystr(tuple(rest))}"
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    single = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+    names = single + [f"{name}[{i}]" for name in several for i in range(first.idx + 1)]
+    return f"{names[first.idx]}{keystr(tuple(rest))}"

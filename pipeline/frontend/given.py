@@ -31,6 +31,10 @@ def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         raise TypeError(f'kwargs is a {type(kwargs).__name__}: pass a dict of inputs by name, such as {{"x": x}}')
     if odd := [name for name in kwargs or () if not isinstance(name, str)]:
         raise TypeError(f"kwargs names inputs by strings, not by {odd[0]!r}")
+    if modules := [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.nn.Module)]:
+        raise TypeError(
+            f"a {type(modules[0]).__name__} is among the inputs: a module is part of the model, and no input"
+        )
     return tuple(args), dict(kwargs or {})
 
 

@@ -11,12 +11,12 @@ def unaliased(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that torch takes for no other: torch.export tells its inputs and the model's tensors apart by identity,
     and what is written to one reaches every tensor of the same storage object.
 
-    A plain tensor lends its memory to the new one; only what has none as such (sparse ones) is copied.
+    A plain tensor lends its memory to the new one; sparse, quantized and nested ones are copied.
     """
     given = tensor.detach()
     if tensor.is_meta or isinstance(tensor, FakeTensor):
         alone = given.new_empty_strided(tensor.size(), tensor.stride())
-    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(tensor):
         alone = given.clone()
     elif tensor.is_conj():
         alone = from_dlpack(given.conj()).conj()
@@ -24,3 +24,8 @@ def unaliased(tensor: torch.Tensor) -> torch.Tensor:
         alone = from_dlpack(given)
     vars(alone).update(vars(tensor))  # torch's marks of dynamic dims
     return alone.requires_grad_(tensor.requires_grad)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is elements in memory and nothing else."""
+    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)

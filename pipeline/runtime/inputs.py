@@ -7,6 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.dtypes import short
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
@@ -26,10 +27,17 @@ def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str,
     try:
         given: list[Any] = program.in_spec.flatten_up_to((args, dict(kwargs)))
     except ValueError as error:
+        leaves, structure = tree_flatten((args, dict(kwargs)), is_leaf=_is_size)
+        if any(map(_is_size, leaves)):  # torch.export makes tuples of them
+            return flatten_inputs(program, *tree_unflatten([tuple(v) if _is_size(v) else v for v in leaves], structure))
         raise TypeError(_otherwise(program, args, kwargs, error)) from None
     for port, value in zip(program.inputs, given, strict=True):
         _check(port, value)
     return given
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)
 
 
 def _otherwise(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: ValueError) -> str:
@@ -89,6 +97,8 @@ def _check(port: Port, value: Any) -> None:
         raise TypeError(f"input {port.name} is a {type(value).__name__}, a tensor is due")
     elif port.dtype is not None and value.dtype != port.dtype:
         raise DtypeError(port.name, short(value.dtype), short(port.dtype), "it was compiled so")
+    elif value.layout != port.layout:
+        raise TypeError(f"input {port.name} is {value.layout}, the program was compiled for {port.layout}")
     elif value.is_meta:
         raise TypeError(f"input {port.name} is on the meta device: it has a shape and no value")
 

@@ -166,8 +166,9 @@ class CompiledModule(torch.nn.Module):
 
 
 def _key(leaves: Sequence[Any]) -> Any:
-    """By what a plan is found: shapes, dtypes and devices of tensors, and other inputs themselves."""
-    return tuple([(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else (type(v), v) for v in leaves])
+    """By what a plan is found: shapes, dtypes, devices and layouts of tensors, and other inputs themselves."""
+    known = torch.Tensor
+    return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
 
 def _flat_names(spec: Any) -> tuple[int, tuple[str, ...]] | None:

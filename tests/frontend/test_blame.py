@@ -135,3 +135,29 @@ def test_an_input_on_another_device_is_told() -> None:
     ) as caught:
         pipeline.capture(nn.Linear(4, 4).eval(), (X.to("meta"),))
     assert "Input(…, device=…)" in caught.value.hint
+
+
+class Several(nn.Module):
+    """Takes any number of inputs."""
+
+    def forward(self, x: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        """[2, 4], … -> [2, 4]"""
+        return x + others[-1]
+
+
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "an array": ((X.numpy(), X), {}, r"input x is a ndarray: .*numpy\.ndarray"),
+    "a device": ((X, X, torch.device("cpu")), {}, r"input others\[1\] is a device: "),
+    "a set by name": ((X, X), {"by": {"a": {1}}}, r"input by\['a'\] is a set: "),
+}
+
+
+@pytest.mark.parametrize("args, kwargs, says", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_what_is_no_input_is_named(args: Any, kwargs: Any, says: str) -> None:
+    with pytest.raises(pipeline.CaptureError, match=says):
+        pipeline.capture(Several(), args, kwargs)
+
+
+def test_a_module_is_no_input() -> None:
+    with pytest.raises(TypeError, match="a ReLU is among the inputs: a module is part of the model"):
+        pipeline.capture(Several(), (X, [nn.ReLU()]))

@@ -157,3 +157,27 @@ def test_what_is_sparse_stays_in_pytorch() -> None:
     y = torch.eye(4).to_sparse()
     given = pipeline.default()(nn.ReLU().eval(), (y,)).module(executor="reference")(y)
     assert torch.equal(given.to_dense(), torch.eye(4))
+
+
+def test_a_sparse_tensor_is_no_dense_one() -> None:
+    module = pipeline.default()(nn.ReLU().eval(), (X,)).module(executor="reference")
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"is torch\.sparse_coo, the program was compiled for torch\.strided"):
+            module(X.to_sparse())
+        assert torch.equal(module(X), X)
+
+
+class Viewed(nn.Module):
+    """Sizes are an input."""
+
+    def forward(self, x: torch.Tensor, shape: Any) -> torch.Tensor:
+        """[2, 4] -> shape"""
+        return x.view(shape["to"]) * 2
+
+
+def test_a_size_is_a_tuple() -> None:
+    module = pipeline.default()(Viewed().eval(), (X, {"to": torch.Size([4, 2])})).module(executor="reference")
+    for shape in (torch.Size([4, 2]), (4, 2)):
+        assert torch.equal(module(X, {"to": shape}), X.view(4, 2) * 2)
+    with pytest.raises(TypeError, match="part of the program, compiled for 4"):
+        module(X, {"to": torch.Size([2, 4])})
