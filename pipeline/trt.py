@@ -289,7 +289,7 @@ _LEVELS = {
 # Without a GPU every error is followed by one about the CUDA runtime. A second logger is called ignored, and works.
 _NOISE = re.compile(r"checkMacros\.cpp::catchCudaError.*Cuda Runtime|logger passed into create\w+ differs", re.DOTALL)
 # What concerns the form of a network, and no user can change.
-_REMARKS = re.compile(r"^Unused Input|^\[RemoveDeadLayers\]|shape values set for non-shape input")
+_REMARKS = re.compile(r"^Unused Input|RemoveDeadLayers|for non-shape input|not self-consistent")
 _VERBOSE = trt.ILogger.Severity.VERBOSE
 logger = logging.getLogger("pipeline.tensorrt")
 

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from pipeline.errors import PipelineError
 from pipeline.frontend.fakes import quietly
 from pipeline.frontend.views import MULTIPLE, View, view
 from pipeline.shapes.environment import shape_of
@@ -30,8 +31,11 @@ LIFTS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
 """What makes a tensor out of a literal, anew at each call."""
 
 
-class Unknown(Exception):  # noqa: N818 - not an error
+class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph again
     """What a graph writes to cannot be told from the graph."""
+
+    def __init__(self, node: object) -> None:
+        super().__init__(f"{node} shares memory in a way that no rule tells")
 
 
 def mutates(node: Node) -> bool:
