@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from attrs import field, frozen
+
+from pipeline.aten.kinds import CONVOLUTIONS, PRODUCTS
+
+CPU = "cpu"
+"""How steps name the device, which is no part of a recipe."""
 
 
 @frozen
@@ -60,21 +66,47 @@ class Recipe:
         return tuple(dict.fromkeys(r for r in refs if r not in made))
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The constant for these parameters, on the CPU and contiguous; the parameters are not changed."""
-        values: dict[str, Any] = {}
+        """The constant for these parameters, on the CPU and contiguous; the parameters are not changed.
 
-        def value(ref: Ref) -> Any:
-            return values[ref.name] if ref.name in values else parameters[ref.name].detach().cpu()
+        It is made where the parameters are; on the CPU if they are in several places, or there is no room.
+        """
+        given = {name: parameters[name].detach() for name in self.parameters}
+        places = {t.device for t in given.values() if t.device.type != CPU}
+        if self.steps and len(places) == 1:
+            with suppress(torch.OutOfMemoryError):
+                return self._made(given, places.pop())
+        return self._made(given, torch.device(CPU))
 
+    def _made(self, given: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
+        values: dict[str, Any] = {n: t if t.device == device else t.to(device) for n, t in given.items()}
         with torch.no_grad():
             for step in self.steps:
-                kwargs = {k: _resolve(v, value) for k, v in step.kwargs}
-                values[step.name] = target_of(step.target)(*_resolve(step.args, value), **kwargs)
-            result: torch.Tensor = value(self.result)
+                kwargs = {k: _resolve(v, values, device) for k, v in step.kwargs}
+                values[step.name] = called(target_of(step.target), _resolve(step.args, values, device), kwargs)
+            result: torch.Tensor = values[self.result.name].cpu()
             return result.contiguous() if result.layout == torch.strided else result
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.steps), str(self.result)])
+
+
+def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator gives. Products that are slow in their dtype, or less exact than it, are computed in a wider one
+    and rounded once: those of halves on a CPU, and convolutions in float32 on a GPU, where torch takes TF32."""
+    first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+    wider = None if first is None else _wider(target, first)
+    if first is None or wider is None:
+        return target(*args, **kwargs)
+    made: torch.Tensor = target(*(a.to(wider) if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+    return made.to(first.dtype)
+
+
+def _wider(target: Callable[..., Any], operand: torch.Tensor) -> torch.dtype | None:
+    """The dtype that a product of such operands is computed in; None: theirs."""
+    on_cpu = operand.device.type == CPU
+    if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
+        return torch.float32 if target in PRODUCTS or target in CONVOLUTIONS else None
+    return torch.float64 if not on_cpu and operand.dtype == torch.float32 and target in CONVOLUTIONS else None
 
 
 def held(value: torch.Tensor) -> torch.Tensor:
@@ -103,12 +135,13 @@ def qualified_name(target: Any) -> str:
     return f"{module}.{getattr(target, '__name__', target)}"
 
 
-def _resolve(value: Any, get: Callable[[Ref], Any]) -> Any:
+def _resolve(value: Any, values: Mapping[str, Any], device: torch.device) -> Any:
+    """An argument with values in the place of references; where a recipe says CPU, it is ``device``."""
     if isinstance(value, Ref):
-        return get(value)
+        return values[value.name]
     if isinstance(value, (tuple, list)):
-        return type(value)(_resolve(v, get) for v in value)
-    return value
+        return type(value)(_resolve(v, values, device) for v in value)
+    return device if value == CPU and isinstance(value, str) else value
 
 
 def _refs(value: Any) -> list[str]:
