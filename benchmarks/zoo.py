@@ -51,13 +51,13 @@ def row(architecture: Architecture, dtype: str = "float32", *, build: bool = Fal
         found["model"] = type(case.model).__name__
         program, case = captured(case)
     except CaptureError as error:
-        return {**found, "refused": _line(error.__cause__ or error)}
+        return {**found, "refused": first_line(error.__cause__ or error)}
     found["dynamic"] = sorted(_names(case.dynamic_shapes))
     try:
         return {**found, **_compiled(architecture, case, program, build)}
     except Exception as error:
         logging.getLogger(__name__).debug("%s", traceback.format_exc())
-        return {**found, "failed": f"{type(error).__name__}: {_line(error)}"}
+        return {**found, "failed": f"{type(error).__name__}: {first_line(error)}"}
 
 
 def captured(case: Case) -> tuple[pipeline.Program, Case]:
@@ -134,14 +134,14 @@ def _agreement(architecture: Architecture, case: Case, compiled: pipeline.Compil
     for kwargs in (case.kwargs, *(case.inputs(**sizes) for sizes in architecture.sizes)):
         kwargs = padded(kwargs)
         try:
-            ours = module(**_fresh(kwargs))
+            ours = module(**fresh(kwargs))
         except ShapeError:
             continue
         tried += 1
         with torch.no_grad():
-            theirs, best = case.model(**_fresh(kwargs)), _exactly(exact, case, kwargs)
+            theirs, best = case.model(**fresh(kwargs)), exactly(exact, case, kwargs)
         if best is not None:
-            best = tree_map(_defined, best, theirs)
+            best = tree_map(defined, best, theirs)
         known = known and best is not None
         wrong = wrong or difference("output", theirs, best, ours, compiled.program, "reference")
         worst = max(worst, *_errors(ours, theirs, best), key=_excess)
@@ -149,7 +149,7 @@ def _agreement(architecture: Architecture, case: Case, compiled: pipeline.Compil
     return {**found, "wrong": wrong} if wrong else found
 
 
-def _defined(best: Any, theirs: Any) -> Any:
+def defined(best: Any, theirs: Any) -> Any:
     """float64's result, or eager's where that is a number and float64's is none: eager's attention in float64 has
     another kernel, which gives NaN for a query that may look at nothing."""
     if isinstance(best, torch.Tensor) and best.is_floating_point() and best.shape == theirs.shape:
@@ -171,7 +171,7 @@ def padded(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "attention_mask": mask}
 
 
-def _fresh(kwargs: dict[str, Any]) -> dict[str, Any]:
+def fresh(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Copies: a model may write to its inputs."""
     copies: dict[str, Any] = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, kwargs)
     return copies
@@ -183,11 +183,11 @@ def _double(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _exactly(exact: torch.nn.Module, case: Case, kwargs: dict[str, Any]) -> Any:
+def exactly(exact: torch.nn.Module, case: Case, kwargs: dict[str, Any]) -> Any:
     """The outputs in float64; None where the model does not take it, or its weights were rounded to another dtype."""
     exact.load_state_dict(case.model.state_dict())
     try:
-        return exact(**tree_map(_double, _fresh(kwargs)))
+        return exact(**tree_map(_double, fresh(kwargs)))
     except (RuntimeError, ValueError, TypeError):
         return None
 
@@ -197,17 +197,17 @@ def _errors(ours: Any, theirs: Any, best: Any) -> Iterator[tuple[float, float]]:
     for a, b, exact in zip(tree_leaves(ours), tree_leaves(theirs), doubles, strict=True):
         if isinstance(a, torch.Tensor) and a.is_floating_point() and a.numel():
             scale = max(float(exact.double().nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-30)
-            yield _apart(a, exact) / scale, _apart(b, exact) / scale
+            yield apart(a, exact) / scale, apart(b, exact) / scale
 
 
-def _apart(value: torch.Tensor, exact: torch.Tensor) -> float:
+def apart(value: torch.Tensor, exact: torch.Tensor) -> float:
     """The largest difference; infinite where one is NaN or infinite and the other is not so."""
     value, exact = value.double(), exact.double()
     same = (value == exact) | (value.isnan() & exact.isnan())
     return float((value - exact).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf).max())
 
 
-def _line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of what an error says that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]

@@ -54,11 +54,11 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
         try:
             _eager(case.model, case.kwargs)
         except Exception as error:
-            return {**found, "eager": _first_line(error)}
+            return {**found, "eager": zoo.first_line(error)}
         try:
             program, case = zoo.captured(case)
         except CaptureError as error:
-            return {**found, "refused": _first_line(error.__cause__ or error)}
+            return {**found, "refused": zoo.first_line(error.__cause__ or error)}
         compiled = pipeline.default()(program)
         found |= {"engines": len(compiled.engines), "fallbacks": len(compiled.coverage.fallback)}
         return {**found, **_agreement(architecture, case, compiled.module("tensorrt"))}
@@ -74,12 +74,12 @@ def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module) 
     for kwargs in (case.kwargs, *(_moved(case.inputs(**sizes)) for sizes in architecture.sizes[1:2])):
         kwargs = zoo.padded(kwargs)
         try:
-            ours = module(**zoo._fresh(kwargs))
+            ours = module(**zoo.fresh(kwargs))
         except ShapeError:
             continue
         tried += 1
         theirs = _eager(case.model, kwargs)
-        best = zoo._exactly(exact, case, tree_map(_on_cpu, kwargs))
+        best = zoo.exactly(exact, case, tree_map(_on_cpu, kwargs))
         best = _eager_in_float32(architecture, case, kwargs) if best is None else best
         for place, errors in enumerate(_errors(ours, theirs, best)):
             seen.append(errors)
@@ -94,12 +94,12 @@ def _eager_in_float32(architecture: Architecture, case: Case, kwargs: dict[str, 
     """The judge where a model does not run in float64: float32 on the CPU."""
     model = architecture.case(torch.float32).model
     model.load_state_dict({name: value.cpu() for name, value in case.model.state_dict().items()})
-    return _eager(model, tree_map(lambda v: _on_cpu(v, torch.float32), zoo._fresh(kwargs)))
+    return _eager(model, tree_map(lambda v: _on_cpu(v, torch.float32), zoo.fresh(kwargs)))
 
 
 def _eager(model: torch.nn.Module, kwargs: dict[str, Any]) -> Any:
     with torch.no_grad():
-        return model(**zoo._fresh(kwargs))
+        return model(**zoo.fresh(kwargs))
 
 
 def _errors(ours: Any, theirs: Any, best: Any) -> Iterator[tuple[float, float]]:
@@ -117,9 +117,9 @@ def _errors(ours: Any, theirs: Any, best: Any) -> Iterator[tuple[float, float]]:
             same = (a == b) | (a == exact.to(a.dtype) if exact.shape == a.shape else False)
             yield (0.0, 0.0) if bool(same.all()) else (float((~same).float().mean()), 0.0)
         elif a.numel():
-            exact = zoo._defined(exact, b)
+            exact = zoo.defined(exact, b)
             scale = max(float(exact.double().nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-30)
-            yield zoo._apart(a, exact) / scale, zoo._apart(b, exact) / scale
+            yield zoo.apart(a, exact) / scale, zoo.apart(b, exact) / scale
 
 
 def _moved(kwargs: Any) -> Any:
@@ -130,7 +130,3 @@ def _on_cpu(value: Any, dtype: torch.dtype | None = None) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.cpu().to(dtype) if dtype is not None and value.is_floating_point() else value.cpu()
-
-
-def _first_line(error: BaseException) -> str:
-    return zoo._line(error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,14 @@ sizes of the example and at some others.
 The dims that vary are those that torch.export lets vary. An error is the largest of an output relative to the largest
 element, against the same model in float64; where that model does not run in float64, against eager PyTorch. What an
 engine does not take runs in PyTorch, and the reasons are listed below the table.
+
+The last columns are from a GPU, where the model lay before it was captured (`tests/gpu/test_zoo_gpu.py`): the error of
+TensorRT's engines and, in brackets, that of eager PyTorch there. An engine may have four times eager's error, and some
+units in the last place of its dtype more.
 """
+
+ON_GPU = "zoo_gpu_*.json"
+DTYPES = ("float32", "float16", "bfloat16")
 
 COLUMNS = ["model", "task", "dtype", "dims that vary", "operators", "engines", "in PyTorch", "error", "eager's own"]
 
@@ -29,10 +37,40 @@ COLUMNS = ["model", "task", "dtype", "dims that vary", "operators", "engines", "
 def page(results: Path = RESULTS) -> str:
     """The whole page: a part for each table of the zoo that has results."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("zoo_*.json"))]
-    return "\n".join([HEAD, *map(part, found)])
+    runs = [data for data in found if "rows" in data]
+    return "\n".join([HEAD, *map(_where, runs), *(part(data, runs) for data in found if "zoo" in data)])
 
 
-def part(data: dict[str, Any]) -> str:
+def _where(run: dict[str, Any]) -> str:
+    """Which GPU columns a run gives."""
+    versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
+    counts = Counter(map(_outcome, run["rows"]))
+    said = ", ".join(
+        f"{counts[what]} {what}" for what in ("right", "wrong", "refused", "not run by eager") if counts[what]
+    )
+    return filled(f"On {run['machine']['gpu']}, {run['date']}; {versions}; products in {run['products']}: {said}.")
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    if "eager" in row:
+        return "not run by eager"
+    return next((key for key in ("refused", "wrong") if key in row), "right")
+
+
+def _on_gpu(row: dict[str, Any], run: dict[str, Any]) -> list[str]:
+    """A cell for each dtype: what a run on a GPU says of an architecture."""
+    same = {r["dtype"]: r for r in run["rows"] if (r["name"], r["task"]) == (row["name"], row["task"])}
+    return [_gpu_cell(same[dtype]) if dtype in same else "" for dtype in DTYPES]
+
+
+def _gpu_cell(row: dict[str, Any]) -> str:
+    outcome = _outcome(row)
+    if "error" not in row:
+        return outcome
+    return f"{'**wrong** ' if outcome == 'wrong' else ''}{row['error']:.0e} ({row['eager_error']:.0e})"
+
+
+def part(data: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) -> str:
     """A table of the zoo: what compiled, why some of it runs in PyTorch, and what was not compiled."""
     rows = data["zoo"]
     compiled = [row for row in rows if "nodes" in row and "wrong" not in row]
@@ -45,7 +83,10 @@ def part(data: dict[str, Any]) -> str:
                 f"{data['date']}; {versions}. Of {len(rows)} models, {len(compiled)} compile and agree with eager "
                 f"PyTorch, {whole} of them as one engine with nothing left to PyTorch."
             ),
-            *table(COLUMNS, [_cells(row) for row in compiled]),
+            *table(
+                [*COLUMNS, *(f"{_library(run)} {dtype}" for run in runs for dtype in DTYPES)],
+                [[*_cells(row), *(cell for run in runs for cell in _on_gpu(row, run))] for row in compiled],
+            ),
             *_list("In PyTorch, and why", _reasons(compiled)),
             *_list(
                 "Not taken by torch.export", (f"{_named(row)}: {row['refused']}" for row in rows if "refused" in row)
@@ -56,6 +97,12 @@ def part(data: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def _library(run: dict[str, Any]) -> str:
+    """The version and products of a run's engines: 1.4.0.76 TF32."""
+    version = next(run["versions"][name] for name in ("tensorrt_rtx", "tensorrt") if name in run["versions"])
+    return f"{version} {run['products']}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
