@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -19,26 +18,15 @@ from benchmarks import zoo
 from benchmarks.architectures import Architecture
 from examples.models import Case
 from pipeline.errors import CaptureError, ShapeError
+from pipeline.verification.bounds import MULTIPLE, Bound
+from pipeline.verification.eager import products_in_tf32
 
 IEEE = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
-FACTOR = 4.0
-"""How many times eager's own error an engine may have: another order of summation, once per layer."""
-FLOOR = {"float32": 3e-5 if IEEE else 5e-3, "float16": 4e-3, "bfloat16": 3.2e-2}
-"""What eager's error may be too lucky for, relative to the largest value: a few units in the last place. In float32 on
-RTX 1.4 also what TF32 costs TensorRT more than cuDNN and cuBLAS: measured 8e-4 a convolution and 3e-4 a product, all to
-one side, 3.3e-3 after the 53 convolutions of ResNet-50 where eager with TF32 has 3e-4. IEEE convolutions have 1e-6 each
-on RTX 1.6.1, 2e-5 after those of ResNet-50."""
-
-
-@contextmanager
-def products_as_the_engine_has_them() -> Iterator[None]:
-    """eager is the judge: its float32 products use TF32 where the engine's do, and are exact where they are exact."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not IEEE
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+FLOOR = {
+    dtype: Bound(getattr(torch, dtype), "ieee" if IEEE else "tf32").floor
+    for dtype in ("float32", "float16", "bfloat16")
+}
+"""What eager's error may be too lucky for, relative to the largest value."""
 
 
 def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
@@ -50,7 +38,7 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
     found: dict[str, Any] = {"name": architecture.name, "task": architecture.task, "dtype": dtype}
     case = architecture.case(getattr(torch, dtype))
     case = attrs.evolve(case, model=case.model.cuda(), kwargs=_moved(case.kwargs))
-    with products_as_the_engine_has_them():
+    with products_in_tf32(not IEEE):
         try:
             _eager(case.model, case.kwargs)
         except Exception as error:
@@ -83,9 +71,9 @@ def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module) 
         best = _eager_in_float32(architecture, case, kwargs) if best is None else best
         for place, errors in enumerate(_errors(ours, theirs, best)):
             seen.append(errors)
-            if not errors[0] <= FACTOR * errors[1] + FLOOR.get(dtype, 0.0):
+            if not errors[0] <= MULTIPLE * errors[1] + FLOOR.get(dtype, 0.0):
                 wrong = wrong or f"output {place}: error {errors[0]:.1e}, eager's own {errors[1]:.1e}"
-    worst = max(seen[1:] or seen, key=lambda pair: pair[0] - FACTOR * pair[1])
+    worst = max(seen[1:] or seen, key=lambda pair: pair[0] - MULTIPLE * pair[1])
     found = {"sizes": tried, "error": worst[0], "eager_error": worst[1]}
     return {**found, "wrong": wrong} if wrong else found
 

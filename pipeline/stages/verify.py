@@ -105,8 +105,8 @@ def verify(
 
     Both run on the same inputs, at the smallest, optimal and largest sizes that the program takes, and are measured
     against float64. An output of the program may be off by ``multiple`` times eager's own error in the model's dtypes,
-    plus a floor: 32 units in the last place of float32, 4 of halves, at the output's largest magnitude; on a GPU one
-    unit of TF32, in which eager then computes its products as engines do. Integers and bools have to be equal. What
+    plus a floor, at the output's largest magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 where its products are TF32
+    (eager then computes its own so), and 4 units in the last place of halves. Integers and bools have to be equal. What
     changes when products are rounded otherwise is left out, and counted.
 
     Args:

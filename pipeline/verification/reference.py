@@ -13,7 +13,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import draws_random
 from pipeline.errors import PipelineError
 from pipeline.program import Program
-from pipeline.verification.bounds import Bound, Varied
+from pipeline.verification.bounds import Bound, Products, Varied
 from pipeline.verification.eager import Eager, ancestors, products_in_tf32
 from pipeline.verification.samples import Sample
 
@@ -56,7 +56,8 @@ class Reference:
         Raises:
             NotComparableError: eager does not take the inputs.
         """
-        bounds = tuple(Bound(dtype, tf32, multiple) for dtype in coarsest(source))
+        products: Products = "cpu" if device.type == "cpu" else "tf32" if tf32 else "ieee"
+        bounds = tuple(Bound(dtype, products, multiple) for dtype in coarsest(source))
         with products_in_tf32(tf32):
             leaves, eager = _eager(sample, source, parameters, device)
         with products_in_tf32(False):

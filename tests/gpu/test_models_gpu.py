@@ -16,19 +16,14 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import pipeline
+from benchmarks.zoo_gpu import FLOOR, IEEE
 from examples.models import SMALL, Case, small
+from pipeline.verification.bounds import MULTIPLE
+from pipeline.verification.eager import products_in_tf32
 
 pytestmark = pytest.mark.gpu
 
 SIZES = [{"batch": 1}, {"batch": 3, "sequence": 9, "target": 5}, {"batch": 8, "sequence": 32, "target": 32}]
-IEEE = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
-FACTOR = 4.0
-"""How many times eager's own error an engine may have: another order of summation, once per layer."""
-FLOOR = {"float32": 3e-5 if IEEE else 5e-3, "float16": 4e-3, "bfloat16": 3.2e-2}
-"""What eager's error may be too lucky for, relative to the largest value: a few units in the last place. In float32 on
-RTX 1.4 also what TF32 costs TensorRT more than cuDNN and cuBLAS: measured 8e-4 a convolution and 3e-4 a product, all to
-one side, 3.3e-3 after the 53 convolutions of ResNet-50 where eager with TF32 has 3e-4. IEEE convolutions have 1e-6 each
-on RTX 1.6.1, 2e-5 after those of ResNet-50."""
 
 
 def compiled(case: Case, **fields: Any) -> pipeline.Compiled:
@@ -53,17 +48,15 @@ def agree(case: Case, module: torch.nn.Module) -> None:
             assert a.dtype == e.dtype
             assert a.device.type == "cuda"
             scale = t.abs().max().item()
-            allowed = FACTOR * (e.cpu().float() - t).abs().max().item() + FLOOR[dtype] * scale
+            allowed = MULTIPLE * (e.cpu().float() - t).abs().max().item() + FLOOR[dtype] * scale
             assert (a.cpu().float() - t).abs().max().item() <= allowed, (sizes, scale)
 
 
 @pytest.fixture(autouse=True)
 def products_as_the_engine_has_them() -> Iterator[None]:
-    """eager is the judge: its fp32 products use TF32 where the engine's do, and are exact where they are exact."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not IEEE
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    """eager is the judge: its float32 products use TF32 where the engine's do, and are exact where they are exact."""
+    with products_in_tf32(not IEEE):
+        yield
 
 
 @pytest.mark.parametrize("dtype", FLOOR)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.agreement import OutputAgreement
-from pipeline.verification.bounds import TF32, Bound, Varied, judged
+from pipeline.verification.bounds import FLOAT32, Bound, Products, Varied, judged
 
 ROW = OutputAgreement("y", "optimal")
 SINGLE = Bound(torch.float32)
@@ -30,11 +30,16 @@ def test_the_bound_is_a_multiple_of_eagers_error_and_a_floor() -> None:
     assert not row(exact.float() + torch.tensor([5e-3, 0.0]), eager, exact).holds
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_floors(dtype: torch.dtype) -> None:
-    eps = torch.finfo(dtype).eps
-    assert Bound(dtype).floor == (32 if dtype == torch.float32 else 4) * eps
-    assert Bound(dtype, tf32=True).floor == (TF32 if dtype == torch.float32 else 4 * eps)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("products", FLOAT32)
+def test_floors_in_halves(dtype: torch.dtype, products: Products) -> None:
+    assert Bound(dtype, products).floor == 4 * torch.finfo(dtype).eps
+
+
+def test_floors_in_float32() -> None:
+    floors = [Bound(torch.float32, products).floor for products in ("cpu", "ieee", "tf32")]
+    assert floors == sorted(floors)
+    assert floors == pytest.approx([3.8e-6, 3.05e-5, 4.9e-3], rel=0.01)
 
 
 @pytest.mark.parametrize(
