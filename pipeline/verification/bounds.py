@@ -17,9 +17,10 @@ Products = Literal["cpu", "ieee", "tf32"]
 """How products in float32 are computed: by the reference executor, or on a GPU in float32 or TF32."""
 
 FLOAT32: Final[Mapping[Products, float]] = {"cpu": 32 * 2.0**-23, "ieee": 256 * 2.0**-23, "tf32": 5 * 2.0**-10}
-"""The floor in float32, where some forty operators round one after another. On a GPU TensorRT sums in an order of its own:
-an IEEE convolution has 1e-6 on RTX 1.6.1, 2e-5 after ResNet-50's 53. In TF32 it cuts digits off where PyTorch rounds:
-8e-4 a convolution, all to one side, 3.3e-3 after those of ResNet-50, where eager with TF32 has 3e-4 (docs/tensorrt.md)."""
+"""The floor in float32, where some forty operators round one after another. On a GPU TensorRT sums in an order of its
+own: an IEEE convolution has 1e-6 on RTX 1.6.1, and 2e-5 after ResNet-50's 53. In TF32 it cuts digits off where PyTorch
+rounds: 8e-4 a convolution, all to one side, and 3.3e-3 after ResNet-50's, where eager with TF32 has 3e-4
+(docs/tensorrt.md)."""
 
 HALVES: Final = 4
 """The floor in halves: units in the last place at the output's largest magnitude. Few operators round in a row."""
