@@ -195,6 +195,15 @@ def test_a_rank_that_hangs_on_size_1_is_not_promised() -> None:
         module(X[:1])
 
 
+@pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic])
+def test_a_dim_that_is_marked_varies(mark: Any) -> None:
+    x = torch.randn(3, 4)
+    mark(x, 0)
+    module = pipeline.default()(torch.nn.ReLU().eval(), (x,)).module(executor="reference")
+    for n in (1, 3, 16):
+        assert torch.equal(module(torch.ones(n, 4)), torch.ones(n, 4))
+
+
 @pytest.mark.parametrize("dims", [(), (0,), (-1,), ((0,),), ((),)])
 def test_a_tensor_without_dims_can_be_squeezed(dims: Any) -> None:
     module = compiled(lambda x: x.sum().squeeze(*dims) * x, [{0: Dim("n", min=1, max=8)}], X).module("reference")

@@ -80,7 +80,7 @@ def environment(
         CaptureError: of the range that was asked for one size is left.
     """
     _check_varying(inputs, asked)
-    ranges = dict(exported.range_constraints)
+    ranges = {**exported.range_constraints, **_marked(inputs), **exported.range_constraints}  # in torch.export's order
     found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _backed(ranges, inputs)}
     shapes = ShapeEnvironment(FrozenDict(found))
     told = {s.name: (place, expr) for place, expr, _ in _places(inputs, sizes) for s in expr.free_symbols}
@@ -90,6 +90,14 @@ def environment(
             made = _data_dependent(node, ranges.get(symbol), shapes)
             shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
     return _tuned_together(graph, shapes)
+
+
+def _marked(inputs: Mapping[str, Any]) -> dict[Any, Any]:
+    """The ranges of the inputs' symbols as the trace knew them: of dims that ``mark_dynamic`` made vary torch.export
+    tells nothing else."""
+    sizes: list[Any] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
+    nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
+    return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
 
 def _check_varying(inputs: Mapping[str, Any], asked: Mapping[str, Ends]) -> None:
