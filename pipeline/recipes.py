@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.kinds import CONVOLUTIONS, PRODUCTS
+from pipeline.aten.traits import Does, does
 
 CPU = "cpu"
 """How steps name the device, which is no part of a recipe."""
@@ -105,8 +105,8 @@ def _wider(target: Callable[..., Any], operand: torch.Tensor) -> torch.dtype | N
     """The dtype that a product of such operands is computed in; None: theirs."""
     on_cpu = operand.device.type == CPU
     if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
-        return torch.float32 if target in PRODUCTS or target in CONVOLUTIONS else None
-    return torch.float64 if not on_cpu and operand.dtype == torch.float32 and target in CONVOLUTIONS else None
+        return torch.float32 if does(target) in (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES) else None
+    return torch.float64 if not on_cpu and operand.dtype == torch.float32 and does(target) is Does.CONVOLVES else None
 
 
 def held(value: torch.Tensor) -> torch.Tensor:

@@ -57,6 +57,7 @@ KNOWN: dict[str, Callable[[torch.Tensor], Any]] = {
     "a filled tensor": lambda x: x.repeat(torch.full((1,), x.shape[0]).item(), 1),
     "largest": lambda x: x.repeat(2, torch.arange(x.shape[0]).unsqueeze(0).repeat(2, 1).max() + 1),
     "largest of a shifted range": lambda x: x.repeat(2, (torch.arange(2, x.shape[0] + 1, 3) - 1).max()),
+    "largest, turned around": lambda x: x.repeat(2, torch.arange(x.shape[0]).flip(0).roll(1).max() + 1),
     "quotients": lambda x: (x[: torch.tensor(x.shape[0]) // 2], x[: torch.div(span(x), 3, rounding_mode="floor")]),
     "the last rows": lambda x: (x[torch.tensor(x.shape[0]) - 3 :], x[-torch.tensor(x.shape[0]) + 2 :], x[span(x) - 1]),
     "clamped": lambda x: x[: torch.tensor(x.shape[0]).clamp(max=7)] + x[: torch.minimum(span(x), torch.tensor(7))],

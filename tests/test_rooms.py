@@ -34,8 +34,9 @@ ROOMS = (
     ("program",),
     ("network",),
     ("shapes",),
+    ("recipes",),
     ("aten",),
-    ("settings", "agreement", "elsewhere", "errors", "frozen", "inputs", "recipes", "trt", "version"),
+    ("settings", "agreement", "elsewhere", "errors", "frozen", "inputs", "trt", "version"),
 )
 """What may import what: each what is below it, and what stands beside it in one room."""
 

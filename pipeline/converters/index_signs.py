@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,32 +10,12 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import RESHAPES
+from pipeline.aten.traits import PART, Does, does
 
 aten = torch.ops.aten
 
 DEEP = 12
 """How many operators are looked through."""
-
-MOVES = (
-    *RESHAPES,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.expand.default,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.clone.default,
-    aten.alias.default,
-    aten.repeat.default,
-    aten.flip.default,
-)
-"""Operators whose result has no other elements than their first argument."""
-
-COUNTS = (aten.argmax.default, aten.argmin.default, aten.argsort.default, aten.argsort.stable, aten.nonzero.default)
-"""Operators that give places."""
 
 
 def counted(indices: Sequence[Any]) -> frozenset[int]:
@@ -53,10 +34,15 @@ def not_negative(value: Any, depth: int = DEEP) -> bool:
         return statically_known_true(known >= 0)
     if isinstance(known, torch.Tensor) and known.dtype in (torch.bool, torch.uint8):
         return True
-    if value.target in MOVES:
+    kind = does(value.args[0].target) if _is_piece(value) else does(value.target)  # type: ignore[union-attr]
+    if kind in PART:
         return not_negative(value.args[0], depth - 1)
-    rule = RULES.get(value.target)
-    return value.target in COUNTS or (rule is not None and rule(value, depth - 1))
+    rule = RULES.get(value.target, _copied if kind is Does.CASTS else None)
+    return kind is Does.PLACES or (rule is not None and rule(value, depth - 1))
+
+
+def _is_piece(node: torch.fx.Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node)
 
 
 def _arange(node: torch.fx.Node, depth: int) -> bool:
@@ -91,6 +77,5 @@ RULES: Mapping[Any, Callable[[torch.fx.Node, int], bool]] = {
     aten.minimum.default: _all,
     aten.clamp.default: _bounded,
     aten.clamp_min.default: _bounded,
-    aten._to_copy.default: _copied,
     aten.full.default: lambda node, depth: not_negative(node.args[1], depth),
 }

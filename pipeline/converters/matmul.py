@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.kinds import RESHAPES
+from pipeline.aten.traits import Does, does
 from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl import matmul as impl
@@ -29,21 +29,15 @@ def matmul(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Map
     return first_row(ctx, name, result) if lone else result
 
 
-_PASSING = frozenset(
-    {
-        *(*RESHAPES, aten.expand.default, aten.unsqueeze.default, aten.clone.default),
-        *(aten._to_copy.default, aten.contiguous.default, torch.ops.prims.convert_element_type.default),
-    }
-)
-_SOFTMAX = frozenset({aten.softmax.int, aten._softmax.default})
+_PASSING = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
 
 
 def _are_weights(product: torch.fx.Node | None) -> bool:
     """Whether the first operand comes from a softmax, as that of an attention's second product does."""
     node = product.args[0] if product is not None and product.args else None
-    while isinstance(node, torch.fx.Node) and node.target in _PASSING:
+    while isinstance(node, torch.fx.Node) and does(node.target) in _PASSING:
         node = node.args[0]
-    return isinstance(node, torch.fx.Node) and node.target in _SOFTMAX
+    return isinstance(node, torch.fx.Node) and does(node.target) is Does.SOFTENS
 
 
 @converts(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)

@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_map
 
-from pipeline.aten.kinds import VIEWS
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
 from pipeline.decomposition.complex_pairs import Pair, Rule, bilinear, times
 from pipeline.shapes.environment import shape_of
@@ -202,6 +201,8 @@ _MOVES = (
     "slice.Tensor select.int flip roll repeat index_select index.Tensor gather unfold diagonal tril triu clone alias "
     "detach split.Tensor split_with_sizes unbind.int lift_fresh_copy resolve_conj resolve_neg"
 )
+_VIEWS = "view reshape _unsafe_view"
+"""Reshapes: a part's strides need not be those of the whole."""
 _SUMS = "neg sum sum.dim_IntList mean mean.dim cumsum"
 
 
@@ -249,6 +250,6 @@ RULES: Final[Mapping[Any, Rule]] = {
     **{op: filled(op) for op in (aten.full.default, aten.full_like.default)},
     aten._to_copy.default: to_copy,
     **{op: each_part(op) for op in map(_operator, f"{_MOVES} {_SUMS}".split())},
-    **dict.fromkeys(VIEWS, each_part(aten.reshape.default)),  # a part's strides need not be those of the whole
+    **{op: each_part(aten.reshape.default) for op in map(_operator, _VIEWS.split())},
 }
 """By operator."""

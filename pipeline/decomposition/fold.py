@@ -16,6 +16,7 @@ from attrs import evolve
 from torch.fx.node import map_arg
 
 from pipeline.aten.naming import layer_name, unlike
+from pipeline.aten.traits import Does, does
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
@@ -26,9 +27,8 @@ FREE_ELEMENTS = 1 << 20
 """A folded constant of up to this many elements may be larger than what it is made from: an engine would compute it at
 every call, and write it to memory just as it is read from there."""
 
-SPREADS = frozenset({aten.expand.default, aten.repeat.default, aten.repeat_interleave.self_int, aten.tile.default})
 FREE_SPREAD = 1 << 16
-"""Of these operators, so many elements: a kernel that reads what they spread need not have it spread out in memory."""
+"""Of what repeats elements, so many: a kernel that reads what they spread need not have it spread out in memory."""
 
 _UNDEFINED = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -115,7 +115,7 @@ def is_pure(target: Any) -> bool:
 def _is_small(node: torch.fx.Node) -> bool:
     made = _elements(node.meta.get("val"))
     read = sum(_elements(n.meta.get("val")) or 0 for n in node.all_input_nodes)
-    return made is not None and made <= max(FREE_SPREAD if node.target in SPREADS else FREE_ELEMENTS, read)
+    return made is not None and made <= max(FREE_SPREAD if does(node.target) is Does.REPEATS else FREE_ELEMENTS, read)
 
 
 def _elements(value: Any) -> int | None:

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from pipeline.aten.traits import SAME, Does, targets
 from pipeline.program import READS_DATA
 
 aten = torch.ops.aten
@@ -64,16 +65,7 @@ MADE: Mapping[Any, Rule] = {
 LIFTED = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 """What makes a tensor of the program out of a constant."""
 
-MOVED = frozenset(
-    {
-        *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default, aten.repeat.default),
-        *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.permute.default),
-        *(aten.transpose.int, aten.t.default, aten.clone.default, aten.alias.default, aten.detach.default),
-        *(aten._to_copy.default, aten.to.device, aten.to.dtype, aten.detach_.default),
-        *(aten.contiguous.default, aten.max.default, aten.amax.default),
-        *LIFTED,
-    }
-)
+MOVED = targets(*SAME, Does.CASTS) | {aten.max.default, aten.amax.default}
 """What keeps the largest element; of a tensor without elements there is none to read."""
 
 ADDED: Mapping[Any, Rule] = {

@@ -19,7 +19,6 @@ from pipeline.aten.arguments import argument
 from pipeline.converters.attention import NOT, fuses
 from pipeline.improvements.rewriting import (
     FLOATS,
-    TRANSPOSES,
     Node,
     Rewriting,
     aten,
@@ -27,6 +26,7 @@ from pipeline.improvements.rewriting import (
     improvement,
     is_cast,
     is_copy,
+    is_transposed,
     only_reader,
     permutation,
     rank_of,
@@ -185,7 +185,7 @@ def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
 def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
     """The key as attention takes it: its last two dims the other way round."""
     source = _source(key)
-    if source.target in TRANSPOSES and dtype_of(source) == dtype_of(key):
+    if is_transposed(source) and dtype_of(source) == dtype_of(key):
         rank, order = rank_of(source), permutation(source)
         if order == [*range(rank - 2), rank - 1, rank - 2]:
             return source_of(source)  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import RESHAPES
+from pipeline.aten.traits import PART, Does, does
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -27,15 +27,6 @@ from pipeline.improvements.rewriting import (
     source_of,
 )
 from pipeline.shapes.environment import shape_of
-
-KEEPS = frozenset(
-    {
-        *(*RESHAPES, aten.expand.default, aten.unsqueeze.default, aten.clone.default),
-        *(aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.permute.default),
-        *(aten.transpose.int, aten.alias.default, aten._to_copy.default, aten.repeat.default),
-    }
-)
-"""Operators whose result has no element that their input does not have."""
 
 WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
 """Operators that leave the last two dims of a mask as they are, or whose shapes tell that they do not."""
@@ -113,7 +104,7 @@ def _computed(rewriting: Rewriting, node: Node) -> Bounds | None:
         a, b = (_bounds(rewriting, n) or ANY_BOOL for n in args[:2])
         return a[0] * b[0], a[1] * b[1]
     shifted = node.target is aten.add.Tensor and isinstance(args[1], int) and not node.kwargs
-    known = shifted or node.target in KEEPS or node.target is aten.ge.Scalar
+    known = shifted or does(node.target) in (*PART, Does.CASTS) or node.target is aten.ge.Scalar
     inner = _bounds(rewriting, args[0]) if known else None
     if inner is None:
         return None

@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 from torch._ops import OpOverload, OpOverloadPacket
 
+from pipeline.aten.traits import PART, Does, does
 from pipeline.settings import ModulePredicate, qualified_names
 
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
@@ -42,37 +43,31 @@ WINDOWS = Rule("inputs", "sums of a few elements")
 SAID = Rule("said", "it says its dtype")
 OTHERS = Rule("float32", "norms, softmax, long sums, and what no rule names")
 
+BY_TRAIT: Final[Mapping[Does, Rule]] = {
+    **dict.fromkeys((Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS), PRODUCTS),
+    **dict.fromkeys((*PART, Does.MIXES), MOVES),
+    **dict.fromkeys((Does.CASTS, Does.READS), SAID),
+    Does.LOOKS_UP: LOOKUPS,
+    Does.RESAMPLES: WINDOWS,
+    Does.POINTWISE: POINTWISE,
+}
+"""The rules by what an operator does."""
+
 TABLE: Final[Mapping[Rule, str]] = {
-    PRODUCTS: """
-        linear matmul mm bmm addmm baddbmm addbmm mv addmv dot einsum bilinear convolution _convolution conv1d conv2d
-        conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention
-        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
-        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-    """,
-    LOOKUPS: "embedding",
     EXPONENTS: """
         exp exp2 expm1 log log2 log10 log1p pow float_power rsqrt reciprocal sinh cosh tan acos asin acosh erfinv
         softplus lgamma digamma polygamma logit xlogy special_xlog1py logaddexp logaddexp2
     """,
-    POINTWISE: "hardswish prelu glu rsub threshold log_sigmoid",
+    POINTWISE: "prelu glu threshold",
     MOVES: """
-        view _unsafe_view reshape permute transpose t numpy_T mT expand expand_as unsqueeze squeeze flatten unflatten
-        slice select narrow split split_with_sizes chunk tensor_split unbind cat concat concatenate stack hstack vstack
-        contiguous clone alias detach lift lift_fresh repeat repeat_interleave tile roll flip gather index index_select
-        take_along_dim take pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-        replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle unfold im2col movedim moveaxis
-        swapaxes swapdims diagonal tril triu dropout feature_dropout alpha_dropout amax amin max min argmax argmin topk
-        sort argsort max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices
-        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d slice_scatter select_scatter rot90 atleast_1d
-        atleast_2d atleast_3d view_as squeeze_copy zeros_like ones_like full_like new_zeros new_ones new_full
+        dropout feature_dropout alpha_dropout amax amin max min argmax argmin argsort max_pool1d max_pool2d max_pool3d
+        max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+        slice_scatter select_scatter zeros_like ones_like full_like new_zeros new_ones new_full
     """,
-    WINDOWS: """
-        avg_pool1d avg_pool2d avg_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
-        upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d batch_norm _native_batch_norm_legit_no_training
-    """,
-    SAID: "to _to_copy type_as sym_size sym_stride sym_numel item _local_scalar_dense _assert_tensor_metadata",
+    WINDOWS: "avg_pool1d avg_pool2d avg_pool3d batch_norm _native_batch_norm_legit_no_training",
+    OTHERS: "grid_sampler grid_sampler_2d grid_sampler_3d",
 }
-"""The rules by operator; those that work element by element say so by a tag, and need no row."""
+"""The rules of operators that what they do does not tell: these go before."""
 
 BY_NAME: Final = {name: rule for rule, names in TABLE.items() for name in names.split()}
 
@@ -92,12 +87,9 @@ def rule_for(node: torch.fx.Node) -> Rule:
         return SAID
     if name in STATISTICS and _trains(node):
         return OTHERS
-    if name in BY_NAME:
-        rule = BY_NAME[name]
-        return EXPONENTS if rule.mode == "inputs" and _beyond_halves(node) else rule
-    if isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags:
-        return EXPONENTS if _beyond_halves(node) else POINTWISE
-    return OTHERS
+    kind = does(target)
+    rule = BY_NAME.get(name) or (BY_TRAIT.get(kind, OTHERS) if kind is not None else OTHERS)
+    return EXPONENTS if rule.mode == "inputs" and _beyond_halves(node) else rule
 
 
 def _trains(node: torch.fx.Node) -> bool:

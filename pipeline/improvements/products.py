@@ -10,8 +10,8 @@ from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import RESHAPES
 from pipeline.aten.naming import module_path
+from pipeline.aten.traits import Does, does
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, only_reader, rank_of
 from pipeline.shapes.environment import shape_of
 
@@ -84,7 +84,7 @@ def _parts(node: Node) -> Iterator[Part]:
     """The slices of a node's last dim that are read by nothing but a view as heads."""
     for piece, start in _pieces(node):
         view = only_reader(piece)
-        if view is not None and view.target in RESHAPES and _splits(view, piece) and not is_output(view):
+        if view is not None and does(view.target) is Does.RESHAPES and _splits(view, piece) and not is_output(view):
             yield Part(view, start, *view.meta["val"].shape[-2:])
 
 

@@ -12,6 +12,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin
 from pipeline.aten.support import Choice
+from pipeline.aten.traits import Does, does
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.decomposition.fold import fold, is_pure
 from pipeline.frontend.fakes import fake_mode, fake_result, signature
@@ -22,9 +23,6 @@ aten = torch.ops.aten
 Node: TypeAlias = torch.fx.Node
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
-TRANSPOSES = (aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default)
 
 SMALL = 1 << 22
 """A constant of up to this many elements may be looked at while compiling."""
@@ -155,7 +153,7 @@ def is_copy(node: Node) -> bool:
     """Whether a node gives its input as it is: a copy, or a slice of everything, which torch 2.11 writes for ``:``."""
     if node.target is aten.slice.Tensor:
         return argument(node, "step") == 1 and alike(node, source_of(node))
-    return node.target in COPIES
+    return does(node.target) is Does.COPIES
 
 
 def copied(node: Node) -> Node:
@@ -167,7 +165,7 @@ def copied(node: Node) -> Node:
 
 def is_cast(node: Node) -> bool:
     """Whether a node casts to a float that networks have."""
-    return node.target is aten._to_copy.default and dtype_of(node) in FLOATS
+    return does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
 
 
 def rank_of(node: Node) -> int:
@@ -205,16 +203,13 @@ def is_item(node: Node) -> bool:
     return node.target is operator.getitem
 
 
+def is_transposed(node: Node) -> bool:
+    """Whether a node gives its input with the dims in another order."""
+    return does(node.target) is Does.TRANSPOSES
+
+
 def permutation(node: Node) -> list[int]:
-    """The dims of a transposing node's input in the order of its result."""
-    rank = rank_of(node)
-    order = list(range(rank))
-    if node.target is aten.permute.default:
-        dims: tuple[int, ...] = argument(node, "dims")
-        return [dim % rank for dim in dims]
-    first, second = (-2, -1)
-    if node.target is aten.transpose.int:
-        first, second = argument(node, "dim0"), argument(node, "dim1")
-    if rank >= 2:
-        order[first], order[second] = order[second], order[first]
-    return order
+    """The dims of a transposing node's input in the order of its result: where a tensor without elements has them."""
+    sizes = range(2, rank_of(node) + 2)
+    turned = node.target(torch.empty(tuple(sizes), device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]
+    return [sizes.index(size) for size in turned.shape]

@@ -15,13 +15,12 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import RESHAPES
+from pipeline.aten.traits import Does, does
 from pipeline.converters.attention import is_open
 from pipeline.improvements.attention import SDPA
 from pipeline.improvements.masks import AND, constant_of
 from pipeline.improvements.rewriting import (
     FLOATS,
-    TRANSPOSES,
     Node,
     Rewriting,
     alike,
@@ -30,6 +29,7 @@ from pipeline.improvements.rewriting import (
     improvement,
     is_copy,
     is_output,
+    is_transposed,
     only_reader,
     permutation,
     rank_of,
@@ -117,9 +117,10 @@ def _projection(node: Node) -> Projection | None:
     in_order = False
     while (reader := only_reader(node)) is not None:
         shape = shape_of(reader.meta["val"]) if dtype_of(reader) is not None else ()
-        same = is_copy(reader) or (reader.target in RESHAPES and shape == shape_of(node.meta["val"]))
-        turned = not in_order and reader.target in TRANSPOSES and permutation(reader) == [0, 2, 1, 3]
-        if not (same or turned or (in_order and reader.target in RESHAPES and shape in merged)):
+        reshaped = does(reader.target) is Does.RESHAPES
+        same = is_copy(reader) or (reshaped and shape == shape_of(node.meta["val"]))
+        turned = not in_order and is_transposed(reader) and permutation(reader) == [0, 2, 1, 3]
+        if not (same or turned or (in_order and reshaped and shape in merged)):
             return _linear(reader, node, (batch, length)) if in_order and rank_of(node) < 4 else None
         node, in_order = reader, in_order or turned
     return None
@@ -138,7 +139,7 @@ def _linear(node: Node, x: Node, leading: tuple[Any, Any]) -> Projection | None:
         return None
     if rank_of(node) == 2:
         view = only_reader(node)
-        if view is None or view.target not in RESHAPES:
+        if view is None or does(view.target) is not Does.RESHAPES:
             return None
         node = view
     return Projection(node, bias) if shape_of(node.meta["val"])[:-1] == leading and not is_output(node) else None

@@ -8,18 +8,17 @@ queries ViT's at batch 8 took an H200 no less time, and the product that gives t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import RESHAPES, VIEWS, is_pointwise
+from pipeline.aten.kinds import is_pointwise
+from pipeline.aten.traits import Does, does, states_sizes, targets
 from pipeline.decomposition.fold import is_pure
 from pipeline.improvements.rewriting import (
-    COPIES,
-    TRANSPOSES,
     Node,
     Rewriting,
     aten,
@@ -32,9 +31,8 @@ from pipeline.improvements.rewriting import (
 )
 from pipeline.shapes.environment import Expr, shape_of
 
-PRODUCTS = (aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default)
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
-WORTH = frozenset({*PRODUCTS, *NORMS})
+WORTH = (Does.PROJECTS, Does.MULTIPLIES, Does.NORMALIZES)
 """Operators of which a selection has to move before one: others TensorRT computes where they are read."""
 
 Dims: TypeAlias = Mapping[int, int]
@@ -64,7 +62,7 @@ def selections(rewriting: Rewriting) -> None:
         chosen = None if node._erased else _selection(node)
         if chosen is not None:
             region = _region(chosen)
-            if WORTH & {n.target for n in region}:
+            if any(does(n.target) in WORTH for n in region):
                 _Narrowing(rewriting, chosen, region).apply()
 
 
@@ -124,8 +122,8 @@ def _reads(node: Node, dim: int) -> Dims | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None
-    for targets, reads in READS:
-        if node.target in targets:
+    for operators, reads in READS:
+        if node.target in operators:
             return reads(node, dim)
     return _broadcast(node, dim) if is_pointwise(node) and is_pure(node.target) else None
 
@@ -192,15 +190,15 @@ def _unflattened(node: Node) -> range:
     return range(first, first + len(argument(node, "sizes")))
 
 
-READS: tuple[tuple[tuple[Any, ...], Callable[[Node, int], Dims | None]], ...] = (
+READS: tuple[tuple[Collection[Any], Callable[[Node, int], Dims | None]], ...] = (
     ((aten.linear.default, *NORMS), _along_leading),
     ((aten.mm.default, aten.matmul.default), _matmul),
     ((aten.addmm.default,), _addmm),
     ((aten.slice.Tensor,), _cut),
     ((aten.select.int,), _picked),
-    (RESHAPES, _reshaped),
-    (TRANSPOSES, lambda node, dim: {0: permutation(node)[dim]}),
-    ((*COPIES, aten._to_copy.default), lambda node, dim: {0: dim}),
+    (targets(Does.RESHAPES), _reshaped),
+    (targets(Does.TRANSPOSES), lambda node, dim: {0: permutation(node)[dim]}),
+    (targets(Does.COPIES, Does.CASTS), lambda node, dim: {0: dim}),
 )
 """Operators that give rows of rows; pointwise ones do too."""
 
@@ -231,7 +229,7 @@ class _Narrowing:
         reads = _reads(node, dim)
         assert reads is not None
         arguments = [self._rows(v, reads[i], node) if i in reads else v for i, v in enumerate(node.args)]
-        if node.target in VIEWS:
+        if states_sizes(node.target):
             sizes: Any = arguments[1]
             arguments[1] = [*sizes[:dim], self.chosen.count, *sizes[dim + 1 :]]
         return self.rewriting.create(node.target, tuple(arguments), dict(node.kwargs), node)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import frozen
 
-from pipeline.aten.kinds import CONVOLUTIONS, MATMULS, NORMS, PRODUCTS, SOFTMAX, is_pointwise, moves
+from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.traits import Does, does
 from pipeline.partitioning.flow import Flow
 
 LONGEST = 16
@@ -84,7 +85,7 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
         return i not in taken and supported(i)
 
     for i, node in enumerate(flow.nodes):
-        if node.target in CONVOLUTIONS or node.target in PRODUCTS:
+        if does(node.target) in (Does.CONVOLVES, Does.MULTIPLIES, Does.PROJECTS):
             found = (i,) if not free(i) else _attention(flow, i, free) or _epilogue(flow, i, free)
             if len(found) > 1:
                 taken.update(found)
@@ -94,7 +95,7 @@ def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int
 def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     found = [start]
     for step in _steps(flow, start, free):
-        if not all(is_pointwise(flow.nodes[i]) or flow.nodes[i].target in NORMS for i in step):
+        if not all(is_pointwise(flow.nodes[i]) or does(flow.nodes[i].target) is Does.SCALES for i in step):
             break
         found += step
     return tuple(found)
@@ -103,14 +104,14 @@ def _epilogue(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int,
 def _attention(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
     """From a product through a softmax to another product; nothing if that is not what follows."""
     found, normalised = [start], False
-    if flow.nodes[start].target not in MATMULS:
+    if does(flow.nodes[start].target) is not Does.MULTIPLIES:
         return ()
     for step in _steps(flow, start, free):
         found += step
         last = flow.nodes[step[-1]]
-        if last.target in SOFTMAX and not normalised:
+        if does(last.target) is Does.SOFTENS and not normalised:
             normalised = True
-        elif last.target in MATMULS and normalised:
+        elif does(last.target) is Does.MULTIPLIES and normalised:
             return tuple(found)
         elif not (is_pointwise(last) or moves(last)):
             return ()

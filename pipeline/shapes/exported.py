@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import RESHAPES
+from pipeline.aten.traits import Does, does
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
 from pipeline.shapes.environment import (
@@ -274,7 +274,7 @@ def _assertions(graph: torch.fx.Graph) -> Iterator[Any]:
 def _reshaped(graph: torch.fx.Graph) -> Iterator[Any]:
     """``view(-1, 4)`` takes a multiple of 4; an ExportedProgram that was saved has forgotten it."""
     for node in graph.nodes:
-        if node.target in RESHAPES:
+        if does(node.target) is Does.RESHAPES:
             before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
             if before != after:
                 yield sympy.Eq(before, after, evaluate=False)

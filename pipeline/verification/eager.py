@@ -13,15 +13,18 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
 from pipeline.aten.graphs import results
-from pipeline.improvements.precision import EXPONENTS, PRODUCTS, STATISTICS, TABLE, name_of
+from pipeline.aten.traits import Does, does
+from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
 from pipeline.program import Program
 from pipeline.runtime.torch_segment import ANY_LAYOUT
 
-_SUMS = (
-    "softmax _softmax log_softmax _log_softmax sum mean var std norm layer_norm native_layer_norm group_norm "
-    "add sub mul div"
+INEXACT = (
+    *(Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS),
+    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS),
 )
-INEXACT = frozenset((*TABLE[PRODUCTS].split(), *TABLE[EXPONENTS].split(), *STATISTICS, *_SUMS.split()))
+INEXACT_NAMES = frozenset(
+    (*TABLE[EXPONENTS].split(), *["sum", "mean", "var", "std", "norm", "add", "sub", "mul", "div"])
+)
 """Operators whose results depend on how sums and products are rounded; others only move, compare or choose."""
 
 ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
@@ -90,7 +93,8 @@ class Eager(torch.fx.Interpreter):
         if kwargs.get("device") is not None:
             kwargs["device"] = self.device
         result = super().call_function(ANY_LAYOUT.get(target, target), args, kwargs)
-        return tree_map(self.rounded, result) if self.generator is not None and name_of(target) in INEXACT else result
+        inexact = does(target) in INEXACT or name_of(target) in INEXACT_NAMES
+        return tree_map(self.rounded, result) if self.generator is not None and inexact else result
 
     def argument(self, value: Any) -> Any:
         """An argument, or the dtype that it names, at least as wide as ``dtype``."""

@@ -29,6 +29,10 @@ COUNTED = {
     "a sum": lambda x, y: x[torch.arange(y.shape[0]) + 2],
     "places": lambda x, y: x[y.argmax(1)],
     "bounded": lambda x, y: x[y.long()[:, 0].clamp(min=0)],
+    "turned around": lambda x, y: x[torch.arange(y.shape[0]).flip(0).roll(1)],
+    "picked": lambda x, y: x[torch.arange(y.shape[0])[y.argmax(1)]],
+    "sorted": lambda x, y: x[y.argmax(1).sort()[0]],
+    "taken apart": lambda x, y: x[y.long().clamp(min=0, max=4).split(1, 1)[1]],
     "bounded, in a row": lambda x, y: x[y.long().clamp(min=0, max=4).flatten()],
 }
 OTHERS = {

@@ -78,6 +78,7 @@ FINITE: dict[str, Mask] = {
     "filled in": lambda x: x.new_zeros((x.shape[0], 1, 1, x.shape[2])).masked_fill(~seen(x), -1e4),
     "twice": lambda x: torch.where(seen(x), torch.where(future(x), 0.0, -2.0), -1e4).to(x.dtype),
     "expanded": lambda x: torch.where(seen(x), 0.0, -1e4).to(x.dtype).expand(-1, 1, x.shape[2], -1).contiguous(),
+    "turned around": lambda x: torch.where(seen(x), 0.0, -1e4).to(x.dtype).flip(-1).roll(1, -1),
     "of bools": lambda x: seen(x).to(x.dtype),
 }
 INFINITE: dict[str, Mask] = {

@@ -65,7 +65,7 @@ def test_rules(dtype: torch.dtype) -> None:
     made = dtypes(autocast(dtype)(program))
     assert made["linear"] == made["mul"] == made["linear_1"] == dtype
     assert made["layer_norm"] == made["softmax"] == torch.float32
-    assert made["add_2"] == torch.float32, "the buffer of -1e9 is added in float32"
+    assert made["add_1"] == torch.float32, "the buffer of -1e9 is added in float32"
     assert made["calls" if "calls" in made else "add"] == torch.float32
 
 

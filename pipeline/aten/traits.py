@@ -1,0 +1,199 @@
+"""What each operator does: the one table of facts that ATen's schemas do not state.
+
+Every pass asks it: partitioning which operators are cheap, mixed precision which are safe in halves, validators what is
+known of indices. A row is an operator's name, for all its overloads, or one overload, which goes before. What torch
+itself says is asked of torch: that an operator works element by element, draws random numbers, or gives a view.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+
+
+class Does(enum.Enum):
+    """What an operator does. ``value`` says it in words; "its elements" are those of its first argument."""
+
+    COPIES = "gives its elements as they are"
+    CASTS = "gives its elements in another dtype, or on another device"
+    RESHAPES = "gives its elements, in their order, under another shape"
+    SQUEEZES = "adds dims of size 1, or leaves them out"
+    TRANSPOSES = "gives its elements with the dims in another order"
+    REORDERS = "gives each of its elements once, elsewhere"
+    REPEATS = "gives all its elements, some several times"
+    SELECTS = "gives some of its elements"
+    MIXES = "gives its elements beside others"
+    WRITES = "gives its elements, some written over or added to"
+    REINTERPRETS = "sees its memory as other numbers"
+    FILLS = "makes a tensor of sizes and numbers"
+    PLACES = "gives places or counts: whole numbers that are not negative"
+    POINTWISE = "computes each element from one of each argument"
+    REDUCES = "computes one element from many"
+    SCANS = "computes elements from those before them"
+    MULTIPLIES = "is a product of two tensors"
+    PROJECTS = "is a linear layer"
+    CONVOLVES = "is a convolution"
+    ATTENDS = "is an attention"
+    RECURS = "is a recurrent layer"
+    LOOKS_UP = "takes rows of a table of weights"
+    NORMALIZES = "normalizes each row"
+    SCALES = "scales and shifts each channel"
+    SOFTENS = "is a softmax"
+    POOLS = "computes an element from each window"
+    RESAMPLES = "interpolates between its elements"
+    DRAWS = "draws random numbers"
+    READS = "gives Python a number, or checks one"
+    ELSEWHERE = "is of sparse or nested tensors, or of autograd, which no program has"
+
+
+TABLE: Final[Mapping[Does, str]] = {
+    Does.COPIES: """
+        alias alias_copy clone contiguous detach detach_ detach_copy lift lift_fresh lift_fresh_copy pin_memory positive
+        resolve_conj resolve_neg
+    """,
+    Does.CASTS: """
+        _to_copy to type_as _autocast_to_full_precision _autocast_to_reduced_precision prims.convert_element_type
+    """,
+    Does.RESHAPES: """
+        view reshape _unsafe_view _reshape_alias _reshape_copy view_copy view_as reshape_as flatten unflatten ravel
+    """,
+    Does.SQUEEZES: "squeeze squeeze_copy unsqueeze unsqueeze_copy atleast_1d atleast_2d atleast_3d",
+    Does.TRANSPOSES: "permute permute_copy transpose t t_copy mT numpy_T movedim moveaxis swapaxes swapdims",
+    Does.REORDERS: "flip fliplr flipud roll rot90 pixel_shuffle pixel_unshuffle channel_shuffle",
+    Does.REPEATS: """
+        expand expand_as expand_copy broadcast_to repeat repeat_interleave tile prims.broadcast_in_dim
+    """,
+    Does.SELECTS: """
+        slice select narrow narrow_copy split split_copy split_with_sizes unsafe_split unsafe_split_with_sizes chunk
+        unsafe_chunk tensor_split hsplit vsplit dsplit unbind unbind_copy diagonal diagonal_copy linalg_diagonal unfold
+        unfold_copy index index_select gather take take_along_dim masked_select topk sort msort select_copy slice_copy
+        reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+        _pad_circular
+    """,
+    Does.MIXES: """
+        cat concat concatenate stack hstack vstack dstack column_stack pad constant_pad_nd tril triu diag_embed im2col
+        resize
+    """,
+    Does.WRITES: """
+        slice_scatter select_scatter diagonal_scatter as_strided_scatter scatter scatter_add scatter_reduce index_put
+        _unsafe_index_put index_copy index_fill index_add index_reduce masked_scatter copy put
+    """,
+    Does.REINTERPRETS: """
+        as_strided view.dtype view_copy.dtype view_as_real view_as_complex real imag conj _conj _neg_view adjoint
+        mH matrix_H
+    """,
+    Does.FILLS: """
+        arange full scalar_tensor zeros ones empty full_like zeros_like ones_like empty_like new_full new_zeros new_ones
+        new_empty new_empty_strided empty_permuted empty_strided eye linspace logspace tril_indices triu_indices fill
+    """,
+    Does.PLACES: """
+        argmax argmin argsort nonzero nonzero_static searchsorted bucketize one_hot count_nonzero
+        repeat_interleave.Tensor
+    """,
+    Does.POINTWISE: """
+        hardswish log_sigmoid log_sigmoid_forward floor_divide rsub masked_fill prims.div max.other min.other
+    """,
+    Does.REDUCES: """
+        sum nansum mean nanmean prod amax amin max min aminmax any all std var std_mean var_mean logsumexp norm
+        linalg_vector_norm median nanmedian mode kthvalue histc bincount embedding_bag _embedding_bag
+        _embedding_bag_forward_only glu prims.sum
+    """,
+    Does.SCANS: "cumsum cumprod cummax cummin logcumsumexp",
+    Does.MULTIPLIES: "mm bmm matmul baddbmm addbmm mv addmv dot vdot einsum tensordot bilinear _grouped_mm",
+    Does.PROJECTS: "linear addmm",
+    Does.CONVOLVES: """
+        convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    """,
+    Does.ATTENDS: """
+        scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+    """,
+    Does.RECURS: "lstm gru rnn_tanh rnn_relu",
+    Does.LOOKS_UP: "embedding",
+    Does.NORMALIZES: "layer_norm native_layer_norm rms_norm _fused_rms_norm log_softmax _log_softmax",
+    Does.SCALES: """
+        batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training group_norm
+        native_group_norm instance_norm prelu _prelu_kernel
+    """,
+    Does.SOFTENS: "softmax _softmax _safe_softmax",
+    Does.POOLS: """
+        avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
+        max_pool3d_with_indices adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d
+        _adaptive_avg_pool3d
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+    """,
+    Does.RESAMPLES: """
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+        _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler grid_sampler_2d grid_sampler_3d
+    """,
+    Does.DRAWS: "native_dropout dropout feature_dropout alpha_dropout feature_alpha_dropout",
+    Does.READS: """
+        sym_size sym_stride sym_numel sym_storage_offset item _local_scalar_dense _assert_tensor_metadata _assert_scalar
+        _assert_async
+    """,
+    Does.ELSEWHERE: """
+        _values values _indices indices crow_indices col_indices ccol_indices row_indices coalesce to_dense
+        _sparse_broadcast_to _nested_get_values _nested_view_from_buffer _nested_view_from_jagged _ncf_view
+        _ncf_unsqueeze _fw_primal _make_dual _unpack_dual _grad_sum_to_size slice_inverse
+        _test_autograd_multiple_dispatch_view
+    """,
+}
+"""The operators by what they do. What has torch's tag for elementwise operators needs no row."""
+
+ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.split()}
+
+
+@cache
+def does(target: Any) -> Does | None:
+    """What an operator does; None where nothing is known, and for what is no operator of ATen or prims."""
+    if not isinstance(target, OpOverload):
+        return None
+    name = target._schema.name.removeprefix("aten::").replace("prims::", "prims.")
+    found = ROWS.get(f"{name}.{target._overloadname}", ROWS.get(name))
+    if found is not None:
+        return found
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return Does.DRAWS
+    return Does.POINTWISE if torch.Tag.pointwise in target.tags else None
+
+
+@cache
+def targets(*kinds: Does) -> frozenset[OpOverload[..., Any]]:
+    """The operators that do one of these, by the rows of the table: every overload but those that write to ``out``."""
+    packets = (_packet(name.partition(".") if not name.startswith("prims.") else name) for name in ROWS)
+    overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
+    return frozenset(op for op in overloads if "out" not in op._overloadname and does(op) in kinds)
+
+
+def _packet(name: Any) -> Any:
+    """The packet of a row; None if this torch has none."""
+    if isinstance(name, tuple):
+        return getattr(torch.ops.aten, name[0], None)
+    return getattr(torch.ops.prims, name.removeprefix("prims."), None)
+
+
+def is_view(target: Any) -> bool:
+    """Whether an operator's schema says that its result shares memory with an argument that it leaves as it is."""
+    returns = target._schema.returns if isinstance(target, OpOverload) else ()
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def states_sizes(target: Any) -> bool:
+    """Whether an operator reshapes by the size of each dim of its result, its second argument and last."""
+    if does(target) is not Does.RESHAPES or len(target._schema.arguments) != 2:
+        return False
+    second = target._schema.arguments[1]
+    return second.name in ("size", "shape") and str(second.type).startswith("List")
+
+
+SAME: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS)
+"""The result has all elements of the first argument, and no others."""
+
+PART: Final = (*SAME, Does.SELECTS)
+"""The result has no elements but those of the first argument."""

@@ -1,0 +1,154 @@
+"""The facts about operators: a row for every view and every operator that converts, and rows that are true."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten import traits
+from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.traits import PART, SAME, Does, does, is_view, states_sizes
+from pipeline.converters import DYNAMO_CONVERTERS
+from pipeline.improvements.rewriting import permutation
+from pipeline.recipes import qualified_name
+from pipeline.testing import Call
+from pipeline.testing.strategies import for_target
+
+aten = torch.ops.aten
+CONVERTED = sorted((t for t in DYNAMO_CONVERTERS if isinstance(t, torch._ops.OpOverload)), key=qualified_name)
+
+
+def all_operators() -> Iterator[Any]:
+    """ATen's, but for those that only scripts have."""
+    for name in torch._C._dispatch_get_all_op_names():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        if name.startswith("aten::") and hasattr(aten, packet):
+            yield getattr(getattr(aten, packet), overload or "default")
+
+
+def test_every_view_has_a_row() -> None:
+    views = [op for op in all_operators() if is_view(op)]
+    assert len(views) > 80
+    assert not [str(op) for op in views if does(op) is None], "say what it does in pipeline/aten/traits.py"
+
+
+def test_every_operator_that_converts_has_a_row() -> None:
+    assert not [str(op) for op in CONVERTED if does(op) is None], "say what it does in pipeline/aten/traits.py"
+
+
+def test_each_operator_has_one_row() -> None:
+    names = [name for row in traits.TABLE.values() for name in row.split()]
+    assert len(names) == len(set(names))
+    assert traits.TABLE.keys() == set(Does)
+
+
+def test_rows_are_operators() -> None:
+    known = {str(op).removeprefix("aten.") for op in traits.targets(*Does)}
+    known |= {name.rpartition(".")[0] for name in known}
+    assert {name for name in traits.ROWS if name not in known} <= {"_grouped_mm"}  # since torch 2.12
+
+
+def of_kind(*kinds: Does) -> Any:
+    """The operators that convert and do one of these."""
+    targets = [op for op in CONVERTED if does(op) in kinds and for_target(op) is not None]
+    return pytest.mark.parametrize("target", targets, ids=qualified_name)
+
+
+def for_calls(target: Any, holds: Callable[[Call], None]) -> None:
+    """Some calls of an operator."""
+    strategy = for_target(target)
+    assert strategy is not None
+    settings(max_examples=15, deadline=None)(given(strategy)(holds))()
+
+
+def elements(value: Any) -> set[float]:
+    tensors = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return {x for t in tensors for x in t.to(torch.float64).nan_to_num(7.5).flatten().tolist()}
+
+
+@of_kind(*PART)
+def test_the_result_has_no_elements_but_those_of_the_first_argument(target: Any) -> None:
+    def holds(call: Call) -> None:
+        args, kwargs = call.bound()
+        result = target(*args, **kwargs)
+        found = elements(result[:1] if does(target) is Does.SELECTS and "indices" in str(target._schema) else result)
+        assert found <= elements(args[0])
+        assert does(target) not in SAME or not found or found == elements(args[0])
+
+    for_calls(target, holds)
+
+
+@of_kind(Does.PLACES)
+def test_places_are_not_negative(target: Any) -> None:
+    def holds(call: Call) -> None:
+        args, kwargs = call.bound()
+        assert all(place >= 0 for place in elements(target(*args, **kwargs)))
+
+    for_calls(target, holds)
+
+
+@of_kind(Does.POINTWISE)
+def test_elementwise_operators_broadcast(target: Any) -> None:
+    def holds(call: Call) -> None:
+        args, kwargs = call.bound()
+        result = target(*args, **kwargs)
+        shapes = [t.shape for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        assert tree_leaves(result)[0].shape == torch.broadcast_shapes(*shapes)
+
+    for_calls(target, holds)
+
+
+@of_kind(Does.RESHAPES)
+def test_what_states_its_sizes_has_them(target: Any) -> None:
+    def holds(call: Call) -> None:
+        args, kwargs = call.bound()
+        result = target(*args, **kwargs)
+        torch.testing.assert_close(result.flatten(), args[0].flatten(), rtol=0, atol=0, equal_nan=True)
+        assert not states_sizes(target) or all(s in (-1, n) for s, n in zip(args[1], result.shape, strict=True))
+
+    for_calls(target, holds)
+
+
+def node(target: Any, *args: Any) -> torch.fx.Node:
+    """A call on tensors."""
+    graph = torch.fx.Graph()
+    inputs = [a if not isinstance(a, torch.Tensor) else graph.placeholder(f"x{i}") for i, a in enumerate(args)]
+    made = graph.call_function(target, tuple(inputs))
+    made.meta["val"] = target(*args)
+    return made
+
+
+X = torch.randn(2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.permute.default, ([0, -1, 1, 2],)),
+        (aten.transpose.int, (-1, 1)),
+        (aten.mT.default, ()),
+        (aten.movedim.int, (0, 2)),
+        (aten.swapaxes.default, (0, 3)),
+    ],
+)
+def test_the_order_of_transposed_dims(target: Any, args: Any) -> None:
+    order = permutation(node(target, X, *args))
+    assert torch.equal(X.permute(order), target(X, *args))
+
+
+def test_what_is_cheap_is_told_from_what_computes() -> None:
+    for target, args in ((aten.movedim.int, (0, 1)), (aten.narrow.default, (0, 0, 1)), (aten.view_as.default, (X,))):
+        assert moves(node(target, X, *args))
+    assert not moves(node(aten.flip.default, X, [0]))
+    assert is_pointwise(node(aten.hardswish.default, X)) and is_pointwise(node(aten.relu.default, X))
+    assert not is_pointwise(node(aten.prelu.default, X, torch.rand(3)))
+    assert does(operator.add) is None
+    assert does(aten.max.other) is Does.POINTWISE and does(aten.max.dim) is Does.REDUCES
+    assert does(aten.view.dtype) is Does.REINTERPRETS
+    assert does(aten.rand.default) is Does.DRAWS
