@@ -20,6 +20,7 @@ class OutputAgreement:
     exact: what both are measured against: ``float64``, ``float32``, or ``eager`` where it runs in no other dtype.
     elements, undecided: how many elements the output has, and how many of them are left out because rounding decides
         them: they change when products are rounded otherwise (a near tie of ``argmax``, say).
+    raised: what the program raises in the place of giving it; empty if it runs.
     unjudged: why the output is not judged; empty if it is.
     """
 
@@ -31,15 +32,18 @@ class OutputAgreement:
     exact: str = "float64"
     elements: int = 0
     undecided: int = 0
+    raised: str = ""
     unjudged: str = ""
 
     @property
     def holds(self) -> bool:
         """Whether the error is within the bound, or is not judged."""
-        return bool(self.unjudged) or self.error <= self.bound
+        return not self.raised and (bool(self.unjudged) or self.error <= self.bound)
 
     def __str__(self) -> str:
         where = f"{self.output}, {self.sample}: "
+        if self.raised:
+            return f"{where}WRONG: the program raises {self.raised}"
         if self.unjudged:
             return f"{where}not judged: {self.unjudged}"
         left_out = f"; {self.undecided} of {self.elements} elements are decided by rounding" if self.undecided else ""

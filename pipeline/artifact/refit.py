@@ -29,7 +29,8 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     """The same program with other weights.
 
     Engines that can be refitted (``immutable_weights=False``, built on a GPU) are refitted; others are built anew from
-    their networks, which gives the same result and takes TensorRT's build time.
+    their networks, which gives the same result and takes TensorRT's build time. What was verified were other weights:
+    the new program has no ``agreement``.
 
     Args:
         compiled: what to refit; it is not changed.
@@ -55,7 +56,7 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     parameters = FrozenDict({**program.parameters, **copies})
     versions = FrozenDict({name: version(t) for name, t in parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, parameters=parameters, versions=versions))
-    return _refitted(compiled, new) if refits else _rebuilt(new)
+    return _refitted(compiled, new) if refits else evolve(_rebuilt(new), healed=compiled.healed)
 
 
 def _refittable(compiled: Compiled) -> bool:
@@ -184,7 +185,7 @@ def _refitted(compiled: Compiled, partitioned: Partitioned) -> Compiled:
         weights |= {name: recipe.evaluate(parameters) for name, recipe in recipes.items()}
         changed = {name for name, recipe in recipes.items() if moved.intersection(recipe.parameters)}
         engines.append(refit(engine, weights, changed) if engine.refittable else engine)
-    return evolve(compiled, partitioned=partitioned, engines=tuple(engines))
+    return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 
 def _moved(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:

@@ -62,7 +62,10 @@ class _Trials:
         only = frozenset((row.output, row.sample) for row in self.agreement.failures)
         try:
             part = self.again.finished(split(self.compiled.partitioned, nodes))
-            self.failures[nodes] = self.comparison.agreement(part, only).failures
+            failures = self.comparison.agreement(part, only).failures
+            if any(row.raised for row in failures) and not any(row.raised for row in self.agreement.failures):
+                return None  # it is the cut that does not run
+            self.failures[nodes] = failures
         except Exception as error:  # a cut where none can be: another one is tried
             log.debug("%d operators in TensorRT: %s", len(nodes), error)
             return None

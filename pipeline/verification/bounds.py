@@ -79,13 +79,14 @@ def judged(
         return evolve(row, exact="eager", error=float("inf"), elements=eager.numel())
     known = isinstance(exact, torch.Tensor) and exact.shape == eager.shape and _kind(exact) == _kind(eager)
     row = evolve(row, exact=row.exact if known else "eager", elements=eager.numel())
-    ours, eager, exact = ours.detach(), eager.detach(), (exact if known else eager).detach()
+    ours, eager, exact = (v.detach().to(eager.device) for v in (ours, eager, exact if known else eager))
     found = _measured(row, bound, ours, eager, exact, None)
     unstable = varied() if not found.holds else None
     if unstable is None or eager.is_complex():
         return found
     slack = found.bound * (_largest(exact[exact.isfinite()]) or 1.0) if eager.is_floating_point() else 0.0
-    return _measured(row, bound, ours, eager, exact, unstable.mask & unstable.explains(ours, slack))
+    left_out = unstable.mask.to(ours.device) & unstable.explains(ours, slack)
+    return _measured(row, bound, ours, eager, exact, left_out)
 
 
 def _equal(ours: Any, eager: Any) -> bool:

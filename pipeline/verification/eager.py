@@ -97,9 +97,11 @@ class Eager(torch.fx.Interpreter):
         return tree_map(self.rounded, result) if self.generator is not None and inexact else result
 
     def argument(self, value: Any) -> Any:
-        """An argument, or the dtype that it names, at least as wide as ``dtype``."""
+        """An argument, or the dtype that it names, at least as wide as ``dtype``; a device is where all runs."""
         if isinstance(value, torch.dtype):
             return wider(value, self.dtype)
+        if isinstance(value, torch.device):
+            return self.device
         if isinstance(value, torch.Tensor) and wider(value.dtype, self.dtype) != value.dtype:
             return value.to(wider(value.dtype, self.dtype))
         return value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -66,16 +66,27 @@ class Comparison:
 
     def agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
         """The agreement of a program; ``only`` of these outputs and samples."""
-        module = compiled.module(self.executor)
         rows: list[OutputAgreement] = []
         wanted = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
+        modules = cache(lambda: compiled.module(self.executor))
         for i, reference in enumerate(wanted):
             report(len(wanted) + i, 2 * len(wanted), f"the program, {reference.sample.name}")
-            rows += self._rows(module, reference)
+            rows += self._tried(modules, reference)
         if only is not None:
             rows = [row for row in rows if (row.output, row.sample) in only]
         sizes = FrozenDict({r.sample.name: r.sample.sizes for r in self.references})
-        return Agreement(tuple(rows), self.executor, gpu_name(module), sizes, versions(), self.tf32, self.skipped)
+        return Agreement(
+            tuple(rows), self.executor, gpu_name(self.executor), sizes, versions(), self.tf32, self.skipped
+        )
+
+    def _tried(self, modules: Callable[[], CompiledModule], reference: Reference) -> list[OutputAgreement]:
+        """The rows of a sample; where the program does not run, what it raises."""
+        try:
+            return self._rows(modules(), reference)
+        except (RuntimeError, ValueError, TypeError) as error:
+            said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            empty = OutputAgreement("", reference.sample.name, float("inf"), exact=reference.against, raised=said)
+            return [evolve(empty, output=name) for name in self.names]
 
     def _rows(self, module: CompiledModule, reference: Reference) -> list[OutputAgreement]:
         ours = results_of(module, reference)
@@ -140,9 +151,9 @@ def _dotted(path: Sequence[Any], index: int) -> str:
     return f"output {text}" if text.replace(".", "").isdigit() else text
 
 
-def gpu_name(module: CompiledModule) -> str:
-    """The GPU that a module runs on; empty for the CPU."""
-    return torch.cuda.get_device_name(module.device) if module.device.type == "cuda" else ""
+def gpu_name(executor: Executor) -> str:
+    """The GPU that programs run on; empty for the reference executor."""
+    return torch.cuda.get_device_name() if executor == "tensorrt" else ""
 
 
 def versions() -> FrozenDict[str, str]:

@@ -77,7 +77,7 @@ class Toy:
     dims: Mapping[str, dict[int, Dim]]
 
 
-def _toys() -> dict[str, Toy]:
+def toys() -> dict[str, Toy]:
     batch, length = Dim("batch", min=1, max=5), Dim("length", min=2, max=9)
     generator = torch.Generator().manual_seed(0)
     images = {"x": torch.randn(2, 3, 8, 8, generator=generator)}
@@ -97,7 +97,7 @@ def _toys() -> dict[str, Toy]:
 @cache
 def compiled(name: str) -> pipeline.Compiled:
     """A toy without engines, for the reference executor."""
-    toy = _toys()[name]
+    toy = toys()[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = toy.make().eval()

@@ -90,6 +90,18 @@ def test_a_pipeline_that_gives_no_records_between_is_refused() -> None:
         pipeline.bisect(nn.ReLU().eval(), (torch.ones(2),), compile=whole, executor="reference")
 
 
+def test_a_layer_that_does_not_run_is_found_and_healed() -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("cuDNN graph compilation failed")
+
+    with planted(fails, "SOFTMAX"):
+        with pytest.raises(pipeline.AgreementError, match=r"WRONG: the program raises .*cuDNN graph"):
+            pipeline.verify(executor="reference")(compiled("tokens"))
+        assert pipeline.bisect(compiled("tokens"), executor="reference").nodes == ("softmax",)
+        healed = pipeline.verify("heal", executor="reference")(compiled("tokens"))
+    assert [row.node for row in healed.coverage.healed] == ["softmax"]
+
+
 @pytest.mark.parametrize(
     ("toy", "kind", "layer"),
     [

@@ -225,5 +225,7 @@ def test_the_model_and_its_inputs_stay_as_they_are() -> None:
 
 def test_refitted_weights_are_what_eager_runs_with() -> None:
     made = pipeline.default()(nn.Linear(4, 4).eval(), (torch.randn(2, 4),))
+    made = verify()(made)
     new = pipeline.refit_module_weights(made, nn.Linear(4, 4).eval())
+    assert made.agreement is not None and new.agreement is None
     assert verify()(new).agreement.holds

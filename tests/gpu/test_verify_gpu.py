@@ -1,0 +1,78 @@
+"""`verify` and `bisect` where engines run: models compiled on the GPU prove themselves, a wrong converter is found."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+from examples.models import SMALL, small
+from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.trt import trt
+from tests.meta.executor_models import toys
+
+pytestmark = pytest.mark.gpu
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_example_models_prove_themselves(name: str, dtype: torch.dtype) -> None:
+    case = small(name, dtype)
+    kwargs = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in case.kwargs.items()}
+    compile = pipeline.default() | pipeline.verify()
+    agreement = compile(case.model.cuda(), (), kwargs, case.dynamic_shapes).agreement
+    assert agreement.executor == "tensorrt" and agreement.gpu == torch.cuda.get_device_name()
+    assert agreement.tf32 == (os.environ.get("NVIDIA_TF32_OVERRIDE") != "0")
+    assert not agreement.skipped and len(agreement.sizes) == 3
+
+
+@dynamo_tensorrt_converter(aten.tanh.default, supports_dynamic_shapes=True, priority=pipeline.ConverterPriority.HIGH)
+def wrong_tanh(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """tanh(Tensor self) -> Tensor, computed as something else"""
+    return ctx.add(name, "activation", args[0], trt.ActivationType.SOFTSIGN).get_output(0)
+
+
+def tokens() -> Any:
+    """A model with one tanh, on the GPU, with its inputs."""
+    toy = toys()["tokens"]
+    torch.manual_seed(0)
+    return toy.make().eval().cuda(), (), {k: v.cuda() for k, v in toy.inputs.items()}, dict(toy.dims)
+
+
+def wrong() -> pipeline.Pipeline:
+    return pipeline.default(registry=pipeline.DYNAMO_CONVERTERS.register(wrong_tanh))
+
+
+def test_a_wrong_engine_is_found_in_few_builds_and_its_script_shows_it() -> None:
+    model, args, kwargs, dims = tokens()
+    found = pipeline.bisect(model, args, kwargs, dims, compile=wrong())
+    assert found.targets == ("aten.tanh.default",) and found.complete
+    operators = len(wrong()(model, args, kwargs, dims).coverage.converted)
+    assert found.builds <= math.log2(operators) + 4
+    script = found.script.replace("pipeline.default()", "compile_wrongly()")
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(script, "fault.py", "exec"), {"__name__": "__main__", "compile_wrongly": wrong})
+    assert ended.value.code == 1
+
+
+def test_a_wrong_engine_is_healed() -> None:
+    model, args, kwargs, dims = tokens()
+    made = (wrong() | pipeline.verify("heal"))(model, args, kwargs, dims)
+    assert made.agreement.holds and made.agreement.executor == "tensorrt"
+    assert [(row.target, row.action) for row in made.coverage.healed] == [
+        ("aten.tanh.default", "lowered by another converter")
+    ]
+    with torch.no_grad():
+        ours, theirs = made(**kwargs), model(**kwargs)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=5e-3, atol=5e-3)
+
+
+def test_nothing_is_found_in_what_is_right() -> None:
+    assert pipeline.bisect(nn.Linear(8, 8).eval().cuda(), (torch.randn(2, 8, device="cuda"),)).nodes == ()
