@@ -28,6 +28,7 @@ from pipeline.frontend import dims, given
 from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.dims import is_input
 from pipeline.frontend.functional import functional
+from pipeline.frontend.shared import unwritten
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
 from pipeline.frontend.tracing import exporting, tracing_for
 from pipeline.frontend.violations import kept_violations
@@ -156,7 +157,7 @@ def _exported(
     positional, named = dims.examples(model, args, kwargs, shapes, place)
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
-    with torch.no_grad(), warnings.catch_warnings(), exporting():
+    with torch.no_grad(), warnings.catch_warnings(), exporting(), unwritten(model):
         warnings.simplefilter("ignore")
         exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
     dims.attended(exported)

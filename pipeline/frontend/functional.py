@@ -20,6 +20,7 @@ from pipeline.frontend.aliases import Unknown, mutates
 from pipeline.frontend.inline import inlined, wraps
 from pipeline.frontend.known_numbers import is_told
 from pipeline.frontend.mutation import without_mutation
+from pipeline.frontend.shared import shared
 from pipeline.frontend.tracing import exporting
 
 
@@ -27,7 +28,7 @@ def functional(
     exported: ExportedProgram,
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """The same program without mutation, its graph and signature; what is passed in is not changed."""
-    module, signature = inlined(exported.graph_module), exported.graph_signature
+    module, signature = shared(inlined(exported.graph_module), exported)
     nodes = list(module.graph.nodes)
     lost = [n for n in exported.graph.nodes if _has_own_size(n) or _is_unread(n)]
     if not lost and not any(map(wraps, nodes)):

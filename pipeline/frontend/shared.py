@@ -1,0 +1,65 @@
+"""Tensors that a model holds in two places. torch.export lifts what lies outside of modules (in a cache object, say) as
+a constant, though it is a buffer as well: what is written to one is written to both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind
+
+from pipeline.aten.graphs import over
+from pipeline.program import version
+
+
+@contextmanager
+def unwritten(model: torch.nn.Module) -> Iterator[None]:
+    """Within it torch traces a model whose buffers it does not change: to those of one element that it meets outside of
+    modules it writes in earnest."""
+    before = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
+    try:
+        yield
+    finally:
+        for buffer, value, at in before:
+            if version(buffer) != at:
+                buffer.data.copy_(value)
+
+
+def shared(
+    module: torch.fx.GraphModule, exported: ExportedProgram
+) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
+    """The graph and signature of an export, in which a constant that is a buffer is that buffer."""
+    signature = exported.graph_signature
+    twins = _twins(exported)
+    if not twins:
+        return module, signature
+    graph, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    named: dict[str, torch.fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and node.name in twins:
+            env[node] = named[twins[node.name]]
+            continue
+        env[node] = graph.node_copy(node, env.__getitem__)
+        env[node].name = node.name  # as the signature calls it
+        named[node.name] = env[node]
+    specs = [spec for spec in signature.input_specs if spec.arg.name not in twins]
+    return over(module, graph), ExportGraphSignature(specs, list(signature.output_specs))
+
+
+def _twins(exported: ExportedProgram) -> Mapping[str, str]:
+    """The placeholder of a buffer for that of each constant which is the same tensor."""
+    specs = exported.graph_signature.input_specs
+    buffers = dict(exported.named_buffers())
+    known = {_place(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
+    lifted = [(s.arg.name, exported.constants.get(str(s.target))) for s in specs if s.kind == InputKind.CONSTANT_TENSOR]
+    found = {name: known.get(_place(value)) for name, value in lifted if isinstance(value, torch.Tensor)}
+    return {name: buffer for name, buffer in found.items() if buffer is not None}
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Which memory a tensor is, and how it lies there."""
+    layout = (str(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return (tensor.untyped_storage()._cdata, *layout)
