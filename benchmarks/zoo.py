@@ -54,7 +54,7 @@ def row(architecture: Architecture, dtype: str = "float32", *, build: bool = Fal
         return {**found, "refused": first_line(error.__cause__ or error)}
     found["dynamic"] = sorted(_names(case.dynamic_shapes))
     try:
-        return {**found, **_compiled(architecture, case, program, build)}
+        return {**found, **compiled(architecture, case, program, build)}
     except Exception as error:
         logging.getLogger(__name__).debug("%s", traceback.format_exc())
         return {**found, "failed": f"{type(error).__name__}: {first_line(error)}"}
@@ -93,7 +93,8 @@ def _is_dims(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(key, int) for key in value)
 
 
-def _compiled(architecture: Architecture, case: Case, program: pipeline.Program, build: bool) -> dict[str, Any]:
+def compiled(architecture: Architecture, case: Case, program: pipeline.Program, build: bool = False) -> dict[str, Any]:
+    """What a program gives: engines, fallbacks, errors."""
     taken: dict[str, float] = {}
     compile = pipeline.default() if build else pipeline.default().replace("build", unbuilt)
     compiled: pipeline.Compiled = compile.observed_by(_clock(taken))(program)

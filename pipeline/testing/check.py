@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from pipeline.stages import build as build_stage
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
 from pipeline.testing.compare import Expected, difference, expected
+from pipeline.testing.devices import computes_alike
 from pipeline.testing.programs import CallError, Made, program_of
 from pipeline.trt import has_gpu
 
@@ -76,6 +78,7 @@ def check(
     build: bool = False,
     executors: Sequence[Executor] | None = None,
     used: bool = False,
+    devices: Sequence[str] = (),
 ) -> Checked | Rejected:
     """Compile a program of this one call, and run it at each of ``call.sizes_to_try`` beside eager PyTorch.
 
@@ -91,6 +94,7 @@ def check(
         dynamic: False fixes the sizes; True refuses a call without names of sizes; None takes the call as it is.
         build: also build the engine.
         executors: where to run; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
+        devices: also captured as on these (``"cuda"``): where the call's graph is another there, that is tried as well.
         used: fail if the target's own converter was not used, because a decomposition came first.
 
     Returns:
@@ -106,8 +110,8 @@ def check(
         raise TypeError(f"check takes a call, such as {example}, not {call!r}")
     if dynamic and not call.dynamic:
         raise ValueError(f"dynamic=True, but the call names no sizes: {call!r}")
-    call = call.static() if dynamic is False else call
-    made = program_of(call, settings or CompilationSettings())
+    call, settings = call.static() if dynamic is False else call, settings or CompilationSettings()
+    made = program_of(call, settings)
     stages = (Decompose(registry, decompositions), Validate(registry), partition)
     partitioned: Partitioned = _try("converts", call, lambda: _through(stages, made.program))
     if partitioned.fallbacks:
@@ -119,7 +123,32 @@ def check(
     built = _try("builds", call, lambda: build_stage(converted)) if build or _has(executors, "tensorrt") else None
     for executor in executors if executors is not None else _executors(built is not None):
         _run(call, made, refit_map(built or unbuilt(converted)), executor)
+    for device in devices:
+        _as_on(device, call, partitioned.program, registry, decompositions, settings)
     return Checked(call, converted.networks, call.sizes_to_try, was_used, built is not None)
+
+
+def _as_on(
+    device: str,
+    call: Call,
+    program: Program,
+    registry: ConverterRegistry,
+    decompositions: DecompositionTable,
+    settings: CompilationSettings,
+) -> None:
+    """Check the call as captured on another device, if that gives another program; torch may not know it there."""
+    there = settings.evolve(device=device)
+    decompose = Decompose(registry, decompositions)
+    try:
+        with suppress(CallError):
+            made = program_of(call, there).program
+            if computes_alike(program, _try("converts", call, lambda: decompose(made))):
+                return
+            result = check(call, registry=registry, decompositions=decompositions, settings=there)
+            if isinstance(result, Rejected):
+                _fail("converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}")
+    except CheckError as error:
+        raise CheckError(error.kind, call, f"as on {device}: {error.message}") from error
 
 
 def _through(stages: Sequence[Any], record: Any) -> Any:

@@ -15,7 +15,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unb
 from torch.utils._pytree import tree_flatten
 
 from pipeline.errors import PipelineError
-from pipeline.frontend.tracing import exporting
+from pipeline.frontend.device_guard import ensure_cuda_guard
+from pipeline.frontend.tracing import exporting, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, port
 from pipeline.recipes import identity
@@ -49,14 +50,17 @@ class Made:
 
 def program_of(call: Call, settings: CompilationSettings) -> Made:
     """The program: inputs and constants, sizes read off the inputs, arithmetic on sizes, the call, its results."""
-    return _Builder(call).build(settings)
+    if settings.device == "cuda":
+        ensure_cuda_guard()
+    with tracing_for(settings.device, settings.compute_capabilities):
+        return _Builder(call, settings.device or "cpu").build(settings)
 
 
 class _Builder:
     """One program under construction."""
 
-    def __init__(self, call: Call) -> None:
-        self.call = call
+    def __init__(self, call: Call, device: str) -> None:
+        self.call, self.device = call, device
         self.graph = torch.fx.Graph()
         self.environment = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False)
@@ -91,7 +95,7 @@ class _Builder:
         shape = [dim_at(d, self.symbols) for d in spec.shape]
         with self.mode:
             dtype = spec.dtype.to_real() if pairs else spec.dtype
-            node.meta["val"] = torch.empty([*shape, 2] if pairs else shape, dtype=dtype)
+            node.meta["val"] = torch.empty([*shape, 2] if pairs else shape, dtype=dtype, device=self.device)
         if spec.constant:
             self.parameters[node.name] = self.call.tensors()[index]
         return self.shown(aten.view_as_complex.default, node) if pairs else node

@@ -85,6 +85,7 @@ def check_target(
     dynamic: bool | None = None,
     build_every: int = BUILD_EVERY,
     profile: hypothesis.settings | None = None,
+    devices: Sequence[str] = (),
 ) -> Tally:
     """``check`` over an operator's calls: as many as Hypothesis's profile has examples.
 
@@ -95,6 +96,7 @@ def check_target(
         dynamic: True draws calls with dynamic sizes only, False fixes the sizes, None takes what is drawn.
         build_every: an engine is built for one call in so many; 0 for none.
         profile: Hypothesis's settings; None: the profile that is loaded. The first failure is raised, shrunk, alone.
+        devices: each call is also captured as on these (``"cuda"``), as ``check`` has it.
 
     Raises:
         CheckError: a call does not keep a promise.
@@ -111,7 +113,8 @@ def check_target(
 
     def checked(call: Call) -> Checked | Rejected:
         build = _builds(call, build_every)
-        return check(call, registry=registry, decompositions=decompositions, settings=settings, build=build)
+        compiling = {"registry": registry, "decompositions": decompositions, "settings": settings}
+        return check(call, **compiling, build=build, devices=devices)  # type: ignore[arg-type]
 
     drawn = drawn.filter(lambda call: call.dynamic) if dynamic else drawn
     drawn = drawn.map(lambda call: call.static()) if dynamic is False else drawn

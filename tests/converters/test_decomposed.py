@@ -29,7 +29,7 @@ BY_SCHEMA = (
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_it_becomes(target: Any, data: st.DataObject) -> None:
-    result = check(data.draw(for_target(target)))
+    result = check(data.draw(for_target(target)), devices=("cuda",))
     assert result or all("int8" in reason.reason for reason in result.reasons), result
 
 

@@ -1,4 +1,5 @@
-"""Every converter of the registry keeps its promises, in static and in dynamic form: one property over all of them."""
+"""Every converter of the registry keeps its promises, in static and in dynamic form, and as captured on a GPU: one
+property over all of them."""
 
 from __future__ import annotations
 
@@ -42,12 +43,12 @@ def test_there_is_a_strategy(target: Any) -> None:
 
 @pytest.mark.parametrize("target", TESTED, ids=qualified_name)
 def test_static(target: Any) -> None:
-    check_target(target, dynamic=False)
+    check_target(target, dynamic=False, devices=("cuda",))
 
 
 @pytest.mark.parametrize("target", list(filter(takes_dynamic, TESTED)), ids=qualified_name)
 def test_dynamic(target: Any) -> None:
-    check_target(target, dynamic=True)
+    check_target(target, dynamic=True, devices=("cuda",))
 
 
 def test_strategies_are_for_operators() -> None:

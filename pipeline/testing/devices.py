@@ -1,0 +1,42 @@
+"""Programs of one model as on two devices: whether they compute alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map_only
+
+from pipeline.program import Program
+from pipeline.recipes import Recipe
+
+
+def computes_alike(one: Program, other: Program) -> bool:
+    """Whether two programs are the same but for the devices that they name, and for the names of nodes."""
+    return list(_rows(one)) == list(_rows(other))
+
+
+def _rows(program: Program) -> Iterator[tuple[str, ...]]:
+    """Each node by its place: what it calls or which constant it is, its arguments, its value."""
+    places: dict[torch.fx.Node, str] = {}
+    for node in program.graph.nodes:
+        recipe = program.constants.get(node.name)
+        called = str(node.target) if recipe is None else _text(recipe)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), places.__getitem__)
+        shown = tree_map_only(torch.device, lambda device: "a device", (args, kwargs))
+        places[node] = f"%{len(places)}"
+        yield node.op, called, str(shown), str(tree_map_only(torch.Tensor, _kind, node.meta.get("val")))
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype}{[str(size) for size in tensor.shape]}"
+
+
+def _text(recipe: Recipe) -> str:
+    """A recipe, its steps by their place."""
+    text = f"{recipe.dtype} {recipe}"
+    for place, step in enumerate(recipe.steps):
+        text = re.sub(rf"\b{re.escape(step.name)}\b", f"%{place}", text)
+    return text
