@@ -48,7 +48,7 @@ class Does(enum.Enum):
     RESAMPLES = "interpolates between its elements"
     DRAWS = "draws random numbers"
     READS = "gives Python a number, or checks one"
-    ELSEWHERE = "is of sparse or nested tensors, or of autograd, which no program has"
+    ELSEWHERE = "is of sparse, nested or named tensors, or of autograd, which no program has"
 
 
 TABLE: Final[Mapping[Does, str]] = {
@@ -96,7 +96,7 @@ TABLE: Final[Mapping[Does, str]] = {
         repeat_interleave.Tensor
     """,
     Does.POINTWISE: """
-        hardswish log_sigmoid log_sigmoid_forward floor_divide rsub masked_fill prims.div max.other min.other
+        hardswish leaky_relu log_sigmoid log_sigmoid_forward floor_divide rsub masked_fill prims.div max.other min.other
     """,
     Does.REDUCES: """
         sum nansum mean nanmean prod amax amin max min aminmax any all std var std_mean var_mean logsumexp norm
@@ -141,7 +141,7 @@ TABLE: Final[Mapping[Does, str]] = {
         _values values _indices indices crow_indices col_indices ccol_indices row_indices coalesce to_dense
         _sparse_broadcast_to _nested_get_values _nested_view_from_buffer _nested_view_from_jagged _ncf_view
         _ncf_unsqueeze _fw_primal _make_dual _unpack_dual _grad_sum_to_size slice_inverse
-        _test_autograd_multiple_dispatch_view
+        _test_autograd_multiple_dispatch_view rename refine_names align_to
     """,
 }
 """The operators by what they do. What has torch's tag for elementwise operators needs no row."""
