@@ -13,7 +13,7 @@ import pipeline
 from pipeline.impl import attention_limits
 from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
-from tests.attentions import Attend
+from tests.build.attentions import Attend
 
 SHAPE = (2, 4, 16, 32)
 PLAIN = Case(torch.float16, SHAPE, SHAPE, SHAPE)

@@ -10,7 +10,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
 import pipeline
-from tests.attentions import FORMS, Attend, Pooled
+from tests.build.attentions import FORMS, Attend, Pooled
 
 pytestmark = pytest.mark.gpu
 

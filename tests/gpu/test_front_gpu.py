@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import pipeline
+from tests.frontend.test_aliased_inputs import Difference, Weighed
 from tests.runtime.test_overlap import Adds
-from tests.test_aliased_inputs import Difference, Weighed
 
 pytestmark = pytest.mark.gpu
 

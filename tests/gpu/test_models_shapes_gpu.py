@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from tests.shaped_models import NAMES, agrees, case, inputs, one_engine
+from tests.models.shaped_models import NAMES, agrees, case, inputs, one_engine
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import pipeline
-from tests.test_kernels_outputs import FUNCTIONS, Function
+from tests.build.test_kernels_outputs import FUNCTIONS, Function
 
 pytestmark = pytest.mark.gpu
 

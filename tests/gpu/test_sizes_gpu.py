@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.test_data_dependent import CASES, ROWS
-from tests.test_sizes import BOTH, ONE_ENGINE, compiled
+from tests.shapes.test_data_dependent import CASES, ROWS
+from tests.shapes.test_sizes import BOTH, ONE_ENGINE, compiled
 
 pytestmark = pytest.mark.gpu
 

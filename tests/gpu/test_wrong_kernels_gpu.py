@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import pipeline
-from tests.attentions import Mixed
-from tests.test_kernels_pools import Averages
+from tests.build.attentions import Mixed
+from tests.build.test_kernels_pools import Averages
 
 pytestmark = pytest.mark.gpu
 BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}

@@ -12,7 +12,7 @@ from torch.export import export
 import pipeline
 from pipeline import Compiled
 from pipeline.stages.unbuilt import unbuilt
-from tests.test_sizes import Calls
+from tests.shapes.test_sizes import Calls
 from tests.zoo.before import older_than
 
 ROWS = {0: torch.export.Dim("rows", min=4, max=20)}

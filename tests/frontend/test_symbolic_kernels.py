@@ -16,8 +16,8 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_and
 import pipeline
 from pipeline.testing import Call, TensorSpec, check
 from tests.operators import positive
-from tests.test_data_dependent import CASES, ROWS
-from tests.test_sizes import BOTH, ONE_ENGINE, Calls, compiled
+from tests.shapes.test_data_dependent import CASES, ROWS
+from tests.shapes.test_sizes import BOTH, ONE_ENGINE, Calls, compiled
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from benchmarks.kernels import CAPABILITY, of
 from pipeline.build.wrong_kernels import of_one_batch, sources
 from pipeline.impl import matmul
 from pipeline.trt import CAPABILITIES
-from tests.attentions import Mixed
+from tests.build.attentions import Mixed
 
 pytestmark = pytest.mark.skipif(
     CAPABILITIES.turned_products or CAPABILITIES.flavour != "tensorrt_rtx",

@@ -14,8 +14,8 @@ from torch import nn
 
 from pipeline.cli.commands import main
 
-ROOT = Path(__file__).parent.parent
-HERE = "tests.test_cli_misuse"
+ROOT = Path(__file__).parents[2]
+HERE = "tests.cli.test_misuse"
 
 
 def net() -> Any:

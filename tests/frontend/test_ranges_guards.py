@@ -12,8 +12,8 @@ from torch.export import Dim
 from torch.nn import functional as F  # noqa: N812
 
 import pipeline
-from tests.test_ranges import program, ranges
-from tests.test_sizes import Calls
+from tests.frontend.test_ranges import program, ranges
+from tests.shapes.test_sizes import Calls
 
 
 def batch() -> Any:

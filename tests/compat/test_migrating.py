@@ -16,7 +16,7 @@ from pipeline import impl
 from pipeline.elsewhere import ELSEWHERE
 from pipeline.impl import base
 from pipeline.trt import trt
-from tests.test_readme import ROOT, blocks
+from tests.docs.test_examples import ROOT, blocks
 
 GUIDE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^###? (.*?)\n(.*?)(?=^##|\Z)", GUIDE, re.M | re.S))

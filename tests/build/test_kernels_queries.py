@@ -15,7 +15,7 @@ from benchmarks.kernels import CAPABILITY
 from pipeline.build.wrong_kernels import of_other_batches, sources
 from pipeline.impl import attention
 from pipeline.trt import CAPABILITIES
-from tests.attentions import FORMS, Pooled
+from tests.build.attentions import FORMS, Pooled
 
 pytestmark = pytest.mark.skipif(
     CAPABILITIES.flavour != "tensorrt_rtx", reason="the plans of TensorRT-RTX tell what its kernels are made of"

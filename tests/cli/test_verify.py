@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from pipeline.cli.commands import main
+from tests.cli.test_cli import report
 from tests.meta.executor_faults import factor, planted
-from tests.test_cli import report
 
-HERE = "tests.test_cli_verify"
+HERE = "tests.cli.test_verify"
 gpu = torch.cuda.is_available()
 reference_only = pytest.mark.skipif(
     gpu, reason="faults are planted in the reference executor, which a GPU does not use"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.shaped_models import NAMES, agrees, case, inputs, one_engine
+from tests.models.shaped_models import NAMES, agrees, case, inputs, one_engine
 
 
 @pytest.mark.parametrize("name", NAMES)

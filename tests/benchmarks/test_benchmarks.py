@@ -38,7 +38,7 @@ from benchmarks import (
     zoo_tables,
 )
 from examples.models import Case
-from tests import compile_times
+from tests.benchmarks import compile_times
 
 
 def test_a_chain_is_as_long_as_it_says() -> None:

@@ -172,7 +172,7 @@ class Record:
     b: Any
 
 
-torch.export.register_dataclass(Record, serialized_type_name="tests.test_given.Record")
+torch.export.register_dataclass(Record, serialized_type_name="tests.frontend.test_given.Record")
 Named = collections.namedtuple("Named", "a b")
 
 

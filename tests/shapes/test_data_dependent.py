@@ -15,7 +15,7 @@ from pipeline.converters import index_data
 from pipeline.stages.refit_map import refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.trt import CAPABILITIES
-from tests.test_sizes import Calls, compiled
+from tests.shapes.test_sizes import Calls, compiled
 
 ROWS = {0: Dim("rows", min=1, max=9)}
 

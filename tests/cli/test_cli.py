@@ -18,8 +18,8 @@ from torch import nn
 import pipeline
 from pipeline.cli.commands import main
 
-ROOT = Path(__file__).parent.parent
-HERE = "tests.test_cli"
+ROOT = Path(__file__).parents[2]
+HERE = "tests.cli.test_cli"
 ERROR = 1e-2 if torch.cuda.is_available() else 1e-5  # on a GPU products are TF32
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.cli.commands import main
 
-SPEC = ["tests.test_cli_precision:factory", "--min-block-size", "1"]
+SPEC = ["tests.cli.test_precision:factory", "--min-block-size", "1"]
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.compose.pipelines import FunctionStage, Pipeline, as_stage, stage
 from pipeline.settings import CompilationSettings
-from tests.toys import Left, Right, TurnRound, left_to_right, plain, right_to_left, said
+from tests.compose.toys import Left, Right, TurnRound, left_to_right, plain, right_to_left, said
 
 
 def test_stages_functions_and_records_join_from_both_sides() -> None:

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline import Input, Program
-from tests.test_sizes import Calls, compiled
+from tests.shapes.test_sizes import Calls, compiled
 
 
 def program(function: Callable[..., Any], args: tuple[Any, ...], dims: Any = None, **call: Any) -> Program:

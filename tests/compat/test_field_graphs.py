@@ -16,7 +16,7 @@ from pipeline.converters.converter_utils import args_bounds_check
 from pipeline.improvements import PASSES, Rewriting, improvement
 from pipeline.stages import Improve
 from pipeline.trt import trt
-from tests.test_field import HIGH, PROD, Calls, Gated, agrees, aten, batch, compiled
+from tests.compat.test_field import HIGH, PROD, Calls, Gated, agrees, aten, batch, compiled
 
 # Attention kept whole, and passes over the graph
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from pipeline.compose.pipelines import Event, Pipeline, report, stage
 from pipeline.program import Program
 from pipeline.settings import CompilationSettings
-from tests.toys import Left, chains, left_to_right, right_to_left, start
+from tests.compose.toys import Left, chains, left_to_right, right_to_left, start
 
 
 @given(chains())

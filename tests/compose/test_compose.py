@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.compose.pipelines import Pipeline
 from pipeline.settings import CompilationSettings
-from tests.toys import Finer, Left, Right, Walk, chains, left_to_right, plain, right_to_left, said, start
+from tests.compose.toys import Finer, Left, Right, Walk, chains, left_to_right, plain, right_to_left, said, start
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Printed networks are as they were: ``PIPELINE_GOLDEN=write pytest tests/test_golden.py`` writes them anew."""
+"""Printed networks are as they were: ``PIPELINE_GOLDEN=write pytest tests/golden/test_golden.py`` writes them anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import pipeline
 from tests.golden.cases import Golden, cases
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parent
 
 
 def printed(case: Golden) -> str:

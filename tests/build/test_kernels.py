@@ -14,7 +14,7 @@ import pipeline
 from benchmarks.kernels import CAPABILITY, kernels, of
 from pipeline.stages.improve import Improve
 from pipeline.trt import CAPABILITIES
-from tests.attentions import Attend
+from tests.build.attentions import Attend
 
 pytestmark = pytest.mark.skipif(
     CAPABILITIES.flavour != "tensorrt_rtx" or CAPABILITIES.version_tuple[:2] != (1, 4),
