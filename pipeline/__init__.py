@@ -8,6 +8,7 @@ y = compiled(x)
 """
 
 from pipeline.agreement import Agreement
+from pipeline.artifact.load import load
 from pipeline.artifact.refit import refit_module_weights
 from pipeline.compiled import Compiled
 from pipeline.compose.ledger import Ledger
@@ -26,6 +27,8 @@ from pipeline.dynamo import backend
 from pipeline.errors import (
     AgreementError,
     AgreementWarning,
+    ArtifactError,
+    ArtifactWarning,
     BuildError,
     CaptureError,
     ConversionError,
@@ -55,6 +58,8 @@ __all__ = [
     "Agreement",
     "AgreementError",
     "AgreementWarning",
+    "ArtifactError",
+    "ArtifactWarning",
     "Bisection",
     "BuildError",
     "Built",
@@ -92,6 +97,7 @@ __all__ = [
     "capture",
     "default",
     "dynamo_tensorrt_converter",
+    "load",
     "refit_module_weights",
     "register_torch_trt_decomposition",
     "report",

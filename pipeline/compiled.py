@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -142,6 +143,23 @@ class Compiled:
             raise TypeError(f"{', '.join(late)} is for compiling; a module can be told {', '.join(RUNTIME)}")
         return CompiledModule(self, executor, self.settings.evolve(**runtime))
 
+    def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] = "inside") -> None:
+        """Write the program to a file, by custom ``NAME.trtp``, from which `pipeline.load` makes it again.
+
+        Args:
+            path: the file. One that is there is replaced in one step, when the new one is whole.
+            weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor and PyTorch
+                segments read, so that engines alone can run; or the path of a file for them (safetensors), which the
+                program finds again by its place relative to its own.
+
+        Raises:
+            ArtifactError: something of the program cannot be kept; the message names it.
+            OSError: the file cannot be written.
+        """
+        from pipeline.artifact.save import save
+
+        save(self, path, weights)
+
     @cached_property
     def _module(self) -> CompiledModule:
         return self.module()
@@ -160,8 +178,8 @@ class Compiled:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a Compiled holds engines in mapped files, and converters, and cannot be pickled: compile where it runs; "
-            "`pipeline compile` writes engines to a folder"
+            "a Compiled holds engines in mapped files, and converters, and cannot be pickled: "
+            "compiled.save(path) keeps it in a file, and pipeline.load(path) makes it again"
         )
 
     def report(self) -> str:

@@ -175,6 +175,19 @@ class ExecutionError(PipelineError):
     advice = 'compiled.module(executor="reference") runs the same networks on the CPU'
 
 
+class ArtifactError(PipelineError):
+    """A kept program that cannot be saved or loaded; the message names the file and says why."""
+
+    __module__ = "pipeline"
+    advice = "compile it again, and save it"
+
+
+class ArtifactWarning(UserWarning):
+    """What a kept program cannot do here, though it loads: its engines run on the CPU, say."""
+
+    __module__ = "pipeline"
+
+
 def _disagreement(agreement: Any) -> str:
     """Which outputs are wrong, at which sizes, by how much."""
     if not agreement.failures:

@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 
 from pipeline.aten.graphs import over, results
 from pipeline.aten.support import Choice, Rejection
+from pipeline.aten.tensor_type import TensorType
 from pipeline.errors import Fallback
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
@@ -177,7 +178,7 @@ def _lines(graph: torch.fx.Graph) -> Iterable[str]:
 
 
 def _type(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, TensorType)):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_type, value))})"

@@ -40,7 +40,10 @@ ROOMS = (
 )
 """What may import what: each what is below it, and what stands beside it in one room."""
 
-UPWARD = {("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"}}
+UPWARD = {
+    ("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"},
+    ("pipeline.compiled", "pipeline.artifact.save"): {"Compiled.save"},
+}
 """Convenience methods of ``Compiled`` call upward: from where to where, in which methods, and to annotate them."""
 
 

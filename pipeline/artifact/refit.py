@@ -13,11 +13,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
+from pipeline.artifact.rebuild import is_loaded, rebuilt
 from pipeline.compiled import Compiled
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Engine, Partitioned, Program, version
 from pipeline.runtime.engine import refit
+from pipeline.runtime.snapshot import present
 from pipeline.stages import build, convert, refit_map
 from pipeline.trt import has_gpu
 
@@ -50,13 +52,17 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     if wrong := _missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):
         raise RefitError(wrong, "names, shapes and dtypes are those of compiled.program.parameters")
     refits = has_gpu() and _refittable(compiled)
-    if refits and compiled.refit_map.computed:
+    loaded = is_loaded(compiled)
+    if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     copies = _copies(given, program)
     parameters = FrozenDict({**program.parameters, **copies})
     versions = FrozenDict({name: version(t) for name, t in parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, parameters=parameters, versions=versions))
-    return _refitted(compiled, new) if refits else evolve(_rebuilt(new), healed=compiled.healed)
+    if refits:
+        return _refitted(compiled, new)
+    log.info("the engines cannot be refitted (immutable_weights=True): building them anew")
+    return rebuilt(compiled, new) if loaded else evolve(refit_map(build(convert(new))), healed=compiled.healed)
 
 
 def _refittable(compiled: Compiled) -> bool:
@@ -101,6 +107,8 @@ def _missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Progr
     absent = [name for name in program.parameters if name not in given]
     if isinstance(weights, Mapping):
         tied = {other for names in _groups(program.parameters) if given.keys() & names for other in names}
+        if empty := [name for name in absent if name not in tied and program.parameters[name].is_meta]:
+            return dict.fromkeys(empty, "it was loaded without its value, and new_weights does not have it")
         changed = [name for name in absent if name not in tied and _is_trained(program, name)]
         return dict.fromkeys(changed, "it changed in place after compiling, and new_weights does not have it")
     spelled = program.written if isinstance(weights, torch.nn.Module) else ()
@@ -169,11 +177,6 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _rebuilt(partitioned: Partitioned) -> Compiled:
-    log.info("the engines cannot be refitted (immutable_weights=True): building them anew")
-    return refit_map(build(convert(partitioned)))
-
-
 def _refitted(compiled: Compiled, partitioned: Partitioned) -> Compiled:
     """Every weight is supplied, the literal ones too: TensorRT combines weights, and wants all that it combined."""
     parameters = partitioned.program.parameters
@@ -181,7 +184,7 @@ def _refitted(compiled: Compiled, partitioned: Partitioned) -> Compiled:
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):
         recipes = {w.name: compiled.refit_map[w.name] for w in network.weights if w.name in compiled.refit_map}
-        weights = {w.name: compiled.literals[w.name] for w in network.weights if w.name not in recipes}
+        weights = {w.name: present(compiled.literals, w.name) for w in network.weights if w.name not in recipes}
         weights |= {name: recipe.evaluate(parameters) for name, recipe in recipes.items()}
         changed = {name for name, recipe in recipes.items() if moved.intersection(recipe.parameters)}
         engines.append(refit(engine, weights, changed) if engine.refittable else engine)
@@ -194,7 +197,7 @@ def _moved(program: Program, new: Mapping[str, torch.Tensor]) -> frozenset[str]:
 
 
 def _same(program: Program, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
-    return not _is_trained(program, name) and (new is old or torch.equal(new.cpu(), old.cpu()))
+    return not (old.is_meta or _is_trained(program, name)) and (new is old or torch.equal(new.cpu(), old.cpu()))
 
 
 def _is_trained(program: Program, name: str) -> bool:

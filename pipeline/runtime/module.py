@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network
-from pipeline.program import Program, Segment
+from pipeline.program import Engine, Program, Segment
 from pipeline.recipes import held
 from pipeline.runtime.ambient import is_autocast_on, without_autocast
 from pipeline.runtime.cuda_graphs import CudaGraphs
@@ -24,12 +24,12 @@ from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.reference import ReferenceEngine
-from pipeline.runtime.snapshot import Snapshot, without_parameters
+from pipeline.runtime.snapshot import Snapshot, present, without_parameters
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of
-from pipeline.trt import has_gpu
+from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class CompiledModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
-        self.executor: Executor = executor or _default_executor()
+        self.executor: Executor = executor or _default_executor(compiled.engines)
         if self.executor == "tensorrt" and not has_gpu():
             raise ExecutionError("TensorRT engines run on a GPU, and torch sees none here")
         on_gpu = self.executor == "tensorrt"
@@ -188,9 +188,15 @@ def _rebuilder(spec: Any) -> Callable[[list[Any]], Any]:
     return lambda results: tree_unflatten(results, spec)
 
 
-def _default_executor() -> Executor:
+def _default_executor(engines: Sequence[Engine]) -> Executor:
     if has_gpu():
-        return "tensorrt"
+        others = [e.library for e in engines if e.library.split(" ")[0] != CAPABILITIES.flavour]
+        if not others:
+            return "tensorrt"
+        log.warning(
+            "engines were built by %s, and %s is loaded: they run on the CPU reference executor", others[0], LIBRARY
+        )
+        return "reference"
     log.info("no GPU here: engines run on the CPU reference executor")
     return "reference"
 
@@ -234,7 +240,7 @@ def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, to
     weights = {
         w.name: held(compiled.refit_map[w.name].evaluate(parameters))
         if w.name in compiled.refit_map
-        else compiled.literals[w.name]
+        else present(compiled.literals, w.name)
         for w in network.weights
     }
     engine = ReferenceEngine(network, weights)

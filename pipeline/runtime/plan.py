@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.aten.tensor_type import TensorType
 from pipeline.program import Output, Port, Program, Segment
 from pipeline.shapes.environment import Expr, number
 
 Runner: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 Slots: TypeAlias = list[Any]
+TENSORS = (torch.Tensor, TensorType)
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
+"""What a graph has for numbers that depend on sizes: an expression itself where it was loaded."""
 
 
 @frozen
@@ -78,7 +83,7 @@ class Layout:
         """Whether the outputs were on the CPU when the model was captured."""
         values = {n.name: n.meta.get("val") for n in self.program.graph.nodes}
         made = [values.get(o.value) for o in self.program.outputs if o.kind == "user" and not o.constant]
-        return all(value.device.type == "cpu" for value in made if isinstance(value, torch.Tensor))
+        return all(value.device.type == "cpu" for value in made if isinstance(value, TENSORS))
 
     @property
     def static(self) -> bool:
@@ -176,7 +181,7 @@ class LayoutBuilder:
         if itself in self.program.buffers or (constant and itself == output.value):
             return Return(slot, held=self._slot(itself))
         expected = self.nodes[output.value]
-        dtype = expected.dtype if isinstance(expected, torch.Tensor) and not constant else None
+        dtype = expected.dtype if isinstance(expected, TENSORS) and not constant else None
         copied = constant or output.value in self.given or output.value in self.program.buffers
         return Return(slot, dtype=dtype, copied=copied)
 
@@ -187,7 +192,7 @@ class LayoutBuilder:
             self.constants[slot] = output.value
             return slot
         expected = self.nodes[output.value]
-        if isinstance(expected, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if isinstance(expected, NUMBERS):
             expr = number(expected)
             slot = self._slot(_size_name(expr))
             if not self._early(expr):

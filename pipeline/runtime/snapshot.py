@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from attrs import evolve
@@ -25,7 +26,7 @@ class Snapshot(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.copies:
-            tensor = self.program.parameters[name]
+            tensor = present(self.program.parameters, name)
             if version(tensor) != self.program.versions.get(name, version(tensor)):
                 raise ExecutionError(
                     f"{name} changed in place after compiling",
@@ -39,6 +40,33 @@ class Snapshot(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.program.parameters)
+
+
+class AbsentWeights(FrozenDict[str, torch.Tensor]):
+    """Tensors of a program that was loaded without their values, which are on the meta device; and why they are."""
+
+    __slots__ = ("reason",)
+    reason: str
+
+    def __init__(self, items: Mapping[str, torch.Tensor], reason: str) -> None:
+        super().__init__(items)
+        object.__setattr__(self, "reason", reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AbsentWeights, (dict(self._items), self.reason)
+
+
+def present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The tensor of a name; an `ExecutionError` if it was loaded without its value."""
+    tensor = tensors[name]
+    if tensor.is_meta:
+        why = f": {tensors.reason}" if isinstance(tensors, AbsentWeights) else ""
+        raise ExecutionError(
+            f"{name} has no value{why}",
+            'save with weights="inside", put the file of weights in its place, or give all weights to '
+            "pipeline.refit_module_weights; engines alone run without them on a GPU",
+        )
+    return tensor
 
 
 def without_parameters(compiled: Compiled) -> Compiled:

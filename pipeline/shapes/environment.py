@@ -18,6 +18,7 @@ from attrs import evolve, field, frozen
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from pipeline.aten.tensor_type import TensorType
 from pipeline.frozen import FrozenDict
 
 Expr: TypeAlias = int | sympy.Expr
@@ -37,9 +38,9 @@ def expression(size: Any) -> Expr:
     return int(size) if isinstance(size, int) or size.is_number else size
 
 
-def number(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+def number(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
     """What a number that Python computes from sizes is, as an expression."""
-    return value.node.expr
+    return value if isinstance(value, sympy.Basic) else value.node.expr
 
 
 HOST = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
@@ -64,7 +65,7 @@ def leaves(expr: Expr) -> Iterator[Any]:
             yield from leaves(part)
 
 
-def shape_of(value: torch.Tensor) -> Shape:
+def shape_of(value: torch.Tensor | TensorType) -> Shape:
     """The sizes of a (fake) tensor: ints, and sympy expressions where they depend on the inputs."""
     return tuple(expression(size) for size in value.shape)
 

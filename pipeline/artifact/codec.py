@@ -1,0 +1,213 @@
+"""Records as JSON and back, by the types of their fields: one rule for each kind of type.
+
+A field that has its default is left out, so that files stay readable as records grow. Reading checks every type: what
+it gives is what the record's annotations say, or an error that names the place.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Literal, TypeAlias, Union
+
+import attrs
+import sympy
+import torch
+
+from pipeline.artifact import expressions, values
+from pipeline.artifact.values import MalformedError, MissingOperatorError
+from pipeline.errors import ArtifactError
+from pipeline.frozen import FrozenDict
+
+Convert: TypeAlias = Callable[[Any], Any]
+Json = typing.NewType("Json", object)
+"""JSON as it is: what has a form of its own, which others write and read."""
+LARGEST = 2**64
+
+
+@attrs.frozen
+class Rule:
+    """How values of a type are written and read."""
+
+    write: Convert
+    read: Convert
+
+
+def written(value: Any, kind: Any) -> Any:
+    """A value of a type as JSON."""
+    return rule(kind).write(value)
+
+
+def read(data: Any, kind: Any) -> Any:
+    """The value of a type that JSON tells. Raises `MalformedError`, which names the place."""
+    return rule(kind).read(data)
+
+
+@cache
+def rule(kind: Any) -> Rule:
+    """The rule of a type."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if attrs.has(kind):
+        return _record(kind)
+    if origin is Literal:
+        return Rule(lambda value: value, lambda data: _one_of(data, args))
+    if origin in (Union, types.UnionType):
+        return _union(args)
+    if origin is tuple:
+        return _tuple(args)
+    if origin is FrozenDict:
+        return _mapping(*args)
+    if origin is frozenset:
+        return _set(*args)
+    raise TypeError(f"no rule for {kind}")
+
+
+def _record(kind: type) -> Rule:
+    rules: dict[str, Rule] = {}
+    fields = {field.name: field for field in attrs.fields(kind) if field.init}
+
+    def known() -> dict[str, Rule]:  # later, since records may hold records of their own kind
+        if not rules:
+            hints = typing.get_type_hints(kind)
+            rules.update({name: rule(hints[name]) for name in fields})
+        return rules
+
+    def write(value: Any) -> Any:
+        rows = ((name, each, getattr(value, name)) for name, each in known().items())
+        return {name: each.write(v) for name, each, v in rows if not _is_default(fields[name], v)}
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise MalformedError(f"a {kind.__name__} is due, not {_shown(data)}")
+        if unknown := [name for name in data if name not in fields]:
+            raise MalformedError(f"a {kind.__name__} has no {unknown[0][:40]!r}")
+        found = {name: at(name, known()[name].read, value) for name, value in data.items()}
+        try:
+            return kind(**found)
+        except (TypeError, ValueError) as error:
+            raise MalformedError(f"no {kind.__name__}: {error}") from None
+
+    return Rule(write, read)
+
+
+def _is_default(field: Any, value: Any) -> bool:
+    default = field.default
+    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+        default = default.factory()
+    return type(value) is type(default) and (value is default or repr(value) == repr(default))
+
+
+def at(place: Any, read: Convert, data: Any) -> Any:
+    """Reads a part; an error says where the part is."""
+    try:
+        return read(data)
+    except MalformedError as error:
+        raise MalformedError(error.why, f"{place}.{error.place}" if error.place else str(place), error.hint) from None
+    except MissingOperatorError:
+        raise
+    except ArtifactError as error:
+        raise MalformedError(error.message, str(place), error.hint) from None
+
+
+def _exact(kind: type) -> Rule:
+    def read(data: Any) -> Any:
+        if type(data) is not kind or (isinstance(data, int) and abs(data) >= LARGEST):
+            raise MalformedError(f"a value of type {kind.__name__} is due, not {_shown(data)}")
+        return data
+
+    return Rule(kind, read)
+
+
+def _one_of(data: Any, allowed: tuple[Any, ...]) -> Any:
+    if not isinstance(data, str) or data not in allowed:
+        raise MalformedError(f"one of {', '.join(map(repr, allowed))} is due, not {_shown(data)}")
+    return data
+
+
+def _union(kinds: tuple[Any, ...]) -> Rule:
+    """One type or None; or plain types, which are told apart by what they are; or those of a network's attributes."""
+    rest = [kind for kind in kinds if kind is not type(None)]
+    if len(rest) == 1:
+        inner = rule(rest[0])
+        return Rule(
+            lambda value: None if value is None else inner.write(value),
+            lambda data: None if data is None else inner.read(data),
+        )
+    if any(kind not in (bool, int, float, str) for kind in rest):
+        return _PLAIN[Any]
+    rules = {kind: rule(kind) for kind in rest}
+
+    def read(data: Any) -> Any:
+        if type(data) not in rules:
+            raise MalformedError(f"{_shown(data)} is of none of the types {', '.join(k.__name__ for k in rules)}")
+        return rules[type(data)].read(data)
+
+    return Rule(lambda value: value, read)
+
+
+def _tuple(kinds: tuple[Any, ...]) -> Rule:
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        inner = rule(kinds[0])
+        return Rule(
+            lambda value: [inner.write(v) for v in value],
+            lambda data: tuple(at(i, inner.read, part) for i, part in enumerate(_list(data))),
+        )
+    rules = [rule(kind) for kind in kinds]
+    return Rule(
+        lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)],
+        lambda data: tuple(at(i, each.read, part) for i, (each, part) in enumerate(_pairs(rules, data))),
+    )
+
+
+def _pairs(rules: list[Rule], data: Any) -> list[tuple[Rule, Any]]:
+    if len(_list(data)) != len(rules):
+        raise MalformedError(f"{len(rules)} elements are due, not {len(data)}")
+    return list(zip(rules, data, strict=True))
+
+
+def _mapping(key: Any, value: Any) -> Rule:
+    """Pairs in a list: the order of a mapping's items is part of it."""
+    pairs = rule(tuple[tuple[key, value], ...])
+
+    def read(data: Any) -> Any:
+        found = pairs.read(data)
+        made: FrozenDict[Any, Any] = FrozenDict(found)
+        if len(made) != len(found):
+            raise MalformedError("a key is there twice")
+        return made
+
+    return Rule(lambda mapping: pairs.write(mapping.items()), read)
+
+
+def _set(kind: Any) -> Rule:
+    inner = rule(tuple[kind, ...])
+    return Rule(lambda value: sorted(inner.write(value)), lambda data: frozenset(inner.read(data)))
+
+
+def _list(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise MalformedError(f"a list is due, not {_shown(data)}")
+    return data
+
+
+def _shown(data: Any) -> str:
+    return f"{str(data)[:60]!r}"
+
+
+def _read_size(data: Any) -> Any:
+    return _PLAIN[int].read(data) if isinstance(data, int) else expressions.read(data)
+
+
+_PLAIN: Mapping[Any, Rule] = {
+    **{kind: _exact(kind) for kind in (bool, int, str)},
+    float: Rule(values.written_float, values.read_float),
+    Any: Rule(values.written, values.read),
+    Json: Rule(lambda value: value, lambda data: data),
+    torch.dtype: Rule(values.dtype_name, values.dtype_named),
+    torch.layout: Rule(values.dtype_name, values.layout_named),
+    int | sympy.Expr: Rule(expressions.written, _read_size),
+}

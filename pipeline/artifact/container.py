@@ -1,0 +1,233 @@
+"""The container of a kept program: a zip file whose entries are stored, not compressed, and begin at multiples of 4096.
+
+There is one way to write given entries, and only that is read: every byte outside the entries' data is compared with
+what the writer would have put there. The archive's comment is the SHA-256 of the manifest, the last entry; the manifest
+has those of all others. So any byte that differs is found before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+from attrs import evolve, frozen
+
+from pipeline.errors import ArtifactError
+
+ALIGNMENT = 4096
+PIECE = 1 << 22
+MANIFEST = "manifest.json"
+NAME = re.compile(r"[a-z]+(/[0-9]{1,6})?\.(json|plan|safetensors)", re.ASCII)
+
+_SMALL, _BIG = 0xFFFFFFFF, 1 << 62
+_MOST = 1 << 16
+_DATE = 0x21  # 1980-01-01, the first day that zip knows: equal programs are equal files
+_LOCAL, _CENTRAL = struct.Struct("<IHHHHHIIIHH"), struct.Struct("<IHHHHHHIIIHHHHHII")
+_END, _END64, _LOCATOR = struct.Struct("<IHHHHIIH"), struct.Struct("<IQHHIIQQQQ"), struct.Struct("<IIQI")
+_COMMENT = 64
+
+
+@frozen
+class Entry:
+    """An entry: where its header begins, how many bytes of data it has, and their CRC-32."""
+
+    name: str
+    offset: int
+    size: int
+    crc: int = 0
+
+    @property
+    def data(self) -> int:
+        """Where its data begins."""
+        return self.offset + len(self.header())
+
+    @property
+    def end(self) -> int:
+        """Where the next entry begins."""
+        return self.data + self.size
+
+    def header(self) -> bytes:
+        """The local header, so long that the data after it is aligned."""
+        name, big = self.name.encode(), self.size >= _SMALL
+        wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if big else b""
+        pad = -(self.offset + _LOCAL.size + len(name) + len(wide) + 6) % ALIGNMENT
+        extra = wide + struct.pack("<HHH", 0xD935, 2 + pad, ALIGNMENT) + bytes(pad)
+        size = _SMALL if big else self.size
+        made_for = 45 if big else 20
+        fields = (0x04034B50, made_for, 0, 0, 0, _DATE, self.crc, size, size, len(name), len(extra))
+        return _LOCAL.pack(*fields) + name + extra
+
+    def row(self) -> bytes:
+        """Its row in the directory at the end."""
+        name, big, far = self.name.encode(), self.size >= _SMALL, self.offset >= _SMALL
+        wide = struct.pack("<QQ", self.size, self.size) * big + struct.pack("<Q", self.offset) * far
+        extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
+        size, offset, made_for = (_SMALL if big else self.size), (_SMALL if far else self.offset), 45 if wide else 20
+        fields = (0x02014B50, made_for, made_for, 0, 0, 0, _DATE, self.crc, size, size, len(name), len(extra))
+        return _CENTRAL.pack(*fields, 0, 0, 0, 0, offset) + name + extra
+
+
+def tail(entries: Sequence[Entry], manifest: str) -> bytes:
+    """What follows the entries: the directory and the archive's end, with the manifest's digest as the comment."""
+    start = entries[-1].end if entries else 0
+    rows = b"".join(entry.row() for entry in entries)
+    count, wide = len(entries), b""
+    if start >= _SMALL:
+        wide = _END64.pack(0x06064B50, _END64.size - 12, 45, 45, 0, 0, count, count, len(rows), start)
+        wide += _LOCATOR.pack(0x07064B50, 0, start + len(rows), 1)
+    end = _END.pack(0x06054B50, 0, 0, count, count, len(rows), min(start, _SMALL), _COMMENT)
+    return rows + wide + end + manifest.encode()
+
+
+class Writer:
+    """Writes entries one after the other to a file that can be sought, the manifest last."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.entries: list[Entry] = []
+        self.digests: dict[str, str] = {}
+
+    def add(self, name: str, parts: Iterable[memoryview | bytes], size: int) -> str:
+        """Writes an entry, whose parts have ``size`` bytes together; gives their SHA-256."""
+        entry = Entry(name, self.entries[-1].end if self.entries else 0, size)
+        self.file.write(entry.header())
+        sha256, crc = hashlib.sha256(), 0
+        for part in parts:
+            for piece in pieces(part):
+                sha256.update(piece)
+                crc = zlib.crc32(piece, crc)
+                self.file.write(piece)
+        entry = evolve(entry, crc=crc)
+        self.file.seek(entry.offset)
+        self.file.write(entry.header())
+        self.file.seek(entry.end)
+        self.entries.append(entry)
+        self.digests[name] = sha256.hexdigest()
+        return self.digests[name]
+
+    def finish(self, manifest: bytes) -> None:
+        """Writes the manifest and the end."""
+        digest = self.add(MANIFEST, [manifest], len(manifest))
+        self.file.write(tail(self.entries, digest))
+
+
+def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
+    """A part in pieces of a few MB."""
+    view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
+    return (view[start : start + PIECE] for start in range(0, view.nbytes, PIECE))
+
+
+class Reader:
+    """The entries of an open file, by name, after everything around their data was checked.
+
+    Raises:
+        ArtifactError: the file is no kept program, ends too early, or was altered.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.file, self.name = file, name
+        self.size = file.seek(0, 2)
+        if self.at(0, 4) != b"PK\x03\x04":
+            raise ArtifactError(f"{name} is no kept program", "compiled.save(path) writes one")
+        try:
+            found, digest = self._directory()
+        except (struct.error, UnicodeDecodeError, IndexError):
+            raise self.broken("its end is missing or was altered") from None
+        self.entries = {entry.name: entry for entry in found}
+        self.manifest = self._manifest(digest)
+
+    def at(self, offset: int, size: int) -> bytes:
+        """Bytes of the file, as many as there are."""
+        self.file.seek(offset)
+        return self.file.read(max(0, min(size, self.size - offset)))
+
+    def broken(self, why: str) -> ArtifactError:
+        """The error for a file that is not what was written."""
+        return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy it again, or save it again")
+
+    def _directory(self) -> tuple[list[Entry], str]:
+        at = self.size - _END.size - _COMMENT
+        if at < 0:
+            raise self.broken("its end is missing")
+        end = _END.unpack(self.at(at, _END.size))
+        digest = self.at(at + _END.size, _COMMENT).decode("ascii")
+        start, length = end[6], end[5]
+        if start == _SMALL:
+            at -= _LOCATOR.size + _END64.size
+            start = _END64.unpack(self.at(max(at, 0), _END64.size))[9]
+        if end[0] != 0x06054B50 or start + length != at or length > _MOST * 128:
+            raise self.broken("it does not end as it was written")
+        entries = list(_entries(self.at(start, length)))
+        self._check(entries, start, digest)
+        return entries, digest
+
+    def _check(self, entries: Sequence[Entry], start: int, digest: str) -> None:
+        """Compares everything but the entries' data with what the writer puts there."""
+        names = [entry.name for entry in entries]
+        if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
+            raise self.broken("the names of its entries are not those that were written")
+        place = 0
+        for entry in entries:
+            header = entry.header()
+            if entry.offset != place or self.at(place, len(header)) != header or entry.end > start:
+                raise self.broken(f"the header of entry {entry.name} is not as it was written")
+            place = entry.end
+        if place != start or self.at(start, self.size) != tail(entries, digest):
+            raise self.broken("its directory is not as it was written")
+
+    def _manifest(self, digest: str) -> bytes:
+        entry = self.entries[MANIFEST]
+        data = self.at(entry.data, entry.size)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self.broken("its manifest is not as it was written")
+        return data
+
+    def verify(self, name: str, digest: str) -> Entry:
+        """The entry, after its data was read and compared with a SHA-256. It is read from the file and not mapped, so
+        that it takes no memory."""
+        if name not in self.entries:
+            raise self.broken(f"it has no entry {name}")
+        entry = self.entries[name]
+        if digest_of(self.file, entry.data, entry.size) != digest:
+            raise self.broken(f"entry {name} is not as it was written")
+        return entry
+
+    def read(self, name: str, digest: str) -> bytes:
+        """An entry's data, verified."""
+        entry = self.verify(name, digest)
+        return self.at(entry.data, entry.size)
+
+
+def digest_of(file: BinaryIO, offset: int, size: int) -> str:
+    """The SHA-256 of a part of a file."""
+    sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
+    file.seek(offset)
+    while size > 0:
+        count = file.readinto(piece[: min(size, PIECE)])  # type: ignore[attr-defined]
+        if not count:
+            break
+        sha256.update(piece[:count])
+        size -= count
+    return sha256.hexdigest()
+
+
+def _entries(rows: bytes) -> Iterator[Entry]:
+    """The entries that the rows of a directory tell; what else the rows say is compared afterwards."""
+    at = 0
+    while at < len(rows):
+        fields = _CENTRAL.unpack_from(rows, at)
+        crc, size, long, extra, offset = fields[7], fields[9], fields[10], fields[11], fields[16]
+        at += _CENTRAL.size
+        name, wide = rows[at : at + long].decode("ascii"), rows[at + long + 4 : at + long + extra]
+        at += long + extra
+        if size == _SMALL:
+            size, wide = struct.unpack_from("<Q", wide)[0], wide[16:]
+        if offset == _SMALL:
+            offset = struct.unpack_from("<Q", wide)[0]
+        if not NAME.fullmatch(name) or max(size, offset) > _BIG:
+            raise IndexError(name)
+        yield Entry(name, offset, size, crc)

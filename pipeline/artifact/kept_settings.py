@@ -1,0 +1,73 @@
+"""Settings in a file: those that differ from the default. Predicates are code, and are kept by name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.artifact import operators, values
+from pipeline.artifact.values import MalformedError
+from pipeline.errors import ArtifactError
+from pipeline.frozen import FrozenDict
+from pipeline.settings import CompilationSettings
+
+EXECUTED = "torch_executed_ops"
+
+
+class Predicate:
+    """What stands for a predicate, or for an operator that is not there: its name, by which it prints."""
+
+    def __init__(self, name: str) -> None:
+        self.__module__, _, self.__qualname__ = name.rpartition(".")
+
+    def __call__(self, path: str) -> bool:
+        """Says that it cannot be asked."""
+        raise ArtifactError(f"{self.name} of torch_executed_ops is code, of which a file keeps the name alone")
+
+    @property
+    def name(self) -> str:
+        """The name it was kept by."""
+        return f"{self.__module__}.{self.__qualname__}"
+
+
+def written(settings: CompilationSettings) -> FrozenDict[str, Any]:
+    """The settings that differ from the default, as JSON by name."""
+    default = CompilationSettings()
+    changed = {n: v for n in settings.names() if (v := getattr(settings, n)) != getattr(default, n)}
+    executed = sorted(map(_executed, changed.pop(EXECUTED, ())), key=str)
+    rows = {name: values.written(value) for name, value in changed.items()}
+    return FrozenDict(sorted({**rows, **({EXECUTED: executed} if executed else {})}.items()))
+
+
+def _executed(entry: Any) -> Any:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, Predicate):
+        return {"predicate": entry.name}
+    try:
+        return {"operator": operators.name_of(entry)}
+    except ArtifactError:
+        named = entry if hasattr(entry, "__qualname__") else type(entry)
+        return {"predicate": f"{named.__module__}.{named.__qualname__}"}
+
+
+def read(rows: Mapping[str, Any]) -> CompilationSettings:
+    """The settings that JSON tells. Raises `MalformedError` where they are none."""
+    fields = {name: values.read(row) for name, row in rows.items() if name != EXECUTED}
+    executed = rows.get(EXECUTED, [])
+    if not isinstance(executed, list):
+        raise MalformedError(f"{str(executed)[:60]!r} is no list of operators")
+    try:
+        return CompilationSettings(**fields, torch_executed_ops=map(_read_executed, executed))
+    except (TypeError, ValueError) as error:
+        raise MalformedError(str(error)) from None
+
+
+def _read_executed(data: Any) -> Any:
+    if isinstance(data, str):
+        return data
+    kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")
+    if kind not in ("operator", "predicate") or not isinstance(name, str):
+        raise MalformedError(f"{str(data)[:60]!r} is no operator")
+    found = operators.target_of(name) if kind == "operator" else None
+    return found or Predicate(name if kind == "predicate" else f"torch.ops.{name}")

@@ -1,0 +1,251 @@
+"""A file becomes a compiled program again: engines and weights are mapped, graphs are made of their rows."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import torch
+
+from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact.codec import at
+from pipeline.artifact.container import Reader, digest_of
+from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptSegment, KeptVerdict, Manifest
+from pipeline.artifact.operators import target_of
+from pipeline.artifact.rebuild import KEPT
+from pipeline.artifact.tensors import Kept, Source
+from pipeline.artifact.values import MalformedError, MissingOperatorError
+from pipeline.aten.graphs import over
+from pipeline.compiled import Compiled
+from pipeline.errors import ArtifactError, ArtifactWarning
+from pipeline.frozen import FrozenDict
+from pipeline.network.description import Network
+from pipeline.program import Engine, Partitioned, Program, Verdict, version
+from pipeline.recipes import Recipe
+from pipeline.runtime.inputs import children
+from pipeline.runtime.plan import LayoutBuilder
+from pipeline.runtime.snapshot import AbsentWeights
+from pipeline.trt import has_gpu
+
+T = TypeVar("T")
+
+
+def load(path: str | os.PathLike[str]) -> Compiled:
+    """Make a compiled program from a file that `Compiled.save` wrote.
+
+    Every byte is compared with its digest; engines and weights are mapped and not read into memory. Nothing of the file
+    is executed and nothing imported: outputs of a class that is not imported come back as read-only records with the
+    same positions, keys and attributes.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ArtifactError: it is no kept program, was truncated or altered, comes from a newer version, or calls an operator
+            that this process does not have; the message says which.
+    """
+    with opened(Path(path)) as file:
+        compiled = _Loader(file, Path(path)).compiled()
+    if not has_gpu():
+        warnings.warn(ArtifactWarning(f"no GPU here: {path} runs on the CPU reference executor"), stacklevel=2)
+    return compiled
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file, open. What the system says of it is ours, but that it is not there."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "pass the file that save wrote") from None
+
+
+def manifest_of(reader: Reader) -> Manifest:
+    """The manifest of an open file.
+
+    Raises:
+        ArtifactError: it is of a newer version, or of something else.
+    """
+    data = _json(reader, reader.manifest, "manifest.json")
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ArtifactError(f"{reader.name} is no kept program", "compiled.save(path) writes one")
+    schema = data.get("schema")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        by = data.get("versions")
+        who = f" by pipeline {by['pipeline']}" if isinstance(by, dict) and isinstance(by.get("pipeline"), str) else ""
+        raise ArtifactError(
+            f"{reader.name} has the format {str(schema)[:20]}, written{who}; this version reads formats up to {SCHEMA}",
+            "update pipeline, or save the program with this version",
+        )
+    return _read(reader, data, Manifest, "manifest.json")
+
+
+def _json(reader: Reader, data: bytes, name: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise reader.broken(f"entry {name} is no JSON ({type(error).__name__})") from None
+
+
+def _read(reader: Reader, data: Any, kind: type[T], name: str) -> T:
+    try:
+        found: T = codec.read(data, kind)
+        return found
+    except (MalformedError, RecursionError) as error:
+        raise reader.broken(f"entry {name}: {error}") from None
+
+
+class _Loader:
+    """Makes the program of an open file, step by step."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.file, self.path = file, path
+        self.reader = Reader(file, str(path))
+        self.manifest = manifest_of(self.reader)
+        self.missing = ""
+        self.tensor = self.source()
+
+    def compiled(self) -> Compiled:
+        """The program, after everything was checked."""
+        kept = self.manifest
+        networks = tuple(self.entry(name, Network) for name in kept.networks)
+        try:
+            check_recipes([*kept.constants.values(), *kept.refit_map.values()])
+            compiled = Compiled(
+                partitioned=self.partitioned(),
+                networks=networks,
+                engines=self.engines(),
+                refit_map=kept.refit_map,
+                literals=self.named(kept.literals),
+                agreement=kept.agreement,
+                healed=kept.healed,
+            )
+        except MissingOperatorError as error:
+            raise ArtifactError(f"{self.path}: {error.message}", error.hint) from None
+        except (MalformedError, RecursionError) as error:
+            raise self.reader.broken(str(error)) from None
+        check_whole(compiled, self.reader)
+        return compiled
+
+    def entry(self, name: str, kind: type[T]) -> T:
+        """An entry's record."""
+        data = self.reader.read(name, self.digest(name))
+        return _read(self.reader, _json(self.reader, data, name), kind, name)
+
+    def digest(self, name: str) -> str:
+        """The SHA-256 that an entry has to have."""
+        if name not in self.manifest.entries:
+            raise self.reader.broken(f"its manifest does not list the entry {name[:80]}")
+        return self.manifest.entries[name]
+
+    def engines(self) -> tuple[Engine, ...]:
+        """The engines, mapped."""
+        kept = self.manifest.engines
+        if not kept:
+            return ()
+        memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
+        rows = [(engine, self.reader.verify(engine.entry, self.digest(engine.entry))) for engine in kept]
+        return tuple(
+            Engine(engine.name, memory[at.data : at.end], engine.library, engine.refittable, engine.digest)
+            for engine, at in rows
+        )
+
+    def source(self) -> Source:
+        """Where the tensors are."""
+        kept = self.manifest.weights
+        if kept.entry:
+            entry = self.reader.verify(kept.entry, self.digest(kept.entry))
+            return self.mapped(self.file, entry.data, entry.size)
+        beside = self.path.parent / kept.file
+        if kept.file and beside.is_file():
+            with opened(beside) as file:
+                if file.seek(0, 2) != kept.size or digest_of(file, 0, kept.size) != kept.sha256:
+                    raise ArtifactError(f"{beside} does not have the weights of {self.path}", "save them again")
+                return self.mapped(file, 0, kept.size)
+        self.missing = f"{beside} is missing" if kept.file else f"{self.path} was saved without weights"
+        return Source()
+
+    def mapped(self, file: BinaryIO, offset: int, size: int) -> Source:
+        """The tensors of a file."""
+        try:
+            return Source(file, offset, size)
+        except ArtifactError as error:
+            raise self.reader.broken(error.message) from None
+
+    def named(self, kept: Mapping[str, Kept]) -> FrozenDict[str, torch.Tensor]:
+        """Tensors by their names in the program."""
+        found = {name: at(name, self.tensor, each) for name, each in kept.items()}
+        return AbsentWeights(found, self.missing) if self.missing else FrozenDict(found)
+
+    def partitioned(self) -> Partitioned:
+        """The program in its segments."""
+        kept = self.manifest
+        verdicts = FrozenDict({verdict.node: _verdict(verdict) for verdict in kept.verdicts})
+        return Partitioned(self.program(), kept.segments, verdicts, kept.fallbacks, kept.cuts)
+
+    def program(self) -> Program:
+        """The program, with its graph."""
+        kept, parameters = self.manifest, self.named(self.manifest.parameters)
+        return Program(
+            graph_module=self.graph_module(),
+            inputs=kept.inputs,
+            outputs=kept.outputs,
+            constants=kept.constants,
+            buffers=kept.buffers,
+            parameters=parameters,
+            shapes=kept.shapes,
+            in_spec=at("in_spec", pytrees.read, kept.in_spec),
+            out_spec=at("out_spec", pytrees.read, kept.out_spec),
+            settings=at("settings", kept_settings.read, kept.settings),
+            versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
+            aliases=kept.aliases,
+            written=kept.written,
+        )
+
+    def graph_module(self) -> torch.fx.GraphModule:
+        """The graph: the nodes of all entries in their order, over the graphs and tensors that they read."""
+        segments = [self.entry(name, KeptSegment) for name in self.manifest.graphs]
+        rows = {row.name: row for segment in segments for row in segment.nodes}
+        if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
+            raise MalformedError("the nodes of its graph are not those that its manifest lists")
+        graph = torch.fx.Graph()
+        graphs.add_nodes(graph, [rows[name] for name in self.manifest.nodes])
+        inner = {path: each for segment in segments for path, each in segment.graphs}
+        tensors = {path: each for segment in segments for path, each in segment.tensors}
+        return over(graphs.root_of(list(inner.items()), list(tensors.items()), self.tensor), graph)
+
+
+def check_recipes(recipes: Iterable[Recipe]) -> None:
+    """Raise an error where a recipe calls what is no operator: it would be looked up when the recipe is evaluated."""
+    for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
+        if target_of(target) is None:
+            library = f"import {target.split('.')[0]}, or what defines it, before loading"
+            raise MissingOperatorError(f"the operator {target[:80]} of a weight's recipe is not there", library)
+
+
+def check_whole(compiled: Compiled, reader: Reader) -> None:
+    """Raise an error where the parts of a program do not fit each other."""
+    program, segments = compiled.program, compiled.partitioned.engine_segments
+    users = [output for output in program.outputs if output.kind == "user"]
+    fits = {
+        "not one network for each engine segment": len(compiled.networks) == len(segments),
+        "not one engine for each network": len(compiled.engines) in (0, len(segments)),
+        "other inputs than their structure": program.in_spec.num_leaves == len(program.inputs),
+        "other outputs than their structure": program.out_spec.num_leaves == len(users),
+        "inputs that are no arguments": len(children(program.in_spec)) == 2,
+    }
+    if wrong := [what for what, holds in fits.items() if not holds]:
+        raise reader.broken(f"it has {wrong[0]}")
+    try:
+        LayoutBuilder(program, compiled.partitioned.segments).layout()
+        compiled.report()
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
+        raise reader.broken(f"its parts do not fit each other ({type(error).__name__}: {error})") from None
+
+
+def _verdict(kept: KeptVerdict) -> Verdict:
+    return Verdict(kept.node, kept.target, KEPT if kept.supported else None, kept.reasons, kept.where)

@@ -1,0 +1,114 @@
+"""``Manifest``: what the file of a kept program says of it, one record that the codec writes and reads.
+
+Beside it the file has the engines, the networks' descriptions, the graph, and the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import field, frozen
+
+from pipeline.agreement import Agreement, Healed
+from pipeline.artifact.codec import Json
+from pipeline.artifact.graphs import KeptGraph, KeptNode
+from pipeline.artifact.tensors import Kept
+from pipeline.aten.support import Rejection
+from pipeline.compiled import RefitMap
+from pipeline.errors import Fallback
+from pipeline.frozen import FrozenDict
+from pipeline.program import Cut, Output, Port, Segment
+from pipeline.recipes import Recipe
+from pipeline.shapes.environment import ShapeEnvironment
+
+FORMAT: Final = "pipeline program"
+SCHEMA: Final = 1
+"""The version of the format. Files of earlier versions are read; a new field with a default needs no new version."""
+
+
+@frozen
+class KeptVerdict:
+    """A verdict without the converter, which is code."""
+
+    node: str
+    target: str
+    supported: bool
+    reasons: tuple[Rejection, ...] = ()
+    where: str = ""
+
+
+@frozen
+class KeptEngine:
+    """An engine, and the entry that has its plan."""
+
+    name: str
+    entry: str
+    library: str
+    refittable: bool = False
+    digest: str = ""
+
+
+@frozen
+class KeptWeights:
+    """Where the tensors are: in this file (``entry``), in another beside it (``file``, its bytes and SHA-256), or
+    nowhere."""
+
+    entry: str = ""
+    file: str = ""
+    size: int = 0
+    sha256: str = ""
+
+
+@frozen
+class KeptSegment:
+    """The nodes of a segment that runs in PyTorch, and the graphs and tensors that they read as attributes."""
+
+    nodes: tuple[KeptNode, ...]
+    graphs: tuple[tuple[str, KeptGraph], ...] = ()
+    tensors: tuple[tuple[str, Kept], ...] = ()
+
+
+@frozen
+class Versions:
+    """What wrote the file, and for which GPUs its engines are: compute capabilities as they were asked for, and the GPU
+    of the machine, if it had one."""
+
+    pipeline: str
+    torch: str
+    tensorrt: str
+    targets: tuple[str, ...] = ()
+    gpu: str = ""
+
+
+@frozen
+class Manifest:
+    """A compiled program without its engines, networks, graph and weights."""
+
+    format: str
+    schema: int
+    versions: Versions
+    entries: FrozenDict[str, str]
+    weights: KeptWeights
+    inputs: tuple[Port, ...]
+    outputs: tuple[Output, ...]
+    in_spec: Json
+    out_spec: Json
+    shapes: ShapeEnvironment
+    settings: FrozenDict[str, Json]
+    segments: tuple[Segment, ...]
+    engines: tuple[KeptEngine, ...]
+    networks: tuple[str, ...]
+    constants: FrozenDict[str, Recipe]
+    refit_map: RefitMap
+    parameters: FrozenDict[str, Kept]
+    literals: FrozenDict[str, Kept]
+    verdicts: tuple[KeptVerdict, ...]
+    graphs: tuple[str, ...]
+    nodes: tuple[str, ...]
+    buffers: FrozenDict[str, str] = field(factory=FrozenDict)
+    aliases: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    fallbacks: tuple[Fallback, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    healed: tuple[Healed, ...] = ()
+    agreement: Agreement | None = None

@@ -1,0 +1,235 @@
+"""The structure of inputs and outputs as JSON. Classes are kept by name, and looked up among those that are imported
+already; one that is not comes back as a `Record`."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from attrs import frozen
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.utils import _pytree as pytree
+
+from pipeline.artifact import values
+from pipeline.artifact.values import MalformedError
+from pipeline.errors import ArtifactError
+from pipeline.runtime.inputs import children
+
+_leaf: Any = getattr(pytree, "treespec_leaf", pytree.LeafSpec)  # torch 2.11 and earlier have the class alone
+CONTAINERS: Mapping[str, Any] = {
+    **{kind.__name__: kind for kind in (tuple, list, dict, OrderedDict, deque)},
+    **{kind.__name__: kind for kind in (immutable_dict, immutable_list)},
+}
+FACTORIES: Mapping[str, Any] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple)}
+
+
+@frozen
+class Shape:
+    """What a `Record` stands for: a class by its name, the names of its parts, and those of its fields that are None.
+
+    kind: what the class is: a named tuple, a mapping (as the outputs of transformers' models are), or neither.
+    """
+
+    cls: str
+    kind: Literal["namedtuple", "mapping", "object"] = "object"
+    names: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+class Record:
+    """A read-only object in the place of one whose class this process does not have: its parts by position (``r[0]``),
+    by key (``r["logits"]``) and by attribute (``r.logits``), as that has them."""
+
+    __slots__ = ("_shape", "_values")
+    _shape: Shape
+    _values: tuple[Any, ...]
+
+    def __init__(self, shape: Shape, values: Iterable[Any]) -> None:
+        object.__setattr__(self, "_shape", shape)
+        object.__setattr__(self, "_values", tuple(values))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in (*self._shape.names, *self._shape.absent):
+            raise AttributeError(f"{self._shape.cls} has no {name!r}, only {', '.join(self._shape.names)}")
+        return self._values[self._shape.names.index(name)] if name in self._shape.names else None
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return self._values[key]
+        if key not in self._shape.names:
+            raise KeyError(key)
+        return self._values[self._shape.names.index(key)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._shape.names if self._shape.kind == "mapping" else self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._shape.names
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the parts."""
+        return self._shape.names
+
+    def values(self) -> tuple[Any, ...]:
+        """The parts in order."""
+        return self._values
+
+    def items(self) -> tuple[tuple[str, Any], ...]:
+        """The parts with their names."""
+        return tuple(zip(self._shape.names, self._values, strict=False))
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The parts in order, as the outputs of transformers' models give them."""
+        return self._values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A part by its name, or the default."""
+        return self[key] if key in self._shape.names else default
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a record of {self._shape.cls} is read only")
+
+    def __reduce__(self) -> Any:
+        return Record, (self._shape, self._values)
+
+    def __repr__(self) -> str:
+        named = self._shape.names or range(len(self._values))
+        parts = ", ".join(f"{name}={value!r}" for name, value in zip(named, self._values, strict=False))
+        return f"{self._shape.cls.rpartition(':')[2]}({parts})"
+
+
+pytree.register_pytree_node(
+    Record,
+    lambda record: (list(record._values), record._shape),
+    lambda parts, shape: Record(shape, parts),
+    serialized_type_name="pipeline.Record",
+)
+
+
+def written(spec: Any) -> Any:
+    """A structure as JSON; a leaf is None.
+
+    Raises:
+        ArtifactError: a class keeps something beside its parts that cannot be kept.
+    """
+    if spec.type is None:
+        return None
+    parts = [written(child) for child in children(spec)]
+    if name := next((name for name, kind in CONTAINERS.items() if spec.type is kind), ""):
+        return {"type": name, "context": values.written(spec.context), "children": parts}
+    if spec.type is defaultdict:
+        factory, keys = spec.context
+        if factory is not None and FACTORIES.get(factory.__name__) is not factory:
+            raise ArtifactError(f"a defaultdict of {factory!r} cannot be kept")
+        context = [getattr(factory, "__name__", None), values.written(keys)]
+        return {"type": "defaultdict", "context": context, "children": parts}
+    return {"type": "class", **_written_class(spec), "children": parts}
+
+
+def _written_class(spec: Any) -> dict[str, Any]:
+    if spec.type is Record:
+        shape, context = spec.context, None
+    else:
+        shape = _shape(spec)
+        context = None if spec.type is namedtuple else _written_context(spec, shape)
+    named = {"class": shape.cls, "kind": shape.kind, "names": list(shape.names), "absent": list(shape.absent)}
+    return named | {"context": context}
+
+
+def _written_context(spec: Any, shape: Shape) -> Any:
+    try:
+        return values.written(spec.context)
+    except ArtifactError as error:
+        raise ArtifactError(f"outputs or inputs of {shape.cls} cannot be kept: {error.message}") from None
+
+
+def _shape(spec: Any) -> Shape:
+    """What is known of a class from the structure of one of its objects."""
+    kind, context = spec.type, spec.context
+    if kind is namedtuple:
+        return Shape(_class_name(context), "namedtuple", tuple(context._fields))
+    if issubclass(kind, tuple) and hasattr(kind, "__match_args__"):
+        return Shape(_class_name(kind), "namedtuple", tuple(kind.__match_args__)[: spec.num_children])
+    if _are_names(context, spec.num_children):
+        return Shape(_class_name(kind), "mapping" if issubclass(kind, Mapping) else "object", tuple(context))
+    if isinstance(context, list) and len(context) == 2 and _are_names(context[0], spec.num_children):
+        return Shape(_class_name(kind), "object", tuple(context[0]), tuple(context[1] or ()))
+    return Shape(_class_name(kind))
+
+
+def _are_names(context: Any, count: int) -> bool:
+    return isinstance(context, (list, tuple)) and len(context) == count and all(isinstance(n, str) for n in context)
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def read(data: Any) -> Any:
+    """The structure that JSON tells. Raises `MalformedError` where it tells none."""
+    if data is None:
+        return _leaf()
+    if not isinstance(data, dict) or not isinstance(data.get("children"), list):
+        raise MalformedError(f"a structure is due, not {str(data)[:60]!r}")
+    parts, kind = [read(child) for child in data["children"]], str(data.get("type"))
+    if kind == "class":
+        return pytree.TreeSpec(*_class(data, len(parts)), parts)
+    if kind == "defaultdict":
+        return pytree.TreeSpec(defaultdict, _default_context(data.get("context"), len(parts)), parts)
+    if kind not in CONTAINERS:
+        raise MalformedError(f"{kind[:60]!r} is no container")
+    return pytree.TreeSpec(CONTAINERS[kind], _context(kind, data.get("context"), len(parts)), parts)
+
+
+def _context(kind: str, data: Any, count: int) -> Any:
+    context = values.read(data)
+    if kind == "deque":
+        wrong = context is not None and type(context) is not int
+    elif CONTAINERS[kind] in (dict, OrderedDict, immutable_dict):
+        wrong = not isinstance(context, list) or len(context) != count
+    else:
+        wrong = context is not None
+    if wrong:
+        raise MalformedError(f"a {kind} of {count} parts has no {str(context)[:60]}")
+    return context
+
+
+def _default_context(data: Any, count: int) -> Any:
+    if not isinstance(data, list) or len(data) != 2 or (data[0] is not None and str(data[0]) not in FACTORIES):
+        raise MalformedError(f"{str(data)[:60]!r} is no defaultdict")
+    return [FACTORIES.get(str(data[0])), _context("dict", data[1], count)]
+
+
+def _class(data: Mapping[str, Any], count: int) -> tuple[Any, Any]:
+    """The class with its context where it is imported and known to torch, else a record."""
+    shape = _read_shape(data, count)
+    found = _imported(shape.cls)
+    if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:
+        return namedtuple, found
+    if found is not None and found in pytree.SUPPORTED_NODES and found is not Record:
+        return found, values.read(data.get("context"))
+    return Record, shape
+
+
+def _read_shape(data: Mapping[str, Any], count: int) -> Shape:
+    cls, kind, names, absent = (data.get(key) for key in ("class", "kind", "names", "absent"))
+    lists = isinstance(names, list) and isinstance(absent, list) and all(isinstance(n, str) for n in [*names, *absent])
+    if not lists or not isinstance(cls, str) or kind not in ("namedtuple", "mapping", "object"):
+        raise MalformedError(f"{str(cls)[:60]!r} is no class")
+    if names and len(names) != count:
+        raise MalformedError(f"{cls[:60]} has {count} parts and {len(names)} names")
+    return Shape(cls, kind, tuple(names or ()), tuple(absent or ()))
+
+
+def _imported(name: str) -> Any:
+    """The class of a name, if its module is imported: nothing is imported for it."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return found if isinstance(found, type) else None

@@ -1,0 +1,59 @@
+"""Engines of a loaded program are built anew from the networks' descriptions, since its converters are not kept."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from pipeline.aten.support import Choice, ConverterSupport
+from pipeline.build.monitor import Monitor
+from pipeline.build.parcel import Parcel, write
+from pipeline.build.plans import Order, PlanFile, serialize
+from pipeline.compiled import Compiled
+from pipeline.errors import ArtifactError
+from pipeline.network.description import Network
+from pipeline.program import Engine, Partitioned, Segment
+from pipeline.recipes import held
+from pipeline.runtime.snapshot import present
+from pipeline.stages.build import engine
+
+
+def not_kept(*args: Any, **kwargs: Any) -> Any:
+    """Stands for the converter of a node of a program that was loaded: converters are code, which files do not have."""
+    raise ArtifactError("a program that was loaded has engines and networks, and no converters")
+
+
+KEPT = Choice(ConverterSupport(not_kept))
+"""The converter of every node of a loaded program that runs in an engine."""
+
+
+def is_loaded(compiled: Compiled) -> bool:
+    """Whether a program comes from a file."""
+    return any(verdict.choice is KEPT for verdict in compiled.partitioned.verdicts.values())
+
+
+def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+    """The program with the parameters that ``partitioned`` has, and engines that are built from its networks."""
+    parameters = partitioned.program.parameters
+    rows = zip(partitioned.engine_segments, compiled.networks, strict=True)
+    engines = tuple(_built(compiled, segment, network, parameters) for segment, network in rows)
+    return evolve(compiled, partitioned=partitioned, engines=engines, agreement=None)
+
+
+def _built(compiled: Compiled, segment: Segment, network: Network, parameters: Mapping[str, torch.Tensor]) -> Engine:
+    def value(name: str) -> torch.Tensor:
+        recipe = compiled.refit_map.get(name)
+        return present(compiled.literals, name) if recipe is None else held(recipe.evaluate(parameters))
+
+    order = Order.of(segment, network, compiled.settings)
+    with tempfile.TemporaryDirectory(prefix="pipeline-rebuild-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder, "weights")
+        index = write(path, {weight.name: value(weight.name) for weight in network.weights})
+        handle = Parcel(network, path, None, index).opened()
+        file = PlanFile()
+        return engine(order, serialize(handle, order, file, Monitor()), file.mapped())

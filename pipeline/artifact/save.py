@@ -1,0 +1,193 @@
+"""A compiled program becomes a file: written beside its place and put there in one step, so that nobody sees a part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact.atomic import replacing
+from pipeline.artifact.container import Writer, pieces
+from pipeline.artifact.graphs import kept_node
+from pipeline.artifact.manifest import (
+    FORMAT,
+    SCHEMA,
+    KeptEngine,
+    KeptSegment,
+    KeptVerdict,
+    KeptWeights,
+    Manifest,
+    Versions,
+)
+from pipeline.artifact.tensors import Tensors
+from pipeline.compiled import Compiled
+from pipeline.errors import ArtifactError
+from pipeline.frozen import FrozenDict
+from pipeline.network.description import Network
+from pipeline.program import Program, version
+from pipeline.trt import LIBRARY, has_gpu
+from pipeline.version import __version__
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
+INSIDE, NONE = "inside", "none"
+WEIGHTS = "weights.safetensors"
+Entries: TypeAlias = dict[str, tuple[Iterable[Any], int]]
+
+
+def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None:
+    """Write a compiled program to a file, from which `pipeline.load` makes it again.
+
+    Args:
+        compiled: the program.
+        path: the file, by custom ``NAME.trtp``. One that is there is replaced in one step, when the new one is whole.
+        weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor and PyTorch segments
+            read, so that engines alone can run; or the path of a file for them, in the safetensors format, which the
+            program finds again by its place relative to its own.
+
+    Raises:
+        ArtifactError: something of the program cannot be kept; the message names it.
+        OSError: the file cannot be written.
+    """
+    place, tensors = Path(path), Tensors()
+    manifest, entries = _manifest(compiled, tensors)
+    beside = None if os.fspath(weights) in (INSIDE, NONE) else Path(weights)
+    stored = KeptWeights()
+    if beside is not None:
+        stored = _weights_beside(beside, place, tensors)
+    elif os.fspath(weights) == INSIDE and tensors.by_key:
+        header = tensors.header()
+        entries[WEIGHTS] = (_chain(header, tensors), len(header) + tensors.nbytes)
+        stored = KeptWeights(entry=WEIGHTS)
+    with replacing(place) as file:
+        writer = Writer(file)
+        for name, (parts, size) in entries.items():
+            writer.add(name, parts, size)
+        writer.finish(text(codec.written(manifest(stored, FrozenDict(writer.digests)), Manifest)))
+
+
+def _chain(header: bytes, tensors: Tensors) -> Iterator[Any]:
+    yield header
+    yield from tensors.parts()
+
+
+def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
+    if path.absolute() == program.absolute():
+        raise ArtifactError(f"{path} is the program's own file", 'weights="inside" has them in it')
+    header, sha256 = tensors.header(), hashlib.sha256()
+    with replacing(path) as file:
+        for piece in (piece for part in _chain(header, tensors) for piece in pieces(part)):
+            sha256.update(piece)
+            file.write(piece)
+    relative = os.path.relpath(path.absolute(), program.absolute().parent)
+    size = len(header) + tensors.nbytes
+    return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256.hexdigest())
+
+
+def text(data: Any) -> bytes:
+    """JSON that is the same for equal data."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
+    """The manifest, but for where the weights are and the digests of the entries; and the entries."""
+    program, partitioned = compiled.program, compiled.partitioned
+    entries: Entries = {}
+    engines = []
+    for i, engine in enumerate(compiled.engines):
+        entries[f"engines/{i}.plan"] = ([memoryview(engine.plan)], engine.nbytes)
+        kept = KeptEngine(engine.name, f"engines/{i}.plan", engine.library, engine.refittable, engine.digest)
+        engines.append(kept)
+    networks = [f"networks/{i}.json" for i in range(len(compiled.networks))]
+    for name, network in zip(networks, compiled.networks, strict=True):
+        _add_json(entries, name, network, Network)
+    segments = _segments(compiled, tensors)
+    for name, segment in segments.items():
+        _add_json(entries, name, segment, KeptSegment)
+    verdicts = partitioned.verdicts.values()
+    made = partial(
+        Manifest,
+        FORMAT,
+        SCHEMA,
+        _versions(program),
+        inputs=program.inputs,
+        outputs=program.outputs,
+        in_spec=pytrees.written(program.in_spec),
+        out_spec=pytrees.written(program.out_spec),
+        shapes=program.shapes,
+        settings=kept_settings.written(program.settings),
+        segments=partitioned.segments,
+        engines=tuple(engines),
+        networks=tuple(networks),
+        constants=program.constants,
+        refit_map=compiled.refit_map,
+        parameters=FrozenDict({name: tensors.keep(name, _unchanged(program, name)) for name in program.parameters}),
+        literals=FrozenDict({n: tensors.keep(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
+        verdicts=tuple(KeptVerdict(v.node, v.target, v.supported, v.reasons, v.where) for v in verdicts),
+        graphs=tuple(segments),
+        nodes=tuple(node.name for node in program.graph.nodes),
+        buffers=program.buffers,
+        aliases=program.aliases,
+        written=program.written,
+        fallbacks=partitioned.fallbacks,
+        cuts=partitioned.cuts,
+        healed=compiled.healed,
+        agreement=compiled.agreement,
+    )
+    return lambda weights, digests: made(weights=weights, entries=digests), entries
+
+
+def _add_json(entries: Entries, name: str, record: Any, kind: type) -> None:
+    data = text(codec.written(record, kind))
+    entries[name] = ([data], len(data))
+
+
+def _versions(program: Program) -> Versions:
+    gpu = ""
+    if has_gpu():
+        major, minor = torch.cuda.get_device_capability()
+        gpu = f"{torch.cuda.get_device_name()} ({major}.{minor})"
+    return Versions(__version__, str(torch.__version__), LIBRARY, program.settings.compute_capabilities, gpu)
+
+
+def _unchanged(program: Program, name: str) -> torch.Tensor:
+    """A parameter, if it is what was compiled."""
+    tensor = program.parameters[name]
+    if version(tensor) != program.versions.get(name, version(tensor)):
+        raise ArtifactError(
+            f"{name} changed in place after compiling, so the engines no longer have its value",
+            "save before changing the model, or save what pipeline.refit_module_weights gives",
+        )
+    if tensor.is_meta:
+        raise ArtifactError(f"{name} has no value: it was loaded without its weights", 'save with weights="none"')
+    return tensor
+
+
+def _segments(compiled: Compiled, tensors: Tensors) -> dict[str, KeptSegment]:
+    """The nodes of each segment that runs in PyTorch; and, in the last entry, all others: inputs, arithmetic on sizes,
+    and what runs in engines, of which the names are kept."""
+    program = compiled.program
+    home: dict[str, int] = {}
+    for i, segment in enumerate(compiled.partitioned.segments):
+        if segment.kind == "torch":
+            home |= {name: i for name in segment.nodes if name not in home}
+    engines = {n for s in compiled.partitioned.engine_segments for n in s.nodes} - home.keys()
+    places: dict[int, list[torch.fx.Node]] = {i: [] for i in sorted({*home.values()})}
+    rest: list[torch.fx.Node] = []
+    for node in program.graph.nodes:
+        places.get(home.get(node.name, -1), rest).append(node)
+    kept = {f"segments/{i}.json": _segment(program, nodes, frozenset(), tensors) for i, nodes in places.items()}
+    return {**kept, "graph.json": _segment(program, rest, engines, tensors)}
+
+
+def _segment(program: Program, nodes: list[torch.fx.Node], engines: Collection[str], tensors: Tensors) -> KeptSegment:
+    rows = tuple(kept_node(node, calls=node.name not in engines) for node in nodes)
+    module = program.graph_module
+    held = graphs.attributes(module, nodes, "graph", tensors)
+    return KeptSegment(rows, *held)

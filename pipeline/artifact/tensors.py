@@ -1,0 +1,164 @@
+"""Tensors in the safetensors format: a JSON header, then each tensor's bytes. They are mapped, and not read."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+import torch
+from attrs import define, field, frozen
+
+from pipeline.artifact.values import dtype_name
+from pipeline.errors import ArtifactError
+
+PAGE = 4096
+DTYPES: Mapping[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}
+"""The names that safetensors has; tensors of other dtypes are kept as the bytes they are."""
+
+
+@frozen
+class Kept:
+    """What a program says of a tensor that it keeps: the key of its bytes, and its dtype and sizes."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@define(eq=False)
+class Tensors:
+    """The tensors that a program keeps, each once: whoever has the same tensor gets the same key."""
+
+    by_key: dict[str, torch.Tensor] = field(factory=dict)
+    _keys: dict[int, Kept] = field(factory=dict)
+
+    def keep(self, name: str, tensor: torch.Tensor) -> Kept:
+        """Takes a tensor in, under a name that nobody else has."""
+        if id(tensor) not in self._keys:
+            if tensor.layout != torch.strided or tensor.is_quantized:
+                kind = str(tensor.layout) if tensor.layout != torch.strided else "quantized"
+                raise ArtifactError(f"{name} cannot be kept: it is {kind}, and files hold dense tensors")
+            self.by_key[name] = tensor
+            self._keys[id(tensor)] = Kept(name, tensor.dtype, tuple(tensor.shape))
+        return self._keys[id(tensor)]
+
+    def header(self) -> bytes:
+        """The length of the header, and the header, padded so that the tensors begin at a page."""
+        rows, at = {}, 0
+        for key, tensor in self._ordered():
+            known = DTYPES.get(tensor.dtype)
+            shape = list(tensor.shape) if known else [tensor.nbytes]
+            rows[key] = {"dtype": known or "U8", "shape": shape, "data_offsets": [at, at + tensor.nbytes]}
+            at += tensor.nbytes
+        text = json.dumps(rows, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % PAGE)
+        return struct.pack("<Q", len(text)) + text
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all tensors in bytes."""
+        return sum(tensor.nbytes for tensor in self.by_key.values())
+
+    def parts(self) -> Iterator[memoryview | bytes]:
+        """The bytes of the tensors in order, from where they lie."""
+        for _, tensor in self._ordered():
+            yield _bytes(tensor.detach().cpu().contiguous().resolve_conj().resolve_neg())
+
+    def _ordered(self) -> list[tuple[str, torch.Tensor]]:
+        """Wide elements first, so that every tensor is aligned to its elements without gaps."""
+        return sorted(self.by_key.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview | bytes:
+    """The memory of a contiguous CPU tensor, without a copy."""
+    if not tensor.nbytes:
+        return b""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(memory)
+
+
+class Source:
+    """Where a loaded program's tensors come from: a mapped file, or nowhere (``size`` 0), and then they have no value.
+
+    They are views of the file; what is written to them stays with this process.
+    """
+
+    def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
+        self.found: dict[str, torch.Tensor] = {}
+        self.memory: mmap.mmap | None = None
+        if file is not None and size:
+            down = offset % mmap.ALLOCATIONGRANULARITY
+            self.memory = mmap.mmap(file.fileno(), size + down, access=mmap.ACCESS_COPY, offset=offset - down)
+            self.rows, start = _header(memoryview(self.memory)[down:])
+            self.start = start + down
+
+    def __call__(self, kept: Kept) -> torch.Tensor:
+        """A tensor; the same one for the same key.
+
+        Raises:
+            ArtifactError: the file does not have it so.
+        """
+        if kept.key not in self.found:
+            self.found[kept.key] = self._tensor(kept)
+        found = self.found[kept.key]
+        if found.dtype != kept.dtype or tuple(found.shape) != kept.shape:
+            raise ArtifactError(f"tensor {kept.key} is told to be of two kinds")
+        return found
+
+    def _tensor(self, kept: Kept) -> torch.Tensor:
+        if min((0, *kept.shape)) < 0 or kept.nbytes >= 1 << 62:
+            raise ArtifactError(f"tensor {kept.key} has no sizes {list(kept.shape)}")
+        if self.memory is None:
+            return torch.empty(kept.shape, dtype=kept.dtype, device="meta")
+        row = self.rows.get(kept.key)
+        offsets = row.get("data_offsets") if isinstance(row, dict) else None
+        if not isinstance(offsets, list) or len(offsets) != 2 or any(type(v) is not int or v < 0 for v in offsets):
+            raise ArtifactError(f"tensor {kept.key} is not in the file")
+        low, high = offsets
+        if high - low != kept.nbytes or self.start + high > len(self.memory):
+            raise ArtifactError(f"tensor {kept.key} is not {dtype_name(kept.dtype)}{list(kept.shape)}")
+        if not kept.nbytes:
+            return torch.empty(kept.shape, dtype=kept.dtype)
+        count, at = math.prod(kept.shape), self.start + low
+        return torch.frombuffer(self.memory, dtype=kept.dtype, count=count, offset=at).reshape(kept.shape)
+
+
+def _header(data: memoryview) -> tuple[dict[str, Any], int]:
+    length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else len(data)
+    if length > len(data) - 8:
+        raise ArtifactError("the tensors' header is longer than their file")
+    try:
+        rows = json.loads(bytes(data[8 : 8 + length]))
+    except (ValueError, RecursionError):
+        rows = None
+    if not isinstance(rows, dict):
+        raise ArtifactError("the tensors have no header")
+    return rows, 8 + length

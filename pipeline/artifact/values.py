@@ -1,0 +1,194 @@
+"""Plain values as JSON: arguments of operators, constants, what a field of any type holds.
+
+What JSON has stands for itself; everything else is an object with one key, which says what it is:
+``{"tuple": [1, 2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+from attrs import frozen
+
+from pipeline.artifact import expressions, operators
+from pipeline.errors import ArtifactError
+from pipeline.recipes import Ref
+
+
+class MalformedError(ArtifactError):
+    """Data that is not what is due, and where it stands: the loader makes the user's error of it."""
+
+    def __init__(self, why: str, place: str = "", hint: str = "") -> None:
+        super().__init__(f"{place}: {why}" if place else why, hint)
+        self.why, self.place = why, place
+
+
+@frozen
+class NodeName:
+    """A node of a graph as an argument, before the graph is made."""
+
+    name: str
+
+
+class MissingOperatorError(ArtifactError):
+    """An operator that a program calls, and that this process does not have: the hint says what to import."""
+
+
+def written_float(value: float) -> Any:
+    """A float as JSON, which has no name for infinity and NaN."""
+    value = float(value)
+    return value if math.isfinite(value) else {"float": str(value)}
+
+
+def read_float(data: Any) -> float:
+    """The float that JSON tells."""
+    if isinstance(data, float):
+        return data
+    if isinstance(data, dict) and data.get("float") in ("inf", "-inf", "nan"):
+        return float(data["float"])
+    raise MalformedError(f"a float is due, not {str(data)[:60]!r}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32``"""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: Any) -> torch.dtype:
+    """The dtype of a name."""
+    return _member(torch.dtype, name)  # type: ignore[no-any-return]
+
+
+def layout_named(name: Any) -> torch.layout:
+    """The layout of a name."""
+    return _member(torch.layout, name)  # type: ignore[no-any-return]
+
+
+def _member(kind: type, name: Any) -> Any:
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, kind):
+        raise MalformedError(f"{str(name)[:40]!r} is no {kind.__name__} of torch")
+    return found
+
+
+def _read_device(data: Any) -> torch.device:
+    try:
+        return torch.device(data if isinstance(data, str) else "")
+    except RuntimeError:
+        raise MalformedError(f"{str(data)[:40]!r} is no device") from None
+
+
+def _parts(data: Any, count: int | None = None) -> list[Any]:
+    if not isinstance(data, list) or count not in (None, len(data)):
+        raise MalformedError(f"a list is due, not {str(data)[:60]!r}")
+    return [read(part) for part in data]
+
+
+def _read_slice(data: Any) -> slice:
+    return slice(*_parts(data, 3))
+
+
+def _read_complex(data: Any) -> complex:
+    return complex(*(read_float(part) for part in _list_of(data, 2)))
+
+
+def _list_of(data: Any, count: int) -> list[Any]:
+    if not isinstance(data, list) or len(data) != count:
+        raise MalformedError(f"{count} parts are due, not {str(data)[:60]!r}")
+    return data
+
+
+def _read_dict(data: Any) -> dict[Any, Any]:
+    rows = [_list_of(row, 2) for row in (data if isinstance(data, list) else [None])]
+    try:
+        return {read(key): read(value) for key, value in rows}
+    except TypeError:
+        raise MalformedError("a key of a dict cannot be one") from None
+
+
+def _read_operator(data: Any) -> Any:
+    found = operators.target_of(data)
+    if found is None:
+        library = f"import {str(data).split('.')[0][:60]}, or what defines it, before loading"
+        raise MissingOperatorError(f"the operator {str(data)[:60]!r} is not there", library)
+    return found
+
+
+def _name(data: Any) -> str:
+    if not isinstance(data, str):
+        raise MalformedError(f"a name is due, not {str(data)[:60]!r}")
+    return data
+
+
+def _written_all(value: Any) -> list[Any]:
+    return [written(part) for part in value]
+
+
+_WRITE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (torch.Size, "shape", _written_all),
+    (tuple, "tuple", _written_all),
+    (dict, "dict", lambda value: [[written(k), written(v)] for k, v in value.items()]),
+    (torch.dtype, "dtype", dtype_name),
+    (torch.device, "device", str),
+    (torch.layout, "layout", dtype_name),
+    (torch.memory_format, "memory_format", dtype_name),
+    (complex, "complex", lambda value: [written_float(value.real), written_float(value.imag)]),
+    (slice, "slice", lambda value: [written(value.start), written(value.stop), written(value.step)]),
+    (type(Ellipsis), "ellipsis", lambda value: None),
+    (Ref, "ref", lambda value: value.name),
+    (torch.fx.Node, "node", lambda value: value.name),
+    (sympy.Basic, "size", expressions.written),
+    (torch.SymInt | torch.SymFloat | torch.SymBool, "size", lambda value: expressions.written(value.node.expr)),
+    (torch._ops.OpOverload | torch._ops.HigherOrderOperator, "operator", operators.name_of),
+)
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "float": lambda data: read_float({"float": data}),
+    "shape": lambda data: torch.Size(_parts(data)),
+    "tuple": lambda data: tuple(_parts(data)),
+    "dict": _read_dict,
+    "dtype": dtype_named,
+    "device": _read_device,
+    "layout": layout_named,
+    "memory_format": lambda data: _member(torch.memory_format, data),
+    "complex": _read_complex,
+    "slice": _read_slice,
+    "ellipsis": lambda data: ...,
+    "ref": lambda data: Ref(_name(data)),
+    "node": lambda data: NodeName(_name(data)),
+    "size": expressions.read,
+    "operator": _read_operator,
+}
+
+
+def written(value: Any) -> Any:
+    """A value as JSON.
+
+    Raises:
+        ArtifactError: it is of a type that cannot be kept.
+    """
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return value
+    if isinstance(value, float):
+        return written_float(value)
+    if isinstance(value, list):
+        return _written_all(value)
+    for kind, name, write in _WRITE:
+        if isinstance(value, kind):
+            return {name: write(value)}
+    raise ArtifactError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be kept")
+
+
+def read(data: Any) -> Any:
+    """The value that JSON tells. Raises `MalformedError` where it tells none."""
+    if isinstance(data, list):
+        return _parts(data)
+    if not isinstance(data, dict):
+        return data
+    if len(data) != 1 or (name := next(iter(data))) not in _READ:
+        raise MalformedError(f"{str(data)[:60]!r} is no value")
+    return _READ[name](data[name])

@@ -1,0 +1,123 @@
+"""A file that is damaged, foreign or newer is one clear error before anything runs; nothing crashes and none fills memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+import pipeline
+from pipeline.artifact.container import MANIFEST
+from tests.artifact.damage import BYTES, crafted, entries_of, rewritten
+from tests.artifact.programs import cases
+from tests.artifact.test_files import compiled
+
+pytestmark = pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")
+MOST = 256 << 20
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A program with engines, PyTorch segments, sizes and weights."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("kept") / "p.trtp"
+    compiled(cases()["fallback"]).save(path)
+    return path.read_bytes()
+
+
+def memory() -> int:
+    """The most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def refuse_bytes(data: bytes, folder: Path, count: int) -> None:
+    """Damages bytes so many times; each is an error of ours."""
+    chance, before = random.Random(count), memory()
+    path = folder / "damaged.trtp"
+    for i in range(count):
+        damage = BYTES[i % len(BYTES)]
+        path.write_bytes(made := damage(data, chance))
+        assert made != data
+        with pytest.raises(pipeline.ArtifactError) as caught:
+            pipeline.load(path)
+        assert str(path) in str(caught.value), damage.__name__
+    assert memory() - before < MOST
+
+
+def survive_fields(data: bytes, folder: Path, count: int) -> None:
+    """Changes fields so many times: what loads all the same is a program, all else an error of ours."""
+    chance, before, refused = random.Random(count), memory(), 0
+    entries = entries_of(data)
+    path = folder / "crafted.trtp"
+    for _ in range(count):
+        path.write_bytes(crafted(entries, chance))
+        try:
+            str(pipeline.load(path).report())
+        except pipeline.PipelineError:
+            refused += 1
+    assert refused > count // 2
+    assert memory() - before < MOST
+
+
+def test_damaged_bytes_are_errors(data: bytes, tmp_path: Path) -> None:
+    refuse_bytes(data, tmp_path, 280)
+
+
+def test_changed_fields_are_errors_or_programs(data: bytes, tmp_path: Path) -> None:
+    survive_fields(data, tmp_path, 250)
+
+
+@pytest.mark.slow
+def test_damaged_bytes_are_errors_many_times(data: bytes, tmp_path: Path) -> None:
+    refuse_bytes(data, tmp_path, 3500)
+
+
+@pytest.mark.slow
+def test_changed_fields_are_errors_or_programs_many_times(data: bytes, tmp_path: Path) -> None:
+    survive_fields(data, tmp_path, 3000)
+
+
+def test_every_byte_counts(data: bytes, tmp_path: Path) -> None:
+    """Those of the zip's own structure too: times, versions, padding."""
+    path = tmp_path / "p.trtp"
+    tail = len(data) - data.index(b"PK\x01\x02")
+    for at in [*range(60), *range(len(data) - tail, len(data), 7)]:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(pipeline.ArtifactError):
+            pipeline.load(path)
+
+
+def test_a_file_that_is_not_there_is_pythons_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        pipeline.load(tmp_path / "none.trtp")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04pickle", b"PK\x03\x04", b"\x7fELF" * 100])
+def test_a_foreign_file_is_told(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(pipeline.ArtifactError, match="is no kept program|is truncated or was altered"):
+        pipeline.load(tmp_path / "f")
+    with pytest.raises(pipeline.ArtifactError, match="cannot be read"):
+        pipeline.load(tmp_path)
+
+
+def test_a_newer_file_is_told(data: bytes, tmp_path: Path) -> None:
+    entries = entries_of(data)
+    manifest = {**json.loads(entries[MANIFEST]), "schema": 99, "unheard": {}}
+    manifest["versions"]["pipeline"] = "9.9"
+    (tmp_path / "p.trtp").write_bytes(rewritten(entries, manifest))
+    with pytest.raises(pipeline.ArtifactError, match=r"has the format 99, written by pipeline 9\.9") as caught:
+        pipeline.load(tmp_path / "p.trtp")
+    assert "update pipeline" in str(caught.value)
+
+
+def test_other_weights_beside_a_program_are_told(tmp_path: Path) -> None:
+    program = compiled(cases()["whole"])
+    program.save(tmp_path / "p.trtp", weights=tmp_path / "w")
+    (tmp_path / "w").write_bytes((tmp_path / "w").read_bytes()[:-1] + b"\x55")
+    with pytest.raises(pipeline.ArtifactError, match="does not have the weights of"):
+        pipeline.load(tmp_path / "p.trtp")
