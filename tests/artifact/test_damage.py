@@ -1,4 +1,4 @@
-"""A file that is damaged, foreign or newer is one clear error before anything runs; nothing crashes and none fills memory."""
+"""A file that is damaged, foreign or newer is one clear error before anything runs; none crashes or fills memory."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_file_that_is_not_there_is_pythons_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04pickle", b"PK\x03\x04", b"\x7fELF" * 100])
 def test_a_foreign_file_is_told(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(content)
-    with pytest.raises(pipeline.ArtifactError, match="is no kept program|is truncated or was altered"):
+    with pytest.raises(pipeline.ArtifactError, match=r"is no kept program|is truncated or was altered"):
         pipeline.load(tmp_path / "f")
     with pytest.raises(pipeline.ArtifactError, match="cannot be read"):
         pipeline.load(tmp_path)
