@@ -22,7 +22,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx.node import map_arg
 
-from pipeline.aten.graphs import over, results
+from pipeline.aten.graphs import copied_node, over, results
 from pipeline.aten.naming import origin, unlike
 from pipeline.frontend.aliases import Unknown, mutates, touched, viewed
 from pipeline.frontend.fakes import fake_mode, fake_result
@@ -83,8 +83,7 @@ class _Rewriter:
     def copy(self, node: Node) -> None:
         """A node that writes to nothing, reading the present values of its arguments."""
         found = viewed(node, self.mode) if node in self.touched else None
-        self.env[node] = self.graph.node_copy(node, self.read)
-        self.env[node].name = node.name  # as the signature calls it: fx would not let one be called "input"
+        self.env[node] = copied_node(node, self.graph, self.read)
         if found is not None:
             args = map_arg(found.args, self.read)
             self.views[node] = evolve(found, args=args, source=self.same.get(found.source, found.source))

@@ -14,6 +14,8 @@ import torch
 from attrs import frozen
 from torch.fx import Graph, GraphModule, Node
 
+from pipeline.aten.graphs import copied_node
+
 METHODS = frozenset(
     [
         *("chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "mT", "movedim", "narrow"),
@@ -114,8 +116,7 @@ def _core(module: GraphModule, kept: Sequence[Node]) -> GraphModule:
     env: dict[Node, Node] = {}
     for node in module.graph.nodes:
         if node.op != "output":
-            env[node] = graph.node_copy(node, env.__getitem__)
-            env[node].name = node.name
+            env[node] = copied_node(node, graph, env.__getitem__)
     graph.output(tuple(env[node] for node in kept))
     return GraphModule(module, graph)
 

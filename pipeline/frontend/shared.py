@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
-from pipeline.aten.graphs import over
+from pipeline.aten.graphs import copied_node, over
 from pipeline.program import version
 
 
@@ -42,9 +42,7 @@ def shared(
         if node.op == "placeholder" and node.name in twins:
             env[node] = named[twins[node.name]]
             continue
-        env[node] = graph.node_copy(node, env.__getitem__)
-        env[node].name = node.name  # as the signature calls it
-        named[node.name] = env[node]
+        env[node] = named[node.name] = copied_node(node, graph, env.__getitem__)
     specs = [spec for spec in signature.input_specs if spec.arg.name not in twins]
     return over(module, graph), ExportGraphSignature(specs, list(signature.output_specs))
 

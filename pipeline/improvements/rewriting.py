@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from attrs import frozen
 
+from pipeline.aten import graphs
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin
 from pipeline.aten.support import Choice
@@ -34,7 +35,7 @@ class Rewriting:
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
         self.lookup = registry.bind(program.settings)
-        self.graph = _copied(program.graph)
+        self.graph = graphs.copied(program.graph)
         self.mode = fake_mode(program.graph)
         self.made: dict[str, Any] = {}
 
@@ -182,15 +183,6 @@ def only_reader(node: Node) -> Node | None:
     """The one node that reads a node, if there is just one, and it is no output."""
     readers = list(node.users)
     return readers[0] if len(readers) == 1 and readers[0].op != "output" else None
-
-
-def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    copy = torch.fx.Graph()
-    env: dict[Node, Node] = {}
-    for node in graph.nodes:
-        env[node] = copy.node_copy(node, env.__getitem__)
-        env[node].name = node.name
-    return copy
 
 
 def is_output(node: Node) -> bool:

@@ -15,6 +15,7 @@ import torch
 from attrs import field, frozen
 from torch.fx.node import map_arg
 
+from pipeline.aten.graphs import copied_node
 from pipeline.aten.naming import module_path, origin
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.improvements.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
@@ -132,8 +133,7 @@ class _Caster:
 
     def given(self, node: Node) -> None:
         """A placeholder stays as it is."""
-        copy = self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
-        copy.name = node.name  # as the program's records call it: fx would not let one be called "input"
+        self.copies[node] = copied_node(node, self.graph, self.copies.__getitem__)
         if self.is_parameter(node):
             self.weights.add(node)
 

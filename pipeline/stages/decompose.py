@@ -24,6 +24,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.arguments import bind
+from pipeline.aten.graphs import copied_node
 from pipeline.aten.naming import origin
 from pipeline.aten.support import Choice, function_name
 from pipeline.aten.whole import meant
@@ -84,8 +85,7 @@ class _Rewriter:
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
                 env[node] = self.emit(node.target, args, kwargs, node.meta, node.name)
             else:
-                env[node] = self.graph.node_copy(node, env.__getitem__)
-                env[node].name = node.name  # as the program's records call it: fx would not let one be called "input"
+                env[node] = copied_node(node, self.graph, env.__getitem__)
         return self.graph
 
     def emit(self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None = None) -> Any:
