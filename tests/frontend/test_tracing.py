@@ -86,7 +86,7 @@ def repeated(x: torch.Tensor) -> torch.Tensor:
 
 def put(x: torch.Tensor) -> torch.Tensor:
     y = x.clone()
-    y[torch.tensor(x.shape[0]) - 1] = 0
+    y[: torch.tensor(x.shape[0]) - 1] = 0
     return y
 
 
