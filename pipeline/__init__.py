@@ -38,6 +38,7 @@ from pipeline.errors import (
     PipelineError,
     RefitError,
     ShapeError,
+    UnreachedWarning,
     UnsupportedOperatorException,
 )
 from pipeline.frontend.capture import capture
@@ -87,6 +88,7 @@ __all__ = [
     "RefitError",
     "Rejection",
     "ShapeError",
+    "UnreachedWarning",
     "UnsupportedOperatorException",
     "Validated",
     "__version__",

@@ -12,7 +12,7 @@ import torch
 from attrs import field, frozen
 
 from pipeline.agreement import Agreement, Healed
-from pipeline.errors import Fallback
+from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.program import Engine, Partitioned, Program, segment_lines
@@ -60,11 +60,13 @@ class ConvertedNode:
 
 @frozen
 class Coverage:
-    """Which operators run in engines, which in PyTorch and why, and which in another form since their own was wrong."""
+    """Which operators run in engines, which in PyTorch and why, and which in another form since their own was wrong;
+    and what the user registered for operators of the model and nothing used (``unreached``)."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
     healed: tuple[Healed, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
 
     @property
     def total(self) -> int:
@@ -73,7 +75,7 @@ class Coverage:
 
     def __str__(self) -> str:
         first = f"{len(self.converted)} of {self.total} operators run in TensorRT"
-        return "\n".join([first, *map(str, self.fallback), *map(str, self.healed)])
+        return "\n".join([first, *map(str, (*self.fallback, *self.healed, *self.unreached))])
 
 
 @frozen(slots=False)
@@ -121,7 +123,8 @@ class Compiled:
             for name in reversed(segment.nodes)
             if verdicts[name].target != "operator.getitem"
         }
-        return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks, self.healed)
+        unreached = self.program.unreached
+        return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks, self.healed, unreached)
 
     def module(self, executor: Executor | None = None, **runtime: Any) -> CompiledModule:
         """A new ``nn.Module`` that runs the program, with buffers of its own.

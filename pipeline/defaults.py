@@ -49,7 +49,7 @@ def default(
     _check(settings, registry, decompositions)
     settings = (settings or CompilationSettings()).evolve(**fields)
     _check_targets(settings.compute_capabilities)
-    front = (Decompose(registry, decompositions), Improve(registry), Validate(registry))
+    front = (Decompose(registry, decompositions), Improve(registry), Validate(registry, decompositions))
     return Pipeline((*front, partition, convert, Build(executor), refit_map), settings)
 
 

@@ -31,6 +31,18 @@ class Fallback:
         return "\n".join([*lines, f"  hint: {self.hint}"] if self.hint else lines)
 
 
+@attrs.frozen
+class Unreached:
+    """Something of the user's, a converter or decomposition or setting, that nothing used, and why."""
+
+    what: str
+    reason: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} is not used: {self.reason}" + (f" (hint: {self.hint})" if self.hint else "")
+
+
 class PipelineError(RuntimeError):
     """Whatever this package raises while it compiles, refits or runs; wrong arguments are TypeError and ValueError.
 
@@ -164,6 +176,12 @@ class AgreementError(PipelineError):
 
 class AgreementWarning(UserWarning):
     """What `AgreementError` says, where `verify` is asked to warn."""
+
+    __module__ = "pipeline"
+
+
+class UnreachedWarning(UserWarning):
+    """A converter, decomposition or setting of the user's that nothing uses, though the model has its operator."""
 
     __module__ = "pipeline"
 

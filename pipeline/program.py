@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen
 from pipeline.aten.graphs import over, results
 from pipeline.aten.support import Choice, Rejection
 from pipeline.aten.tensor_type import TensorType
-from pipeline.errors import Fallback
+from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.handle import NetworkHandle
@@ -121,6 +121,8 @@ class Program:
     ``written`` are the parameters that are none of the model's, but tensors that its code spells out.
     ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program that `decompose`
     was given, over the same parameters: its operators are those that eager PyTorch runs.
+    ``decomposed`` are the operators that decompositions of the user's have taken apart. ``unreached`` is what he
+    registered for operators of the model and nothing used, each with the reason.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -138,6 +140,8 @@ class Program:
     written: frozenset[str] = field(eq=False, repr=False, default=frozenset())
     examples: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False, factory=FrozenDict)
     source: Program | None = field(eq=False, repr=False, default=None)
+    decomposed: frozenset[Any] = field(eq=False, repr=False, default=frozenset())
+    unreached: tuple[Unreached, ...] = ()
 
     @property
     def graph(self) -> torch.fx.Graph:

@@ -16,7 +16,12 @@ def origin(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 def module_path(node: torch.fx.Node) -> str:
     """The path of the module whose forward made the node (``encoder.layers.0.linear1``); empty at the top."""
-    stack = node.meta.get("nn_module_stack") or {}
+    return path_of(node.meta)
+
+
+def path_of(meta: Mapping[str, Any]) -> str:
+    """`module_path` of a node that has this ``meta``."""
+    stack = meta.get("nn_module_stack") or {}
     path = next((str(entry[0]) for entry in reversed(stack.values()) if isinstance(entry, tuple)), "")
     path = path.removeprefix("L['self'].").removeprefix("L['self']")
     return "" if path.startswith("_empty_nn_module") else path

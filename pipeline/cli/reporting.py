@@ -21,7 +21,7 @@ from pipeline.agreement import Healed
 from pipeline.cli.agreement import Agreement
 from pipeline.compiled import Compiled
 from pipeline.compose.ledger import Entry
-from pipeline.errors import Fallback
+from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.verification.measure import versions
@@ -62,6 +62,7 @@ class CompilationReport:
     ledger: tuple[Entry, ...] = ()
     verification: Verification | None = None
     healed: tuple[Healed, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
 
     @classmethod
     def of(
@@ -95,6 +96,7 @@ class CompilationReport:
             ledger=tuple(ledger),
             verification=compiled.agreement,
             healed=coverage.healed,
+            unreached=coverage.unreached,
         )
 
     def as_json(self) -> str:
@@ -110,6 +112,7 @@ class CompilationReport:
                 *(["in PyTorch:"] if self.fallbacks else []),
                 *("\n".join(f"  {line}" for line in str(f).splitlines()) for f in self.fallbacks),
                 *("\n".join(f"  {line}" for line in str(h).splitlines()) for h in self.healed),
+                *map(str, self.unreached),
                 f"precision {self.precision}: {_counts(self.dtypes)}",
                 f"error against eager: {self.agreement or f'not measured, {self.note}'}",
                 *(["verification: " + str(self.verification)] if self.verification else []),

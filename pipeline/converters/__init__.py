@@ -12,7 +12,17 @@ from pipeline.converters.registry import ConverterRegistry
 
 _MECHANISM: Final = frozenset(
     {
-        *("converter_utils", "declare", "decompositions", "index_signs", "lookup", "registry", "results", "support"),
+        *(
+            "claims",
+            "converter_utils",
+            "declare",
+            "decompositions",
+            "index_signs",
+            "lookup",
+            "registry",
+            "results",
+            "support",
+        ),
         *("types", "unsupported"),
     }
 )

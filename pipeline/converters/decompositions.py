@@ -142,8 +142,16 @@ def _core() -> frozenset[Op]:
     return frozenset(op for op in core if isinstance(op, OpOverload) and not op._schema.is_mutable)
 
 
+_WHOLE: Final = (
+    "TensorRT has a layer for it, which takes every case",
+    "TensorRT normalises in one layer, which accumulates in fp32",
+)
+
 torch_disabled_decompositions: Final = _named(" ".join(DISABLED.values()))
 """Operators that torch could take apart, and that we leave whole: for a converter, or else for PyTorch."""
+
+torch_whole_decompositions: Final = _named(" ".join(DISABLED[why] for why in _WHOLE))
+"""Those of them that are right, and taken where a user's converter lies at their end."""
 
 torch_enabled_decompositions: Final = (_core() | _named(NOT_CORE)) - torch_disabled_decompositions
 """Operators that torch takes apart for us, where no converter takes the node: being here costs a converter nothing."""

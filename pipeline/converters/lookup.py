@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -12,7 +13,7 @@ import attrs
 import torch
 from torch.fx import Node
 
-from pipeline.aten.naming import module_path
+from pipeline.aten.naming import path_of
 from pipeline.aten.support import (
     Choice,
     ConverterSupport,
@@ -89,11 +90,11 @@ class Lookup(Mapping[Any, Entry]):
         """The first candidate that passes, else one reason or more for each candidate that does not."""
         if node.op != "call_function":
             return Refusal((Rejection(f"{node.name} calls no operator: it is of kind {node.op}"),))
-        if kept_in_torch(node, self.settings):
+        if kept_in_torch(node.target, node.meta, self.settings):
             return Refusal((Rejection(f"torch_executed_ops keeps {qualified_name(node.target)} in PyTorch"),))
         reasons: dict[Rejection, None] = {}
         for candidate in self.candidates.get(node.target, ()):
-            rejection = _rejection(candidate.support, node, self.settings)
+            rejection = rejection_of(candidate.support, node, self.settings)
             if rejection is None:
                 return _choice(candidate)
             reasons[rejection] = None
@@ -104,7 +105,7 @@ class Lookup(Mapping[Any, Entry]):
         candidates = self.candidates.get(node.target, ()) if node.op == "call_function" else ()
         if len(candidates) < 2:
             return ()
-        return tuple(_choice(c) for c in candidates if _rejection(c.support, node, self.settings) is None)[1:]
+        return tuple(_choice(c) for c in candidates if rejection_of(c.support, node, self.settings) is None)[1:]
 
     def explain(self, node: Node) -> Choice | tuple[Rejection, ...]:
         """`choose`, with the reasons of a refusal as they are."""
@@ -170,20 +171,32 @@ def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
     return {module: modules.count(module) for module in sorted(set(modules))}
 
 
-def kept_in_torch(node: Node, settings: CompilationSettings) -> bool:
-    """Whether the user keeps a node out of engines: its operator, or the module that it comes from."""
+def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSettings) -> bool:
+    """Whether the user keeps a node with this target and ``meta`` out of engines: its operator, or the module that it
+    comes from."""
     if not settings.torch_executed_ops:
         return False
-    named = qualified_name(node.target) in settings.torch_executed_ops
-    return named or settings.runs_in_torch(node.target, module_path(node))
+    named = qualified_name(target) in settings.torch_executed_ops
+    return named or settings.runs_in_torch(target, path_of(meta))
 
 
-def _rejection(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
-    """Symbolic dims come first: a validator of a converter that knows static shapes only might put guards on them."""
-    knows_dynamic = support.supports_dynamic_shapes or settings.assume_dynamic_shape_support
-    if not knows_dynamic and (symbolic := tuple(symbolic_places(node))):
-        return Rejection(f"the converter {support.name} takes static shapes only, but {', '.join(symbolic)}")
-    return _verdict(support, node, settings) if support.capability_validator else None
+def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
+    """Why a converter does not take a node. Symbolic dims come first: a validator of a converter that knows static
+    shapes only might put guards on them."""
+    static = static_only(support, settings, node.args, node.kwargs, node.meta.get("val"))
+    if static is not None or support.capability_validator is None:
+        return static
+    return _verdict(support, node, settings)
+
+
+def static_only(
+    support: ConverterSupport, settings: CompilationSettings, args: Any, kwargs: Any, value: Any
+) -> Rejection | None:
+    """Why a converter that takes static shapes only does not take a call, which gives this value."""
+    if support.supports_dynamic_shapes or settings.assume_dynamic_shape_support:
+        return None
+    places = ", ".join(symbolic_places(args, kwargs, value))
+    return Rejection(f"the converter {support.name} takes static shapes only, but {places}") if places else None
 
 
 def _verdict(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
@@ -191,15 +204,32 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
     assert validator is not None
     name = function_name(validator)
     try:
-        verdict: object = validator(node, settings)
+        verdict: object = validator(node, settings) if _takes_settings(validator) else validator(node)  # type: ignore
     except Exception as error:  # whatever a validator of the user's raises is a reason, not our crash
         _say(f"{name}, the validator of {support.name}, failed: {type(error).__name__}: {error}")
         return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")
     if isinstance(verdict, Rejection):
         return verdict
+    if verdict is None or isinstance(verdict, str):
+        raise TypeError(
+            f"the validator {name} of {support.name} gave {verdict!r} for {node.name}: it returns True, or a reason as "
+            "pipeline.Rejection(reason, hint)"
+        )
     if isinstance(verdict, _SYMBOLIC):  # its truth would put a guard on the graph's shapes
         return Rejection(f"the converter's validator {name} depends on a symbolic dim: {verdict}")
     return None if verdict else Rejection(f"the converter's validator {name} refuses it", summary(validator))
+
+
+@lru_cache
+def _takes_settings(validator: object) -> bool:
+    """Whether a validator has a place for the settings: those of other compilers' are functions of the node alone."""
+    try:
+        inspect.signature(validator).bind(None, None)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    except ValueError:  # a builtin tells no signature
+        return True
+    return True
 
 
 @lru_cache
@@ -213,13 +243,13 @@ def summary(validator: object) -> str:
     return " ".join((getattr(validator, "__doc__", None) or "").split()) if hasattr(validator, "__name__") else ""
 
 
-def symbolic_places(node: Node) -> Iterator[str]:
-    """Where a node has symbolic dims, in words. It looks at types only, so that it puts no guard on a ShapeEnv."""
-    for leaf in _leaves((node.args, node.kwargs)):
+def symbolic_places(args: Any, kwargs: Any, value: Any) -> Iterator[str]:
+    """Where a call has symbolic dims, in words. It looks at types only, so that it puts no guard on a ShapeEnv."""
+    for leaf in _leaves((args, kwargs)):
         yield from (
             _symbolic(leaf.meta.get("val"), leaf.name) if isinstance(leaf, Node) else _symbolic(leaf, "an argument")
         )
-    yield from _symbolic(node.meta.get("val"), "its result")
+    yield from _symbolic(value, "its result")
 
 
 def _symbolic(value: Any, what: str) -> Iterator[str]:

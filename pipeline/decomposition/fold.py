@@ -8,7 +8,7 @@ left to the engine.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def fold(program: Program) -> Program:
     graph = program.graph
     constant: dict[torch.fx.Node, bool] = {}
     for node in graph.nodes:
-        constant[node] = _is_constant(node, constant, program)
+        constant[node] = is_constant(node, constant, program)
     recipes = _Recipes(program)
     first = next(iter(graph.nodes))
     for node in [n for n in graph.nodes if n.op == "call_function" and constant[n] and _is_tensor(n)]:
@@ -97,7 +97,8 @@ def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _is_constant(node: torch.fx.Node, constant: dict[torch.fx.Node, bool], program: Program) -> bool:
+def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], program: Program) -> bool:
+    """Whether a node is constant, given which of its inputs are."""
     if node.op == "placeholder":
         return node.name in program.constants
     if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):

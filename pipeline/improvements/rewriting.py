@@ -12,8 +12,9 @@ from attrs import frozen
 from pipeline.aten import graphs
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin
-from pipeline.aten.support import Choice
 from pipeline.aten.traits import Does, does
+from pipeline.converters import DECOMPOSITIONS
+from pipeline.converters.claims import Claims
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.decomposition.fold import fold, is_pure
 from pipeline.frontend.fakes import fake_mode, fake_result, signature
@@ -29,15 +30,48 @@ SMALL = 1 << 22
 """A constant of up to this many elements may be looked at while compiling."""
 
 
+@frozen
+class Claimed:
+    """The target, to passes, of a call that a converter of the user's may take."""
+
+    target: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator's result: fx takes callables for targets."""
+        return self.target(*args, **kwargs)
+
+
 class Rewriting:
     """A copy of a program's graph while passes change it. ``finished`` gives the new program."""
 
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
-        self.lookup = registry.bind(program.settings)
+        self.claims = Claims.of(registry, DECOMPOSITIONS, program.settings)
         self.graph = graphs.copied(program.graph)
+        self._claim()
         self.mode = fake_mode(program.graph)
         self.made: dict[str, Any] = {}
+
+    def _claim(self) -> None:
+        """Make calls that a HIGH converter of the user's may take unknown to passes, which then match none of them."""
+        for node in self.graph.nodes if self.claims.high else ():
+            if node.op == "call_function" and self.claims.keeps(
+                node.target, node.args, node.kwargs, node.meta.get("val")
+            ):
+                node.target = Claimed(node.target)
+
+    def claimed(self) -> list[str]:
+        """The calls of the user's that something reads."""
+        return [node.name for node in self.graph.nodes if isinstance(node.target, Claimed) and node.users]
+
+    def run(self, each: Improvement) -> None:
+        """Apply a pass; undo it where something that a converter of the user's may take is not needed any more."""
+        if not self.claims.high:
+            return each.apply(self)
+        before, claimed = graphs.copied(self.graph), self.claimed()
+        each.apply(self)
+        if self.claimed() != claimed:
+            self.graph = before
 
     def nodes(self, *targets: Any) -> Iterator[Node]:
         """The calls of these operators, in order; the graph may change meanwhile."""
@@ -65,7 +99,7 @@ class Rewriting:
 
     def accepted(self, node: Node) -> bool:
         """Whether a converter takes a node."""
-        return isinstance(self.lookup.choose(node), Choice)
+        return self.claims.accepts_surely(node)
 
     def replace(self, old: Node, new: Node) -> bool:
         """Lets all who read ``old`` read ``new``, if both are of one dtype and shape, and erases what is not read then.
@@ -115,6 +149,9 @@ class Rewriting:
 
     def finished(self) -> Program:
         """The new program: what has become constant is folded, with its recipe."""
+        for node in self.graph.nodes:
+            if isinstance(node.target, Claimed):
+                node.target = node.target.target
         return fold(self.program.with_graph(self.graph))
 
 

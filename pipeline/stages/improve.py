@@ -50,7 +50,7 @@ class Improve:
             return program
         rewriting = Rewriting(program, self.registry)
         for each in self.passes:
-            each.apply(rewriting)
+            rewriting.run(each)
         return rewriting.finished()
 
     def without(self, *names: str) -> Self:

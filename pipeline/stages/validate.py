@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
-from pipeline.aten.support import Choice, Rejection
+from pipeline.aten.support import Choice, Declaration, Rejection
+from pipeline.converters import DECOMPOSITIONS
+from pipeline.converters.claims import Claims
+from pipeline.converters.decompositions import DecompositionTable, Op
+from pipeline.converters.lookup import rejection_of
 from pipeline.converters.registry import BoundRegistry, ConverterRegistry
 from pipeline.decomposition.complex import is_border
-from pipeline.errors import source_line
+from pipeline.decomposition.fold import fold
+from pipeline.decomposition.rewriter import Rewriter
+from pipeline.decomposition.unreached import unreached
+from pipeline.decomposition.ways import Ways
+from pipeline.errors import UnreachedWarning, source_line
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.flow import new_symbols
 from pipeline.program import READS_DATA, Program, Validated, Verdict
@@ -45,19 +54,66 @@ TAKES_FLOATS = frozenset(
 
 @frozen
 class Validate:
-    """The stage: asks the registry about each node; what holds for every operator (dtypes, rank) is asked here."""
+    """The stage: asks the registry about each node; what holds for every operator (dtypes, rank) is asked here.
+
+    The user's converters are asked here for the first time, since their validators see a whole graph. What none of them
+    takes after all is taken apart as it would be without them. What is not used, though the model has its operator, is
+    noted (``Program.unreached``), and a warning names it.
+    """
 
     registry: ConverterRegistry = field(repr=False)
+    decompositions: DecompositionTable = field(default=DECOMPOSITIONS, repr=False)
+    disabled: frozenset[Op] = field(default=frozenset(), repr=False)
     name: str = "validate"
 
     def __call__(self, program: Program) -> Validated:
         """A verdict for each call in the graph."""
-        lookup = self.registry.bind(program.settings)
-        verdicts: dict[str, Verdict] = {}
-        for node in program.graph.nodes:
-            if node.op == "call_function":
-                verdicts[node.name] = _verdict(node, lookup, program.settings, verdicts)
-        return Validated(program, FrozenDict(verdicts))
+        claims = Claims.of(self.registry, self.decompositions, program.settings)
+        ways = Ways(self.decompositions, self.disabled)
+        verdicts = _verdicts(program, claims.lookup)
+        refusals: dict[Declaration, Rejection] = {}
+        while refused := _refused(program, verdicts, claims):
+            refusals |= _refusals(refused, claims)
+            further = _taken_apart(program, refused, claims, ways)
+            if further is program:
+                break
+            program, verdicts = further, _verdicts(further, claims.lookup)
+        unused = unreached(program, verdicts, claims, ways, refusals)
+        for each in unused:
+            warnings.warn(str(each), UnreachedWarning, stacklevel=2)
+        return Validated(evolve(program, unreached=unused) if unused else program, verdicts)
+
+
+def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdict]:
+    verdicts: dict[str, Verdict] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            verdicts[node.name] = _verdict(node, lookup, program.settings, verdicts)
+    return FrozenDict(verdicts)
+
+
+def _refused(program: Program, verdicts: Mapping[str, Verdict], claims: Claims) -> list[torch.fx.Node]:
+    """The calls that were left whole for a converter of the user's, and that none of his takes."""
+    users = {declaration.key for declaration in claims.declarations}
+    calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
+    return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
+
+
+def _refusals(refused: Iterable[torch.fx.Node], claims: Claims) -> dict[Declaration, Rejection]:
+    """For each converter of the user's why it does not take one of these calls."""
+    asked = ((d, node) for node in refused for d in claims.declarations if d.key == node.target)
+    found = ((d, rejection_of(d.support, node, claims.lookup.settings)) for d, node in asked)
+    return {declaration: rejection for declaration, rejection in found if rejection is not None}
+
+
+def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: Claims, ways: Ways) -> Program:
+    """The program with these calls as they would be without the user's converters; itself if that is as they are."""
+    rewriter = Rewriter(program, claims, ways)
+    names = {node.name for node in refused}
+    made = fold(program.with_graph(rewriter.take_apart(names)))
+    if not names - {node.name for node in made.graph.nodes if node.op == "call_function"}:
+        return program
+    return evolve(made, decomposed=program.decomposed | (claims.decomposed & rewriter.applied))
 
 
 def _verdict(

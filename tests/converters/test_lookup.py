@@ -184,7 +184,16 @@ class TestValidators:
         rejection = Rejection("k is 5000", "take fewer")
         assert refusing(rejection).explain(static) == (rejection,)
 
-    @pytest.mark.parametrize("verdict", [False, None, 0])
+    @pytest.mark.parametrize("verdict", [None, "k is 5000"])
+    def test_what_is_neither_yes_nor_no_is_an_error(self, verdict: Any, static: torch.fx.Node) -> None:
+        with pytest.raises(TypeError, match=r"limit of .* gave .*Rejection\(reason, hint\)"):
+            refusing(verdict).explain(static)
+
+    def test_it_may_ask_for_the_node_alone(self, static: torch.fx.Node) -> None:
+        assert static in registry(aten.relu.default, capability_validator=lambda node: True)
+        assert static not in registry(aten.relu.default, capability_validator=lambda node: False)
+
+    @pytest.mark.parametrize("verdict", [False, 0])
     def test_a_plain_no_is_told_with_the_docstring(self, verdict: Any, static: torch.fx.Node) -> None:
         (rejection,) = refusing(verdict).explain(static)
         assert rejection.reason == f"the converter's validator {__name__}.limit refuses it"

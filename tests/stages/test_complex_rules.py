@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_map
 
+from pipeline.decomposition import rewriter
 from pipeline.decomposition.complex_pairs import Pair
 from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.recipes import qualified_name
-from pipeline.stages import decompose
 from pipeline.testing import Call, CallError, CheckError, TensorSpec, check
 from pipeline.testing.compare import difference, expected
 from pipeline.testing.strategies import for_target
@@ -226,6 +226,6 @@ def test_a_planted_fault_is_caught(target: Any, monkeypatch: pytest.MonkeyPatch)
         args = (TensorSpec(("n", 2)),)
     call = Call(target, args, sizes={"n": 3})
     assert check(call)
-    monkeypatch.setattr(decompose, "RULES", {**RULES, target: WRONG[target]})
+    monkeypatch.setattr(rewriter, "RULES", {**RULES, target: WRONG[target]})
     with pytest.raises(CheckError):
         check(call)

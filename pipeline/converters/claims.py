@@ -1,0 +1,93 @@
+"""What a user has registered, told from what comes with the package by the layer of the registry that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Final
+
+from attrs import field, frozen
+from torch.fx import Node
+
+from pipeline.aten.support import Choice, ConverterPriority, Declaration, Target
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.decompositions import DecompositionTable, Op
+from pipeline.converters.lookup import BoundRegistry, kept_in_torch, rejection_of, static_only
+from pipeline.converters.registry import ConverterRegistry
+from pipeline.settings import CompilationSettings
+
+BUILT_IN: Final = frozenset(DYNAMO_CONVERTERS.declarations())
+
+
+@frozen(eq=False, slots=False)
+class Claims:
+    """The user's converters and decompositions, under given settings.
+
+    Validators of the user's are asked in `validate` only, where the graph is whole: until then, what his converter may
+    take counts as taken.
+    """
+
+    lookup: BoundRegistry = field(repr=False)
+    decompositions: DecompositionTable = field(repr=False)
+    declarations: tuple[Declaration, ...]
+
+    @classmethod
+    def of(
+        cls, registry: ConverterRegistry, decompositions: DecompositionTable, settings: CompilationSettings
+    ) -> Claims:
+        """What of a registry and a table is not the package's own."""
+        added = () if registry is DYNAMO_CONVERTERS else registry.declarations()
+        users = tuple(declaration for declaration in added if declaration not in BUILT_IN)
+        return cls(registry.bind(settings), decompositions, users)
+
+    @cached_property
+    def decomposed(self) -> frozenset[Op]:
+        """The operators that the user has a decomposition of."""
+        own: DecompositionTable = self.decompositions
+        return frozenset(op for op, function in own.items() if DECOMPOSITIONS.get(op) is not function)
+
+    @cached_property
+    def high(self) -> dict[Target, tuple[Declaration, ...]]:
+        """The user's HIGH converters by operator."""
+        found: dict[Target, tuple[Declaration, ...]] = {}
+        for declaration in self.declarations:
+            if declaration.priority is ConverterPriority.HIGH:
+                found[declaration.key] = (*found.get(declaration.key, ()), declaration)
+        return found
+
+    @cached_property
+    def targets(self) -> frozenset[Target]:
+        """The operators that composites are taken apart for."""
+        return frozenset(self.high) | self.decomposed
+
+    def keeps(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
+        """Whether a HIGH converter of the user's may take a call, which therefore stays as it is."""
+        return any(
+            static_only(d.support, self.lookup.settings, args, kwargs, value) is None for d in self.high.get(target, ())
+        )
+
+    def is_users(self, choice: Choice | None) -> bool:
+        """Whether a converter that takes a node is one of the user's."""
+        users = ((declaration.support, declaration.priority) for declaration in self.declarations)
+        return choice is not None and (choice.support, choice.priority) in users
+
+    def accepts(self, node: Node, users: Callable[[Declaration], bool] = lambda declaration: True) -> bool:
+        """Whether a converter takes a node: one of ours, or one of the user's (of these) that may."""
+        if kept_in_torch(node.target, node.meta, self.lookup.settings):
+            return False
+        return any(self._takes(d, node, users) for d in self.lookup.candidates.get(node.target, ()))
+
+    def accepts_surely(self, node: Node) -> bool:
+        """Whether a converter takes a node whatever the user's validators say."""
+        return self.accepts(node, lambda declaration: declaration.support.capability_validator is None)
+
+    def accepts_without_users(self, node: Node) -> bool:
+        """Whether a converter of ours takes a node."""
+        return self.accepts(node, lambda declaration: False)
+
+    def _takes(self, declaration: Declaration, node: Node, users: Callable[[Declaration], bool]) -> bool:
+        support, settings = declaration.support, self.lookup.settings
+        if declaration in BUILT_IN:
+            return rejection_of(support, node, settings) is None
+        static = static_only(support, settings, node.args, node.kwargs, node.meta.get("val"))
+        return users(declaration) and static is None

@@ -1,0 +1,61 @@
+"""What composites are made of: which calls, taken apart, have an operator among them that somebody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import field, frozen
+
+from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.templates import Template, Templates, nodes_of
+from pipeline.decomposition.ways import Function, Ways
+from pipeline.program import Program
+
+Node = torch.fx.Node
+
+
+@frozen(eq=False)
+class Contents:
+    """A search through decompositions, each traced once for each distinct signature.
+
+    ``wanted`` tells whether a call (target, args, kwargs, value) is one that is waited for. What depends on constants
+    alone does not count: it is folded, and no converter is called for it.
+    """
+
+    program: Program
+    templates: Templates
+    ways: Ways
+    wanted: Callable[[Any, Any, Any, Any], bool]
+    known: dict[Any, bool] = field(factory=dict)
+
+    def way(self, target: Any, args: Any, kwargs: Any, value: Any, constant: Mapping[Node, bool]) -> Function | None:
+        """The first way to take a call apart at whose end a wanted one is found; None if there is none."""
+        given = tuple(constant[node] for node in nodes_of(args, kwargs))
+        for function in self.ways.apart(target):
+            template = self.templates.of(function, target, args, kwargs, value)
+            if template is not None and self._has(template, given):
+                return function
+        return None
+
+    def _has(self, template: Template, given: tuple[bool, ...]) -> bool:
+        key = (template.key, given)
+        if key not in self.known:
+            self.known[key] = False  # while it is searched: an operator that is made of itself has nothing new
+            self.known[key] = self._search(template, given)
+        return self.known[key]
+
+    def _search(self, template: Template, given: tuple[bool, ...]) -> bool:
+        constant: dict[Node, bool] = {}
+        flags = iter(given)
+        for node in template.graph.nodes:
+            constant[node] = next(flags) if node.op == "placeholder" else is_constant(node, constant, self.program)
+            if node.op == "call_function" and not constant[node] and self.contains(node, constant):
+                return True
+        return False
+
+    def contains(self, node: Node, constant: Mapping[Node, bool]) -> bool:
+        """Whether a call is wanted, or is made of one that is."""
+        call = (node.target, node.args, node.kwargs, node.meta.get("val"))
+        return self.wanted(*call) or self.way(*call, constant) is not None

@@ -1,0 +1,204 @@
+"""A graph copied node by node, with the traced decomposition in the place of a node where one applies."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Container, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx.node import map_arg
+
+from pipeline.aten.arguments import bind
+from pipeline.aten.naming import origin
+from pipeline.aten.support import function_name
+from pipeline.converters.claims import Claims
+from pipeline.converters.experts import known_as
+from pipeline.converters.lookup import kept_in_torch
+from pipeline.decomposition.check import check_results
+from pipeline.decomposition.complex import ComplexValues, has_complex
+from pipeline.decomposition.complex_rules import RULES, settled
+from pipeline.decomposition.contents import Contents
+from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.templates import Templates, nodes_of
+from pipeline.decomposition.ways import Function, Ways
+from pipeline.errors import ConversionError, line_of, worded
+from pipeline.frontend.fakes import fake_mode
+from pipeline.program import Program, is_operator
+
+aten = torch.ops.aten
+Accepts: TypeAlias = Callable[[torch.fx.Node], bool]
+
+_CONVOLUTIONS = frozenset(
+    {
+        *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+        *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
+    }
+)
+
+
+class Rewriter:
+    """One rewriting of a program's graph. ``applied`` are the operators whose registered decomposition was used."""
+
+    def __init__(self, program: Program, claims: Claims, ways: Ways) -> None:
+        self.program, self.claims, self.ways = program, claims, ways
+        self.graph = torch.fx.Graph()
+        self.mode = fake_mode(program.graph)
+        self.templates = Templates(self.mode)
+        self.contents = Contents(program, self.templates, ways, self.is_claimed)
+        self.complex = ComplexValues(self.graph, self.mode, self.emit)
+        self.constant: dict[torch.fx.Node, bool] = {}
+        self.applied: set[Any] = set()
+
+    def rewrite(self) -> torch.fx.Graph:
+        """The whole graph in the registry's opset."""
+        return self._copied(lambda node, args, kwargs: self.emit(node.target, args, kwargs, node.meta, node.name))
+
+    def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
+        """The graph with these nodes as they would be had the user no converter of them, and all others as they are."""
+
+        def made(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+            if node.name in refused or node.target is operator.getitem:
+                return self.emit(node.target, args, kwargs, node.meta, node.name, refused=True)
+            return self.add(node.target, args, kwargs, node.meta, node.name)
+
+        return self._copied(made)
+
+    def _copied(self, made: Callable[[torch.fx.Node, Any, Any], Any]) -> torch.fx.Graph:
+        env: dict[torch.fx.Node, Any] = {}
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+                env[node] = made(node, args, kwargs)
+            else:
+                env[node] = self.graph.node_copy(node, env.__getitem__)
+                env[node].name = node.name  # as the program's records call it: fx would not let one be called "input"
+                self.note(env[node])
+        return self.graph
+
+    def is_claimed(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
+        """Whether the user has a HIGH converter that may take a call, or a decomposition of its operator."""
+        return target in self.claims.decomposed or self.claims.keeps(target, args, kwargs, value)
+
+    def emit(
+        self,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        meta: Mapping[str, Any],
+        name: str | None = None,
+        refused: bool = False,
+    ) -> Any:
+        """The value of a call in the new graph: a node, or what its decomposition gives."""
+        if target is operator.getitem and isinstance(args[0], (tuple, list)):
+            return args[0][args[1]]
+        if kept_in_torch(target, meta, self.claims.lookup.settings):
+            return self.add(target, args, kwargs, meta, name)
+        if has_complex(args, kwargs, meta.get("val")):
+            inlined = self.inline_pairs(target, args, kwargs, meta)
+            return inlined[0] if inlined else self.settle(target, args, kwargs, meta, name, lambda node: False)
+        if not refused and self.claims.keeps(target, args, kwargs, meta.get("val")):
+            return self.add(target, args, kwargs, meta, name)
+        inlined = self.inline_first(target, args, kwargs, meta, name)
+        accepts = self.claims.accepts_without_users if refused else self.claims.accepts
+        return inlined[0] if inlined else self.settle(target, args, kwargs, meta, name, accepts)
+
+    def add(
+        self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None = None
+    ) -> torch.fx.Node:
+        """A node of the new graph."""
+        node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
+        node.meta = {**origin(meta), "val": meta.get("val")}
+        self.note(node)
+        return node
+
+    def note(self, node: torch.fx.Node) -> None:
+        """Remember whether a node is constant, if somebody will ask."""
+        if self.claims.targets:
+            self.constant[node] = is_constant(node, self.constant, self.program)
+
+    def settle(self, target: Any, args: Any, kwargs: Any, meta: Any, name: str | None, accepts: Accepts) -> Any:
+        """The call itself if a converter takes it or nothing takes it apart; else what torch's decomposition gives."""
+        node = self.add(target, args, kwargs, meta, name)
+        if not is_operator(node) or accepts(node):
+            return node
+        convolution = None if target in self.ways.disabled else _as_convolution(node)
+        if convolution is not None:
+            self.graph.erase_node(node)
+            return self.emit(aten.convolution.default, convolution, {}, node.meta)
+        decomposition = self.ways.torchs(target)
+        inlined = decomposition and self.inline(target, decomposition, args, kwargs, meta)
+        if not inlined:
+            return node
+        self.graph.erase_node(node)
+        return inlined[0]
+
+    def inline_first(
+        self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None
+    ) -> tuple[Any] | None:
+        """What takes a call apart before converters are asked: the way to an operator of the user's, or a registered
+        decomposition."""
+        claimed = bool(self.claims.targets)
+        way = self.contents.way(target, args, kwargs, meta.get("val"), self.constant) if claimed else None
+        own = self.ways.own(target)
+        if way is not None and way is not own:
+            return self.inline(target, way, args, kwargs, meta)
+        return own and self.inline_own(target, own, args, kwargs, meta, name)
+
+    def inline_own(
+        self, target: Any, function: Function, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None
+    ) -> tuple[Any] | None:
+        """`inline` of a registered decomposition, which may be a user's: what it does wrong is told by its name."""
+        try:
+            inlined = self.inline(target, function, args, kwargs, meta)
+            if inlined is not None:
+                check_results(inlined[0], meta.get("val"))
+                self.applied.add(known_as(target))
+            return inlined
+        except ConversionError:
+            raise
+        except Exception as error:
+            why = f"its decomposition {function_name(function)} is wrong: {worded(error)}"
+            raise ConversionError(name or str(target), str(target), line_of(meta), why) from error
+
+    def inline_pairs(self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any]) -> tuple[Any] | None:
+        """The outputs of an operator's rule on pairs, put together where they are complex; None if there is none."""
+        rule = RULES.get(known_as(target))
+        if rule is None:
+            return None
+        where = origin(meta)
+        args, kwargs = self.complex.apart((args, kwargs), where)
+        inlined = self.inline(rule, settled(rule, meta["val"]), args, kwargs, where)
+        return inlined and (self.complex.together(inlined[0], where),)
+
+    def inline(
+        self, target: Any, function: Function, args: Any, kwargs: Any, meta: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """The outputs of the decomposition, emitted into the new graph; None if it does not apply here."""
+        template = self.templates.of(function, target, args, kwargs, meta.get("val"))
+        if template is None:
+            return None
+        env: dict[torch.fx.Node, Any] = {}
+        given = iter(nodes_of(args, kwargs))
+        for node in template.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(given)
+            elif node.op == "output":
+                return (map_arg(node.args[0], env.__getitem__),)
+            else:
+                new = {**origin(meta), "val": node.meta.get("val")}
+                env[node] = self.emit(node.target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
+        raise AssertionError("a graph without an output")
+
+
+def _as_convolution(node: torch.fx.Node) -> tuple[Any, ...] | None:
+    """The arguments of ``aten.convolution`` for what is a convolution by another name, and needs no trace to tell."""
+    if node.target not in _CONVOLUTIONS:
+        return None
+    x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)
+    dims = x.meta["val"].dim() - 2
+    output_padding, groups, dilation = rest if len(rest) == 3 else ([0] * dims, rest[1], rest[0])
+    spatial = (stride, padding, dilation, output_padding)
+    if weight.meta["val"].dim() != dims + 2 or not all(isinstance(v, list) and len(v) == dims for v in spatial):
+        return None  # without a batch, or one number for all dims
+    return x, weight, bias, stride, padding, dilation, len(rest) == 3, output_padding, groups

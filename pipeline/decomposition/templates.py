@@ -1,0 +1,122 @@
+"""Decompositions as graphs: each traced on the fake tensors of a call, once for each distinct signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pipeline.aten.support import function_name
+from pipeline.aten.whole import meant
+from pipeline.frontend.fakes import quietly, signature
+from pipeline.shapes.environment import shape_of
+
+
+@frozen(eq=False)
+class Template:
+    """The graph of a decomposition for calls of one signature, by ``key``; its placeholders are the call's nodes."""
+
+    key: str
+    graph: torch.fx.Graph
+
+
+@frozen(eq=False)
+class Templates:
+    """The templates that were traced so far, in a program's fake mode."""
+
+    mode: FakeTensorMode
+    known: dict[str, torch.fx.GraphModule | None] = field(factory=dict)
+
+    def of(self, function: Callable[..., Any], target: Any, args: Any, kwargs: Any, expected: Any) -> Template | None:
+        """The function's template for a call that gives ``expected``; None if the decomposition does not apply."""
+        flat, spec = tree_flatten((args, kwargs))
+        key = f"{function_name(function)} of {target} {signature(flat)} {spec}"
+        if key not in self.known:
+            self.known[key] = _trace(function, flat, spec, target, self.mode)
+        template = self.known[key]
+        return None if template is None or _bakes_in(template, expected) else Template(key, template.graph)
+
+
+def nodes_of(args: Any, kwargs: Any) -> list[torch.fx.Node]:
+    """The nodes among the arguments of a call, in the order of a template's placeholders."""
+    return [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.fx.Node)]
+
+
+def _trace(
+    function: Callable[..., Any], flat: list[Any], spec: Any, target: Any, mode: FakeTensorMode
+) -> torch.fx.GraphModule | None:
+    """The decomposition's graph over the nodes among ``flat``; None where it gives the operator itself back."""
+    fakes = _told_apart([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
+
+    def call(*values: Any) -> Any:
+        given = iter(values)
+        args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
+        result = function(*map(_own_lists, args), **kwargs)
+        if result is NotImplemented:
+            raise _DoesNotApply
+        return tuple(result) if isinstance(result, tuple) else result  # of named tuples fx would make calls
+
+    with torch.no_grad(), quietly(mode), enable_python_dispatcher():
+        try:
+            traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
+        except (_DoesNotApply, GuardOnDataDependentSymNode):
+            return None
+        if any(_mutates(n) for n in traced.graph.nodes):  # the trace, since composites run below functionalization
+            traced = make_fx(torch.func.functionalize(traced, remove="mutations"), tracing_mode="real")(*fakes)
+    for node in traced.graph.nodes:
+        if node.op == "call_function":
+            node.target = meant(node.target)
+    if any(n.op == "get_attr" or n.target is target or _makes_symbols(n) for n in traced.graph.nodes):
+        return None
+    return traced
+
+
+def _own_lists(value: Any) -> Any:
+    """An argument whose lists may be written to, as decompositions of torch's write to those of indices."""
+    return list(map(_own_lists, value)) if isinstance(value, list) else value
+
+
+def _makes_symbols(node: torch.fx.Node) -> bool:
+    """Whether a node brings a size into being that depends on its data: the program has another name for it."""
+
+    def symbols(nodes: Iterable[torch.fx.Node]) -> set[Any]:
+        return {s for n in nodes for v in tree_flatten(n.meta.get("val"))[0] for s in free_unbacked_symbols(v)}
+
+    return node.op == "call_function" and not symbols([node]) <= symbols(node.all_input_nodes)
+
+
+def _told_apart(fakes: list[Any]) -> list[Any]:
+    """Each placeholder gets a fake tensor object of its own: tracing tells tensors apart by identity, and nodes that
+    came from one template share theirs."""
+    return [
+        f.detach() if isinstance(f, torch.Tensor) and any(f is g for g in fakes[:i]) else f for i, f in enumerate(fakes)
+    ]
+
+
+class _DoesNotApply(Exception):  # noqa: N818 - not an error
+    """A decomposition gave NotImplemented."""
+
+
+def _bakes_in(template: torch.fx.GraphModule, expected: Any) -> bool:
+    """Whether the trace took the size of a dynamic dim for a constant: some of torch's decompositions do."""
+    output = next(iter(reversed(template.graph.nodes)))
+    made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_flatten(output.args)[0]]
+    wanted, _ = tree_flatten(expected)
+    pairs = zip(made, wanted, strict=False)
+    return any(
+        isinstance(m, int) and not isinstance(w, int)
+        for a, b in pairs
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        for m, w in zip(shape_of(a), shape_of(b), strict=False)
+    )
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

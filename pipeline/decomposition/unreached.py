@@ -1,0 +1,136 @@
+"""What a user has registered, and nothing uses though the model has its operator: each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.aten.support import ConverterPriority, Declaration, Rejection, function_name
+from pipeline.converters.claims import Claims
+from pipeline.converters.lookup import kept_in_torch, rejection_of
+from pipeline.decomposition.contents import Contents
+from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.templates import Templates
+from pipeline.decomposition.ways import Ways
+from pipeline.errors import Unreached
+from pipeline.frontend.fakes import fake_mode
+from pipeline.program import Program, Verdict
+from pipeline.recipes import qualified_name
+
+Node = torch.fx.Node
+
+_HIGH = "declare it with priority=ConverterPriority.HIGH"
+_DYNAMIC = "declare it with supports_dynamic_shapes=True, if it takes them"
+
+
+def unreached(
+    program: Program,
+    verdicts: Mapping[str, Verdict],
+    claims: Claims,
+    ways: Ways,
+    refusals: Mapping[Declaration, Rejection],
+) -> tuple[Unreached, ...]:
+    """The user's converters and decompositions that nothing used, though the model has their operators.
+
+    ``refusals`` has the reasons of converters for calls that are not in the program any more. Nothing is traced unless
+    something was not used.
+    """
+    taken = [(verdict.target, verdict.choice) for verdict in verdicts.values() if verdict.choice is not None]
+    used = {(target, choice.support, choice.priority) for target, choice in taken}
+    idle = [d for d in claims.declarations if (qualified_name(d.key), d.support, d.priority) not in used]
+    left = claims.decomposed - program.decomposed
+    if not idle and not left:
+        return ()
+    search = _Search(program, verdicts, claims, ways, refusals, Templates(fake_mode(program.graph)))
+    return (*search.converters(idle), *search.decompositions(left))
+
+
+@frozen(eq=False)
+class _Search:
+    program: Program
+    verdicts: Mapping[str, Verdict]
+    claims: Claims
+    ways: Ways
+    refusals: Mapping[Declaration, Rejection]
+    templates: Templates
+
+    def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
+        """Those of these converters whose operator is in the model."""
+        for declaration in idle:
+            found = self.found(declaration.key)
+            if found is not None:
+                name = f"the converter {declaration.support.name} of {qualified_name(declaration.key)}"
+                yield Unreached(name, *self.why(declaration, found))
+
+    def decompositions(self, left: frozenset[Any]) -> Iterator[Unreached]:
+        """Those of these operators' decompositions whose operator is in the model."""
+        for op in sorted(left, key=str):
+            found = self.found(op)
+            if found is not None:
+                name = f"the decomposition {function_name(self.ways.registered[op])} of {qualified_name(op)}"
+                yield Unreached(name, *self.why_whole(op, found))
+
+    def found(self, target: Any) -> Node | None:
+        """A call of an operator, or of what is made of it, in the model as it is now or was captured."""
+        nodes: list[Node] = list(self.program.graph.nodes)
+        direct = next((node for node in nodes if node.target is target), None)
+        return direct if direct is not None else self.found_in(self.program.source or self.program, target)
+
+    def found_in(self, program: Program, target: Any) -> Node | None:
+        """The first call in a program that an operator is part of."""
+        contents = Contents(program, self.templates, self.ways, lambda op, *_: op is target)
+        constant: dict[Node, bool] = {}
+        nodes: list[Node] = list(program.graph.nodes)
+        for node in nodes:
+            constant[node] = is_constant(node, constant, program)
+            if node.op == "call_function" and not constant[node] and contents.contains(node, constant):
+                return node
+        return None
+
+    def why(self, declaration: Declaration, found: Node) -> tuple[str, str]:
+        """Why a converter is not used, and what to do."""
+        settings, hint = self.claims.lookup.settings, self.hint(declaration)
+        if kept_in_torch(found.target, found.meta, settings):
+            return f"torch_executed_ops keeps {found.name} in PyTorch", ""
+        if declaration in self.refusals:
+            return str(self.refusals[declaration].reason), self.refusals[declaration].hint
+        if found.target is not declaration.key:
+            if declaration in self.claims.high.get(declaration.key, ()):
+                return f"it takes static shapes only, and {found.name} has sizes that vary", _DYNAMIC
+            return f"{qualified_name(found.target)}, which is made of it, is converted as a whole", hint
+        if found.name not in self.verdicts:
+            return self.why_gone(declaration), hint
+        rejection = rejection_of(declaration.support, found, settings)
+        if isinstance(rejection, Rejection):
+            return f"{found.name}: {rejection.reason}", rejection.hint
+        return self.why_passed(found), hint
+
+    def hint(self, declaration: Declaration) -> str:
+        return _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
+
+    def why_gone(self, declaration: Declaration) -> str:
+        """Why no call of an operator is left."""
+        own = self.ways.own(declaration.key)
+        if own is not None:
+            return f"the decomposition {function_name(own)} comes before it"
+        return "what the operator computes is made of constants, or is part of something larger"
+
+    def why_passed(self, found: Node) -> str:
+        """Why a call that a converter would take is not given to it."""
+        verdict = self.verdicts[found.name]
+        if verdict.choice is None:
+            return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}"
+        return f"{verdict.choice.support.name} is asked before it, and takes {found.name}"
+
+    def why_whole(self, op: Any, found: Node) -> tuple[str, str]:
+        """Why a decomposition is not used, and what to do."""
+        if kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
+            return f"torch_executed_ops keeps {found.name} in PyTorch", ""
+        if op in self.claims.high:
+            return "a HIGH converter of the operator comes before it", "leave one of the two out"
+        if found.target is not op:
+            return f"{qualified_name(found.target)}, which is made of it, stays whole", ""
+        return "it gave NotImplemented, or the operator itself, for every call", ""

@@ -1,0 +1,58 @@
+"""Which functions take an operator apart: the registered decompositions, torch's, and torch's own composites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from attrs import frozen
+
+from pipeline.converters.decompositions import (
+    DecompositionTable,
+    Op,
+    torch_enabled_decompositions,
+    torch_whole_decompositions,
+)
+from pipeline.converters.experts import known_as
+
+Function: TypeAlias = Callable[..., Any]
+
+
+@frozen
+class Ways:
+    """How operators are taken apart: by the registered decompositions, or by torch's; ``disabled`` ones are not."""
+
+    registered: DecompositionTable
+    disabled: frozenset[Op] = frozenset()
+
+    def own(self, target: Any) -> Function | None:
+        """The registered decomposition of an operator."""
+        return None if target in self.disabled else self.registered.get(known_as(target))
+
+    def torchs(self, target: Any) -> Function | None:
+        """torch's way to take an operator apart, if it has one that we use."""
+        if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
+            return None
+        return _table()[target] if target in torch_enabled_decompositions else _composite(target)
+
+    def apart(self, target: Any) -> Iterator[Function]:
+        """Every way to take an operator apart until a user's appears. Core ATen operators are not made of others."""
+        if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
+            whole = target in torch_whole_decompositions and target not in self.disabled
+            ways = (self.own(target), _table()[target] if whole else None, self.torchs(target))
+            yield from filter(None, ways)
+
+
+@lru_cache(1)
+def _table() -> Mapping[Any, Function]:
+    table: Mapping[Any, Function] = torch._decomp.decomposition_table
+    return table
+
+
+def _composite(target: torch._ops.OpOverload[..., Any]) -> Function | None:
+    """The operator itself, which torch's dispatcher takes apart, if it is a composite."""
+    name = target.name()
+    kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"
+    return target if kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None
