@@ -20,7 +20,7 @@ from pipeline.decomposition.complex import ComplexValues, has_complex
 from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.decomposition.contents import Contents
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.templates import Templates, nodes_of
+from pipeline.decomposition.templates import Template, Templates, nodes_of
 from pipeline.decomposition.ways import Function, Ways
 from pipeline.errors import ConversionError, line_of, worded
 from pipeline.frontend.fakes import fake_mode
@@ -49,6 +49,7 @@ class Rewriter:
         self.complex = ComplexValues(self.graph, self.mode, self.emit)
         self.constant: dict[torch.fx.Node, bool] = {}
         self.applied: set[Any] = set()
+        self.open: set[str] = set()
 
     def rewrite(self) -> torch.fx.Graph:
         """The whole graph in the registry's opset."""
@@ -174,17 +175,26 @@ class Rewriter:
     def inline(
         self, target: Any, function: Function, args: Any, kwargs: Any, meta: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """The outputs of the decomposition, emitted into the new graph; None if it does not apply here."""
+        """The outputs of the decomposition, emitted into the new graph; None if it does not apply here, or would come
+        back to itself: torch's composites end at operators that ours say by composites."""
         template = self.templates.of(function, target, args, kwargs, meta.get("val"))
-        if template is None:
+        if template is None or template.key in self.open:
             return None
+        self.open.add(template.key)
+        try:
+            return (self.pasted(template, args, kwargs, meta),)
+        finally:
+            self.open.remove(template.key)
+
+    def pasted(self, template: Template, args: Any, kwargs: Any, meta: Mapping[str, Any]) -> Any:
+        """What a template gives for a call's arguments."""
         env: dict[torch.fx.Node, Any] = {}
         given = iter(nodes_of(args, kwargs))
         for node in template.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(given)
             elif node.op == "output":
-                return (map_arg(node.args[0], env.__getitem__),)
+                return map_arg(node.args[0], env.__getitem__)
             else:
                 new = {**origin(meta), "val": node.meta.get("val")}
                 env[node] = self.emit(node.target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
