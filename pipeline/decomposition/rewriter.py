@@ -10,6 +10,7 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import bind
+from pipeline.aten.graphs import copied_node
 from pipeline.aten.naming import origin
 from pipeline.aten.support import function_name
 from pipeline.converters.claims import Claims
@@ -72,8 +73,7 @@ class Rewriter:
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
                 env[node] = made(node, args, kwargs)
             else:
-                env[node] = self.graph.node_copy(node, env.__getitem__)
-                env[node].name = node.name  # as the program's records call it: fx would not let one be called "input"
+                env[node] = copied_node(node, self.graph, env.__getitem__)
                 self.note(env[node])
         return self.graph
 
