@@ -204,6 +204,7 @@ class _Loader:
             versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
             aliases=kept.aliases,
             written=kept.written,
+            unreached=kept.unreached,
         )
 
     def graph_module(self) -> torch.fx.GraphModule:

@@ -15,7 +15,7 @@ from pipeline.artifact.graphs import KeptGraph, KeptNode
 from pipeline.artifact.tensors import Kept
 from pipeline.aten.support import Rejection
 from pipeline.compiled import RefitMap
-from pipeline.errors import Fallback
+from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Cut, Output, Port, Segment
 from pipeline.recipes import Recipe
@@ -109,6 +109,7 @@ class Manifest:
     aliases: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     fallbacks: tuple[Fallback, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
     cuts: tuple[Cut, ...] = ()
     healed: tuple[Healed, ...] = ()
     agreement: Agreement | None = None

@@ -136,6 +136,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         aliases=program.aliases,
         written=program.written,
         fallbacks=partitioned.fallbacks,
+        unreached=program.unreached,
         cuts=partitioned.cuts,
         healed=compiled.healed,
         agreement=compiled.agreement,

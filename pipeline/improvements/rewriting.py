@@ -32,7 +32,7 @@ SMALL = 1 << 22
 
 @frozen
 class Claimed:
-    """The target, to passes, of a call that a converter of the user's may take."""
+    """The target, to passes of ours, of a call that a converter of the user's may take."""
 
     target: Any
 
@@ -48,30 +48,35 @@ class Rewriting:
         self.program = program
         self.claims = Claims.of(registry, DECOMPOSITIONS, program.settings)
         self.graph = graphs.copied(program.graph)
-        self._claim()
         self.mode = fake_mode(program.graph)
         self.made: dict[str, Any] = {}
 
-    def _claim(self) -> None:
-        """Make calls that a HIGH converter of the user's may take unknown to passes, which then match none of them."""
-        for node in self.graph.nodes if self.claims.high else ():
-            if node.op == "call_function" and self.claims.keeps(
-                node.target, node.args, node.kwargs, node.meta.get("val")
-            ):
-                node.target = Claimed(node.target)
-
-    def claimed(self) -> list[str]:
-        """The calls of the user's that something reads."""
-        return [node.name for node in self.graph.nodes if isinstance(node.target, Claimed) and node.users]
-
-    def run(self, each: Improvement) -> None:
-        """Apply a pass; undo it where something that a converter of the user's may take is not needed any more."""
+    def run_protected(self, each: Improvement) -> None:
+        """Apply a pass that leaves alone what a HIGH converter of the user's may take: the pass knows none of these
+        calls, and is undone where one of them is not needed any more."""
         if not self.claims.high:
             return each.apply(self)
-        before, claimed = graphs.copied(self.graph), self.claimed()
+        self._hide()
+        before, needed = graphs.copied(self.graph), self._needed()
         each.apply(self)
-        if self.claimed() != claimed:
+        if self._needed() != needed:
             self.graph = before
+        self._show()
+
+    def _hide(self) -> None:
+        for node in self.graph.nodes:
+            call = (node.target, node.args, node.kwargs, node.meta.get("val"))
+            if node.op == "call_function" and self.claims.keeps(*call):
+                node.target = Claimed(node.target)
+
+    def _needed(self) -> list[str]:
+        """The hidden calls that something reads."""
+        return [node.name for node in self.graph.nodes if isinstance(node.target, Claimed) and node.users]
+
+    def _show(self) -> None:
+        for node in self.graph.nodes:
+            if isinstance(node.target, Claimed):
+                node.target = node.target.target
 
     def nodes(self, *targets: Any) -> Iterator[Node]:
         """The calls of these operators, in order; the graph may change meanwhile."""
@@ -149,9 +154,6 @@ class Rewriting:
 
     def finished(self) -> Program:
         """The new program: what has become constant is folded, with its recipe."""
-        for node in self.graph.nodes:
-            if isinstance(node.target, Claimed):
-                node.target = node.target.target
         return fold(self.program.with_graph(self.graph))
 
 

@@ -50,7 +50,7 @@ class Improve:
             return program
         rewriting = Rewriting(program, self.registry)
         for each in self.passes:
-            rewriting.run(each)
+            rewriting.run_protected(each) if each in PASSES else each.apply(rewriting)
         return rewriting.finished()
 
     def without(self, *names: str) -> Self:

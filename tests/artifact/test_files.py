@@ -185,7 +185,7 @@ def test_loading_says_where_it_runs(tmp_path: Path) -> None:
 
 
 LEFT_OUT = {
-    Program: {"graph_module", "versions", "examples", "source"},
+    Program: {"graph_module", "versions", "examples", "source", "decomposed"},
     Partitioned: {"program"},
     Compiled: {"partitioned"},
     Verdict: {"choice", "others"},

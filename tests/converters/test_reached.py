@@ -13,8 +13,9 @@ from torch.nn import functional as F  # noqa: N812
 
 import pipeline
 from pipeline import ConverterPriority, dynamo_tensorrt_converter
+from pipeline.improvements import Rewriting, improvement
 from pipeline.program import is_operator
-from pipeline.stages import unbuilt
+from pipeline.stages import Improve, unbuilt
 
 aten = torch.ops.aten
 HIGH = ConverterPriority.HIGH
@@ -180,6 +181,18 @@ def test_no_pass_swallows_an_operator_of_the_users() -> None:
         program = compile.until("decompose")(BLOCK, SCENE)
         taken = list(mine_of(compile.without("decompose").until("validate")(program)))
         assert 0 < calls(program, target) <= len(taken), target
+
+
+def test_a_pass_of_the_users_sees_everything() -> None:
+    seen: list[str] = []
+
+    @improvement
+    def looks(rewriting: Rewriting) -> None:
+        seen.extend(node.name for node in rewriting.nodes(aten.relu.default))
+
+    mine = registry(aten.relu.default)
+    pipeline.default(registry=mine).replace("improve", Improve(mine, (looks,))).until("improve")(nn.ReLU(), (X,))
+    assert seen == ["relu"]
 
 
 def test_softmax_is_reached_within_attention() -> None:
