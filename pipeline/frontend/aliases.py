@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from pipeline.errors import PipelineError
-from pipeline.frontend.fakes import quietly
+from pipeline.frontend.fakes import quietly, unnamed_sizes
 from pipeline.frontend.views import MULTIPLE, View, view
 from pipeline.shapes.environment import shape_of
 
@@ -120,7 +120,7 @@ def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Any]:
     With torch's kernels in C++, as eager has them: those in Python give another tensor where dropout gives its input.
     """
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-    with torch.no_grad(), quietly(mode):
+    with torch.no_grad(), quietly(mode), unnamed_sizes(mode):
         try:
             made = node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, TypeError) as error:  # a kernel that takes no sizes that vary

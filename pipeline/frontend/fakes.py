@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +27,13 @@ def quietly(mode: FakeTensorMode) -> Iterator[None]:
     environment = mode.shape_env
     with mode, tracing(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
+
+
+def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Any]:
+    """Within it, sizes that data decides belong to no node: torch would look for those of a trace that nobody keeps in
+    what is traced next."""
+    environment = mode.shape_env
+    return environment.ignore_fresh_unbacked_symbols() if environment is not None else nullcontext()
 
 
 def fake_result(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:

@@ -203,3 +203,16 @@ def test_other_writes_are_left_to_torch(traces: list[str]) -> None:
     assert traces
     found, _ = called(program, model, x)
     torch.testing.assert_close(found, copy.deepcopy(model)(x))
+
+
+def test_sizes_that_data_decides_are_made_once() -> None:
+    """Whether an operator gives a view is tried out on fakes; the sizes that it makes up there are nobody's."""
+
+    class Repeats(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.repeat_interleave(torch.tensor([1, 2, 0, 3]), 1)
+
+    program = pipeline.capture(Repeats(), (torch.randn(3, 4, 5),))
+    values = (n.meta.get("val") for n in program.graph.nodes)
+    mode = next(v.fake_mode for v in values if isinstance(v, torch.Tensor))  # type: ignore[attr-defined]
+    assert not mode.shape_env.pending_fresh_unbacked_symbols
