@@ -16,12 +16,14 @@ from pipeline.compose.pipelines import Event, Pipeline, report, stage
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.registry import (
+    CallingConvention,
     ConverterPriority,
     ConverterRegistry,
     ConverterSupport,
     Rejection,
     dynamo_tensorrt_converter,
 )
+from pipeline.converters.support import get_graph_converter_support
 from pipeline.defaults import bisect, default
 from pipeline.dynamo import backend
 from pipeline.errors import (
@@ -64,6 +66,7 @@ __all__ = [
     "Bisection",
     "BuildError",
     "Built",
+    "CallingConvention",
     "CaptureError",
     "CompilationSettings",
     "Compiled",
@@ -99,6 +102,7 @@ __all__ = [
     "capture",
     "default",
     "dynamo_tensorrt_converter",
+    "get_graph_converter_support",
     "load",
     "refit_module_weights",
     "register_torch_trt_decomposition",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -10,7 +10,7 @@ from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
-from pipeline.converters.decompositions import DecompositionTable
+from pipeline.converters.decompositions import DecompositionTable, chosen
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.program import Built
 from pipeline.settings import CompilationSettings
@@ -29,6 +29,8 @@ def default(
     *,
     registry: ConverterRegistry = DYNAMO_CONVERTERS,
     decompositions: DecompositionTable = DECOMPOSITIONS,
+    torch_enabled_decompositions: Iterable[Any] | None = None,
+    torch_disabled_decompositions: Iterable[Any] | None = None,
     executor: Executor | None = None,
     **fields: Any,
 ) -> Pipeline:
@@ -38,18 +40,28 @@ def default(
         settings: the settings; default ones if None.
         registry: the converters.
         decompositions: our own decompositions, which are asked before converters.
+        torch_enabled_decompositions: operators that torch is to take apart, beside those it does anyway: before any
+            converter is asked.
+        torch_disabled_decompositions: operators that are never taken apart, beside those that are not anyway: they are
+            left to a converter, or to PyTorch.
         executor: builds the engines of one program at the same time: any ``concurrent.futures.Executor``, which stays
             the caller's (see ``pipeline.stages.Build``). None: one after the other, in this process.
         fields: fields of ``CompilationSettings`` that differ from ``settings``.
 
     Raises:
         TypeError: a field that ``CompilationSettings`` does not have, or a value of a wrong type.
-        ValueError: a value out of range, or ``compute_capabilities`` that this TensorRT does not build for.
+        ValueError: a value out of range, ``compute_capabilities`` that this TensorRT does not build for, or a
+            decomposition that is enabled and disabled.
     """
     _check(settings, registry, decompositions)
     settings = (settings or CompilationSettings()).evolve(**fields)
     _check_targets(settings.compute_capabilities)
-    front = (Decompose(registry, decompositions), Improve(registry), Validate(registry, decompositions))
+    decompositions, whole = chosen(decompositions, torch_enabled_decompositions, torch_disabled_decompositions)
+    front = (
+        Decompose(registry, decompositions, whole),
+        Improve(registry),
+        Validate(registry, decompositions, whole),
+    )
     return Pipeline((*front, partition, convert, Build(executor), refit_map), settings)
 
 

@@ -17,6 +17,7 @@ _REFIT = "immutable_weights=False builds engines that can be refitted; weights c
 _PYTHON = "there is one runtime, in Python"
 _ENGINES = "the partition stage can be swapped: max_engines, pipeline.by_submodule"
 _FAILURES = "an engine that cannot be built is an error; torch_executed_ops keeps an operator in PyTorch"
+_INPUTS = "inputs are given to the call: pipeline.default()(model, args=(x,), kwargs={…})"
 _NONE = "there is nothing like it here"
 
 ELSEWHERE: Final = MappingProxyType(
@@ -64,6 +65,7 @@ ELSEWHERE: Final = MappingProxyType(
         "enable_weight_streaming": f"{_NONE}: an engine's weights are on the GPU as a whole",
         "dynamically_allocate_resources": f"{_NONE}: a worker's scratch memory is kept; execution_contexts bounds it",
         "use_distributed_mode_trace": f"{_NONE}: programs run on one GPU",
+        **dict.fromkeys(("inputs", "arg_inputs", "kwarg_inputs"), _INPUTS),
         **dict.fromkeys(("sparse_weights", "engine_capability", "enable_cross_compile_for_windows"), _NONE),
         **dict.fromkeys(("tiling_optimization_level", "l2_limit_for_tiling"), _NONE),
         **dict.fromkeys(("dla_sram_size", "dla_local_dram_size", "dla_global_dram_size"), _NONE),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePath
@@ -251,6 +252,13 @@ def worded(error: BaseException) -> str:
     addresses where C++ raised it."""
     words = str(error).partition("\nException raised from ")[0]
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
+
+
+def raised_at(error: BaseException) -> str:
+    """The file and line of a raise, the innermost outside torch: `model.py, line 41`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_torch_folder())] or list(frames)
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def _told(what: str, why: str, hint: str) -> str:

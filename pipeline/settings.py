@@ -14,6 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import resolve_name
 
 from pipeline.elsewhere import ELSEWHERE
+from pipeline.errors import PipelineError
 
 ModulePredicate: TypeAlias = Callable[[str], bool]
 TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
@@ -229,6 +230,12 @@ class CompilationSettings:
         close = difflib.get_close_matches(name, cls.names(), 1)
         return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(cls.names())}"
 
+    def __getattr__(self, name: str) -> Any:
+        """What is no setting here, as converters from elsewhere ask for: an error that says what takes its place."""
+        if name in ELSEWHERE:
+            raise AttributeError(f"{name!r} is not a compilation setting; {ELSEWHERE[name]}", name=name, obj=self)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of all settings, in the order of the documentation."""
@@ -236,7 +243,7 @@ class CompilationSettings:
 
     def runs_in_torch(self, target: object, module_path: str = "") -> bool:
         """Whether `torch_executed_ops` keeps a node with this target, in the module at this path, out of engines."""
-        return any(_matches(entry, target, module_path) for entry in self.torch_executed_ops)
+        return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:
         """The fields that differ from the default, in order: equal settings print alike in every process.
@@ -250,7 +257,8 @@ class CompilationSettings:
         return bool(getattr(self, name) == attrs.fields_dict(type(self))[name].default)
 
 
-def _matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
+def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
+    """Whether an entry of `torch_executed_ops` means a node with this target, in the module at this path."""
     if isinstance(entry, str):
         return entry in qualified_names(target)
     if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or _is_torchs(entry):
@@ -258,8 +266,11 @@ def _matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
     try:
         return bool(entry(module_path))
     except Exception as error:
-        error.add_note(f"in {_entry_name(entry)}, a predicate of torch_executed_ops, for the path {module_path!r}")
-        raise
+        raise PipelineError(
+            f"torch_executed_ops: the predicate {entry_name(entry)} raised {type(error).__name__}: {error}, for the "
+            f"module path {module_path!r}",
+            "a predicate takes the path of the module that a node comes from, a str, and gives a bool",
+        ) from error
 
 
 def _is_torchs(function: object) -> bool:
@@ -283,10 +294,10 @@ def _tail(target: OpOverload[..., Any]) -> str:
 def _printed(value: object) -> str:
     if not isinstance(value, frozenset):
         return repr(value)
-    return "{" + ", ".join(sorted(_entry_name(entry) for entry in value)) + "}"
+    return "{" + ", ".join(sorted(entry_name(entry) for entry in value)) + "}"
 
 
-def _entry_name(entry: object) -> str:
+def entry_name(entry: object) -> str:
     """How one of `torch_executed_ops` prints: never with an address, which would differ from process to process."""
     if isinstance(entry, OpOverload):
         return f"torch.ops.{entry}"

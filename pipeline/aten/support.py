@@ -76,7 +76,7 @@ class ConverterSupport:
     @property
     def name(self) -> str:
         """The converter's name, for messages and tables."""
-        return function_name(self.converter_implementation)
+        return written_name(self.converter_implementation)
 
 
 @attrs.frozen
@@ -116,3 +116,10 @@ def function_name(function: object) -> str:
     """A function's module and name, without an address: the same in every process."""
     named = function if hasattr(function, "__name__") else getattr(function, "func", type(function))
     return f"{named.__module__}.{named.__name__}"
+
+
+def written_name(function: object) -> str:
+    """Where a function is written: its module, what it is written in (a class, a factory) and its name."""
+    name = function_name(function)
+    qualified = getattr(function, "__qualname__", "").replace(".<locals>", "").removeprefix("<locals>.")
+    return f"{name.rpartition('.')[0]}.{qualified}" if qualified else name

@@ -210,6 +210,7 @@ class Pipeline:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         dynamic_shapes: Any = None,
+        **unknown: Any,
     ) -> Any:
         """Compiles a model, or runs the stages on the record that the first of them takes.
 
@@ -217,6 +218,8 @@ class Pipeline:
             `pipeline.capture`); or, as the only argument, the record.
         Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.
         """
+        if unknown:
+            raise TypeError(_other_argument(next(iter(unknown))))
         run = Run(self.observers)
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None
         if alone and is_instance(model, self.takes):
@@ -354,3 +357,10 @@ def _named(part: StageLike, name: str) -> Stage:
     if made.name == name:
         return made
     return Named(made.stage if isinstance(made, Named) else made, name)
+
+
+def _other_argument(name: str) -> str:
+    """What takes the place of an argument that a pipeline does not have."""
+    ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
+    instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
+    return f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.aten.arguments import bind
 from pipeline.converters.types import TRTTensor, enforce_tensor_types
 from pipeline.impl import base
 from pipeline.network.context import ConversionContext
@@ -21,6 +22,7 @@ from pipeline.trt import layer_kind, to_torch, trt
 __all__ = [
     "TRTTensor",
     "args_bounds_check",
+    "bind",
     "cast_trt_tensor",
     "enforce_tensor_types",
     "get_positive_dim",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
+import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import ConverterPriority, ConverterSupport, Declaration, Rejection, Target, Validator
@@ -50,18 +53,55 @@ def declarations_of(function: object) -> tuple[Declaration, ...]:
 
 
 def target_of(key: object) -> Target:
-    """The target that a key stands for; a packet must have one overload, or two of which one is `out`."""
+    """The target that a key stands for: an operator, by itself or by name (`"aten.relu.default"`, `"aten::relu"`), or a
+    Python function; a packet must have one overload, or two of which one is `out`."""
+    if isinstance(key, str):
+        key = named(key)
     if isinstance(key, OpOverload):
         return key
     if isinstance(key, OpOverloadPacket):
         return _only_overload(key)
-    if isinstance(key, str):
-        raise TypeError(f"a target is an operator, not its name: torch.ops.{key.replace('::', '.')}, not {key!r}")
     if not callable(key):
         raise TypeError(f"a target is an OpOverload such as torch.ops.aten.add.Tensor, or a function, not {key!r}")
+    if isinstance(key, type) and issubclass(key, torch.nn.Module):
+        raise TypeError(f"{key.__name__} is a module, which is traced to operators: {_instead(key.__name__)}")
     if name := traced_name(key):
-        raise TypeError(f"{name} is traced to operators: declare converters of those (torch.ops.aten.relu.default)")
+        raise TypeError(f"{name} is traced to operators: {_instead(name.rpartition('.')[2])}")
     return key
+
+
+def named(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:
+    """The operator of a name as torch prints it; `ValueError` if there is none."""
+    match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
+    namespace, operator, overload = match.groups() if match else ("", "", None)
+    packet = getattr(getattr(torch.ops, namespace, None), operator, None) if match else None
+    if not isinstance(packet, OpOverloadPacket) or overload not in (None, *packet.overloads()):
+        close = [f"aten.{each}" for each in difflib.get_close_matches(operator, dir(torch.ops.aten), 3)]
+        near = f"; near it are {', '.join(close)}" if close else ""
+        raise ValueError(f"there is no operator {name!r}; 'aten.relu.default' is one, and 'aten::relu'{near}")
+    found: OpOverload[..., Any] | OpOverloadPacket[..., Any] = getattr(packet, overload) if overload else packet
+    return found
+
+
+def _instead(name: str) -> str:
+    """The operator that a function or module of torch's is traced to, by its name."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    spelled = (name, name.lower(), snake, re.sub(r"_?[123]d$", "", snake))
+    packet = next((p for n in spelled if (p := getattr(torch.ops.aten, n, None)) is not None), None)
+    if packet is None:
+        return (
+            "declare converters of those (torch.ops.aten.relu.default); print(pipeline.capture(model, args)) shows them"
+        )
+    overloads = [f"torch.ops.{packet}.{o}" for o in packet.overloads() if not getattr(packet, o)._schema.is_mutable]
+    return f"declare converters of those ({', '.join(overloads[:4])})"
+
+
+def targets_of(key: object) -> tuple[Target, ...]:
+    """Every target that a key may mean, for looking up: a packet, all its overloads."""
+    key = named(key) if isinstance(key, str) else key
+    if isinstance(key, OpOverloadPacket):
+        return tuple(getattr(key, name) for name in key.overloads())
+    return (target_of(key),)
 
 
 def _only_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -29,13 +29,30 @@ class DecompositionDeclaration:
     key: Op = attrs.field(validator=attrs.validators.instance_of(OpOverload))
 
 
-def register_torch_trt_decomposition(op: Op | OpOverloadPacket[..., Any]) -> Callable[[F], F]:
+def register_torch_trt_decomposition(
+    op: Op | OpOverloadPacket[..., Any] | str, *, registry: MutableMapping[Op, Decomposition] | None = None
+) -> Callable[[F], F]:
     """Declare a function as our decomposition of `op`; the function itself is returned, and no table knows of it yet.
 
-    Stackable. `op` is an `OpOverload`, or an `OpOverloadPacket` that leaves no choice; else it is a `TypeError`.
+    Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket` for all its overloads that give results.
+    `registry` is a dict of the caller's, which gets the function too (`DecompositionTable(registry)` makes a table of
+    it); a table is immutable, and is given functions by its method `register`.
     """
-    declaration = DecompositionDeclaration(_operator(op))
-    return lambda function: attach(function, ATTRIBUTE, (declaration,))
+    declarations = tuple(map(DecompositionDeclaration, _operators(op)))
+    if registry is not None and not isinstance(registry, MutableMapping):
+        raise TypeError(
+            f"registry is a dict, which gets the function, not {registry!r}: tables never change; "
+            "pipeline.DECOMPOSITIONS.register(function) gives a new one"
+        )
+
+    def declare(function: F) -> F:
+        table: MutableMapping[Op, Decomposition] = {} if registry is None else registry
+        for declaration in declarations:
+            if table.setdefault(declaration.key, function) is not function:
+                raise ValueError(f"{declaration.key} has a decomposition in the registry already; take it out first")
+        return attach(function, ATTRIBUTE, declarations)
+
+    return declare
 
 
 class DecompositionTable(FrozenDict[Op, Decomposition]):
@@ -59,7 +76,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
     def without(self, *ops: Op | OpOverloadPacket[..., Any]) -> DecompositionTable:
         """Without the decompositions of these operators, if there are any."""
-        dropped = set(map(_operator, ops))
+        dropped = {op for key in ops for op in _operators(key)}
         return DecompositionTable((op, function) for op, function in self.items() if op not in dropped)
 
     def __or__(self, other: DecompositionTable) -> DecompositionTable:
@@ -73,10 +90,42 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
         return f"<DecompositionTable: {len(self)} operators>"
 
 
-def _operator(key: object) -> Op:
+def _operators(key: object) -> tuple[Op, ...]:
+    """The operators that a key means: a packet, all its overloads that give results and write to nothing."""
+    if isinstance(key, OpOverloadPacket):
+        overloads = (getattr(key, name) for name in key.overloads())
+        return tuple(op for op in overloads if not op._schema.is_mutable)
     if isinstance(op := target_of(key), OpOverload):
-        return op
+        return (op,)
     raise TypeError(f"a decomposition is of an OpOverload such as torch.ops.aten.addcmul.default, not of {key!r}")
+
+
+def chosen(
+    decompositions: DecompositionTable, enabled: Iterable[Any] | None, disabled: Iterable[Any] | None
+) -> tuple[DecompositionTable, frozenset[Op]]:
+    """The decompositions with those of torch's that the user enables, and the operators that he leaves whole.
+
+    Raises:
+        ValueError: an operator is enabled and disabled; or disabled, with a decomposition of the user's; or enabled,
+            and torch has no decomposition of it.
+    """
+    on, off = _set(enabled, "enabled"), _set(disabled, "disabled")
+    on, off = on - torch_enabled_decompositions, off - torch_disabled_decompositions
+    if both := sorted(map(str, _set(enabled, "enabled") & _set(disabled, "disabled"))):
+        raise ValueError(f"{both[0]} is in torch_enabled_decompositions and in torch_disabled_decompositions")
+    if missing := sorted(str(op) for op in on if op not in torch._decomp.decomposition_table):
+        raise ValueError(
+            f"torch_enabled_decompositions: torch has none of {missing[0]}; "
+            "decompositions=pipeline.DECOMPOSITIONS.register(…) adds one of your own"
+        )
+    theirs = DecompositionTable({op: torch._decomp.decomposition_table[op] for op in on if op not in decompositions})
+    return theirs | decompositions, off
+
+
+def _set(ops: Iterable[Any] | None, name: str) -> frozenset[Op]:
+    if isinstance(ops, str | bytes | OpOverload | OpOverloadPacket) or not isinstance(ops, Iterable | None):
+        raise TypeError(f"torch_{name}_decompositions takes a collection of operators, not {ops!r}")
+    return frozenset(op for key in ops or () for op in _operators(key))
 
 
 def _pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:

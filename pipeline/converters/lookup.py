@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
+from torch._ops import OpOverloadPacket
 from torch.fx import Node
 
 from pipeline.aten.naming import path_of
@@ -23,10 +24,12 @@ from pipeline.aten.support import (
     Target,
     function_name,
 )
+from pipeline.converters.declare import targets_of
 from pipeline.converters.unsupported import reason
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,8 @@ class Lookup(Mapping[Any, Entry]):
     """Converters by target, and by node where the settings and the node itself have a say.
 
     A key is a node (`lookup[node]` is the converter that takes it, `node in lookup` whether one does) or a target
-    (`lookup[target]` is its first candidate, `target in lookup` whether it has any).
+    (`lookup[target]` is its first candidate, `target in lookup` whether it has any). A target may be told by its packet
+    or name, which mean the first overload that has a converter.
     """
 
     __slots__ = ()
@@ -73,12 +77,21 @@ class Lookup(Mapping[Any, Entry]):
             if isinstance(found, Refusal):
                 raise KeyError(f"{key.name}: {found}")
             return found.entry()
-        if not (candidates := self.candidates.get(key)):
+        if not (candidates := self._found(key)):
             raise KeyError(f"no converter for {qualified_name(key)}")
         return _choice(candidates[0]).entry()
 
     def __contains__(self, key: object) -> bool:
-        return bool(self.choose(key)) if isinstance(key, Node) else key in self.candidates
+        return bool(self.choose(key)) if isinstance(key, Node) else bool(self._found(key))
+
+    def _found(self, key: object) -> tuple[Declaration, ...]:
+        """The candidates of a target, which may be told by its packet or name."""
+        if not isinstance(key, OpOverloadPacket | str):
+            return self.candidates.get(key, ())
+        try:
+            return next((self.candidates[op] for op in targets_of(key) if op in self.candidates), ())
+        except ValueError:  # no operator has this name
+            return ()
 
     def __iter__(self) -> Iterator[Target]:
         return iter(self.candidates)
@@ -120,7 +133,7 @@ class Lookup(Mapping[Any, Entry]):
         self, target: Target, return_registry_info: bool = False
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
         """The candidates of a target in order, validated or not; with registry info, how many each module gives."""
-        converters = tuple(declaration.support for declaration in self.candidates.get(target, ()))
+        converters = tuple(declaration.support for declaration in self._found(target))
         return (converters, _origins(converters)) if return_registry_info else converters
 
     def get_converter_support_info(self) -> dict[str, dict[str, int]]:
@@ -184,9 +197,20 @@ def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSet
     """Why a converter does not take a node. Symbolic dims come first: a validator of a converter that knows static
     shapes only might put guards on them."""
     static = static_only(support, settings, node.args, node.kwargs, node.meta.get("val"))
-    if static is not None or support.capability_validator is None:
+    if static is not None:
         return static
-    return _verdict(support, node, settings)
+    verdict = _verdict(support, node, settings) if support.capability_validator else None
+    return _unallocated(support) if verdict is None else verdict
+
+
+def _unallocated(support: ConverterSupport) -> Rejection | None:
+    """What keeps an output whose size is data out of engines."""
+    if CAPABILITIES.nonzero or not support.requires_output_allocator:
+        return None
+    return Rejection(
+        f"the size of its result is data, which the converter {support.name} leaves to an output allocator, and "
+        f"{CAPABILITIES.flavour} has no layer that needs one"
+    )
 
 
 def static_only(

@@ -29,6 +29,7 @@ from pipeline.converters.declare import (
     dynamo_tensorrt_converter,
     gather,
     target_of,
+    targets_of,
 )
 from pipeline.converters.lookup import BoundRegistry, Candidates, Lookup, Refusal
 from pipeline.frozen import FrozenDict
@@ -51,6 +52,10 @@ __all__ = [
     "dynamo_tensorrt_converter",
 ]
 
+_HOW: Final = (
+    "register(f) takes functions with @dynamo_tensorrt_converter, ConverterRegistry.of(module) what a module declares, "
+    "ConverterRegistry.from_legacy({target: f}) plain functions"
+)
 _DEFAULT_SETTINGS: Final = CompilationSettings()
 
 
@@ -58,6 +63,8 @@ def _in_order(declarations: Iterable[Declaration]) -> Candidates:
     """By target: the newest HIGH first, then STANDARD, the oldest first; the same declaration counts once."""
     by_target: dict[Target, list[Declaration]] = {}
     for declaration in declarations:
+        if not isinstance(declaration, Declaration):
+            raise TypeError(f"a ConverterRegistry is made of declarations, not {declaration!r}; {_HOW}")
         by_target.setdefault(declaration.key, []).append(declaration)
     return FrozenDict({target: _candidates(found) for target, found in by_target.items()})
 
@@ -92,9 +99,13 @@ class ConverterRegistry(Lookup):
     @classmethod
     def from_legacy(cls, converters: Mapping[Any, Implementation]) -> ConverterRegistry:
         """Adopt a plain `{target: function}` dictionary; the functions are called with the LEGACY convention."""
+        keys: dict[Target, Any] = {}
+        for key in converters:
+            if keys.setdefault(target_of(key), key) is not key:
+                raise ValueError(f"{keys[target_of(key)]!r} and {key!r} are one operator: leave one of the two out")
         return cls(
-            Declaration(target_of(key), ConverterSupport(function), convention=CallingConvention.LEGACY)
-            for key, function in converters.items()
+            Declaration(target, ConverterSupport(converters[key]), convention=CallingConvention.LEGACY)
+            for target, key in keys.items()
         )
 
     @property
@@ -121,7 +132,7 @@ class ConverterRegistry(Lookup):
 
     def without(self, *targets: Target | OpOverloadPacket[..., Any]) -> ConverterRegistry:
         """Without the converters of these targets, if there are any; a packet means all its overloads."""
-        dropped = frozenset(concat(map(_overloads, targets)))
+        dropped = frozenset(concat(map(targets_of, targets)))
         return ConverterRegistry(d for d in self.declarations() if d.key not in dropped)
 
     def __or__(self, other: ConverterRegistry) -> ConverterRegistry:
@@ -149,13 +160,9 @@ def _oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...
 
 def _functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
     for converter in converters:
+        if isinstance(converter, Mapping):
+            raise TypeError(f"a {type(converter).__name__} declares no converters; {_HOW}")
         if attached(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
             yield from converter
         else:
             yield converter
-
-
-def _overloads(target: Any) -> list[Target]:
-    if isinstance(target, OpOverloadPacket):
-        return [getattr(target, name) for name in target.overloads()]
-    return [target_of(target)]

@@ -49,8 +49,8 @@ def declared(
     validator: Validator | None = None,
     operands: Callable[[ConversionContext, Any, list[Any], str], list[Any]] | None = None,
 ) -> Callable[..., Any]:
-    """A converter that gives the operator's arguments, after ``operation``, to a building block; first ``operands``
-    makes of them what eager computes with."""
+    """A converter that gives the operator's arguments, after ``operation``, to a building block, and goes by its name;
+    first ``operands`` makes of them what eager computes with."""
 
     @dynamo_tensorrt_converter(target, capability_validator=validator, supports_dynamic_shapes=True)
     def convert(ctx: ConversionContext, target: Any, args: Any, kwargs: Any, name: str) -> Any:
@@ -59,6 +59,8 @@ def declared(
         return as_result(ctx, name, function(ctx, name, *operation, *values))
 
     convert.__doc__ = str(target._schema)
+    convert.__module__, convert.__name__ = function.__module__, function.__name__
+    convert.__qualname__ = f"<locals>.{function.__name__}"
     return convert
 
 

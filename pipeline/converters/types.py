@@ -31,7 +31,8 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
 
     An argument that is absent or None is let through. One of another type is promoted, if it is a constant and
     `promote`, to the first of the allowed types above its own (number < np.ndarray < torch.Tensor < TRTTensor; a
-    symbolic size can be a TRTTensor); else it is a `TypeError`. It may stand above the declaring decorators or below.
+    symbolic size can be a TRTTensor), or else a tensor to an np.ndarray; else it is a `TypeError`. It may stand above
+    the declaring decorators or below.
     """
     wanted = {_key(key): _allowed(key, allowed) for key, allowed in types.items()}
 
@@ -77,16 +78,26 @@ def _goal(value: Any, allowed: Types) -> type | None:
         return TRTTensor if TRTTensor in allowed else None
     rung = next((i for i, kinds in enumerate(_LADDER) if isinstance(value, kinds)), len(_LADDER))
     above = [kind for kinds in _LADDER[rung + 1 :] for kind in kinds]
-    return next((kind for kind in allowed if kind in above), None)
+    goal = next((kind for kind in allowed if kind in above), None)
+    return np.ndarray if goal is None and isinstance(value, torch.Tensor) and np.ndarray in allowed else goal
 
 
 def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
-    """torch's rules for numbers (int64, and float32 for a float) hold whatever the goal."""
+    """torch's rules for numbers (int64, and float32 for a float) hold whatever the goal. A tensor and the array of it
+    share memory, so that weights made of the array can be refitted."""
+    if goal is np.ndarray and isinstance(value, torch.Tensor):
+        return _array(value)
     if goal is np.ndarray:
         return np.asarray(_tensor(value))
     if goal is torch.Tensor:
         return _tensor(value)
     return tensor(ctx, name, _tensor(value) if isinstance(value, np.ndarray) else value)
+
+
+def _array(value: torch.Tensor) -> Any:
+    if value.dtype == torch.bfloat16:
+        raise TypeError("numpy has no bfloat16: allow torch.Tensor, whose trt.Weights are made of its data_ptr()")
+    return value.detach().numpy()
 
 
 def _tensor(value: Any) -> torch.Tensor:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from torch._ops import OpOverload
 
+from pipeline.aten.naming import module_path
 from pipeline.aten.support import ConverterPriority, Declaration, Rejection, function_name
 from pipeline.converters.claims import Claims
 from pipeline.converters.lookup import kept_in_torch, rejection_of
@@ -19,10 +21,12 @@ from pipeline.errors import Unreached
 from pipeline.frontend.fakes import fake_mode
 from pipeline.program import Program, Verdict
 from pipeline.recipes import qualified_name
+from pipeline.settings import entry_name, matches
 
 Node = torch.fx.Node
 
 _HIGH = "declare it with priority=ConverterPriority.HIGH"
+_CALLS = "print(pipeline.capture(model, args)) shows what it calls"
 _DYNAMIC = "declare it with supports_dynamic_shapes=True, if it takes them"
 
 
@@ -42,10 +46,22 @@ def unreached(
     used = {(target, choice.support, choice.priority) for target, choice in taken}
     idle = [d for d in claims.declarations if (qualified_name(d.key), d.support, d.priority) not in used]
     left = claims.decomposed - program.decomposed
-    if not idle and not left:
+    idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched(program, claims)
+    if not idle and not left and not idle_entries:
         return ()
     search = _Search(program, verdicts, claims, ways, refusals, Templates(fake_mode(program.graph)))
-    return (*search.converters(idle), *search.decompositions(left))
+    return (*search.converters(idle), *search.decompositions(left), *search.entries(idle_entries))
+
+
+def _unmatched(program: Program, claims: Claims) -> list[Any]:
+    """The entries of ``torch_executed_ops`` that no call of the model matches; the overloads of an operator are one."""
+    entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
+    for each in (program.source or program, program):
+        known.update({(n.target, module_path(n)): None for n in each.graph.nodes if n.op == "call_function"})
+    used = {e for e in entries if any(matches(e, target, path) for target, path in known)}
+    operators = {e.overloadpacket for e in used if isinstance(e, OpOverload)}
+    idle = {e.overloadpacket if isinstance(e, OpOverload) else e: e for e in sorted(entries - used, key=entry_name)}
+    return [entry for key, entry in idle.items() if key not in operators]
 
 
 @frozen(eq=False)
@@ -97,6 +113,8 @@ class _Search:
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
         if declaration in self.refusals:
             return str(self.refusals[declaration].reason), self.refusals[declaration].hint
+        if found.target is not declaration.key and found.target in self.ways.disabled:
+            return f"torch_disabled_decompositions leaves {qualified_name(found.target)} whole", ""
         if found.target is not declaration.key:
             if declaration in self.claims.high.get(declaration.key, ()):
                 return f"it takes static shapes only, and {found.name} has sizes that vary", _DYNAMIC
@@ -125,10 +143,27 @@ class _Search:
             return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}"
         return f"{verdict.choice.support.name} is asked before it, and takes {found.name}"
 
+    def entries(self, idle: list[Any]) -> Iterator[Unreached]:
+        """Entries of ``torch_executed_ops``, and what of the model is made of their operators."""
+        for entry in idle:
+            found = self.found(entry) if isinstance(entry, OpOverload) else None
+            name = f"{entry_name(entry)} in torch_executed_ops"
+            if found is not None:
+                target = qualified_name(found.target)
+                yield Unreached(name, f"{target}, which is made of it, is one operator of the model", f"name {target}")
+            elif isinstance(entry, OpOverload | str):
+                yield Unreached(name, "the model does not call it", _CALLS)
+            else:
+                paths = sorted({module_path(n) for n in self.program.graph.nodes if n.op == "call_function"})
+                listed = ", ".join(map(repr, paths[:8]))
+                yield Unreached(name, "it is false for every module", f"the paths are {listed}")
+
     def why_whole(self, op: Any, found: Node) -> tuple[str, str]:
         """Why a decomposition is not used, and what to do."""
         if kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""
+        if op in self.ways.disabled:
+            return "torch_disabled_decompositions leaves the operator whole", "leave one of the two out"
         if op in self.claims.high:
             return "a HIGH converter of the operator comes before it", "leave one of the two out"
         if found.target is not op:

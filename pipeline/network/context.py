@@ -53,6 +53,7 @@ class ConversionContext:
         constant_names: names of the constants given to converters, by ``id`` of the tensor.
         literals: the weights that come from no parameter, by the names that their content gives them.
         weights: the names of all weights, by the address at which they lie.
+        recorded: the names that converters recorded weights by, by the same address.
         memo: what building blocks made once for a network, with the values that their keys name by ``id``.
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
         ranges: the values each symbol may take.
@@ -69,6 +70,7 @@ class ConversionContext:
     constant_names: Mapping[int, str] = field(factory=dict)
     literals: dict[str, torch.Tensor] = field(factory=dict)
     weights: dict[int, Weight] = field(factory=dict)
+    recorded: dict[int, str] = field(factory=dict)
     memo: dict[Any, Any] = field(factory=dict)
     shapes: dict[int, tuple[Any, Shape]] = field(factory=dict)
     ranges: Symbols = field(factory=dict)
@@ -98,7 +100,16 @@ class ConversionContext:
         return layer
 
     def record_weight(self, name: str, weight: torch.Tensor) -> None:
-        """Keep a weight that the network points at alive, under the name by which it will be refitted."""
+        """Keep a weight that the network points at alive, under the name by which it will be refitted: the engine's
+        weight has this name, if it is one of the program's constants, and the constant's recipe."""
+        if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
+            raise TypeError(
+                f"record_weight takes a name and a torch.Tensor, not {name!r} and a {type(weight).__name__}"
+            )
+        self.recorded.setdefault(weight.data_ptr(), name)
+        self._keep(name, weight)
+
+    def _keep(self, name: str, weight: torch.Tensor) -> None:
         self.weight_refit_map[name] = weight
         self.cpu_weights_reference_holder.append(weight)
 
@@ -116,7 +127,7 @@ class ConversionContext:
             tensor = self.literals.setdefault(name, tensor) if id(value) not in self.constant_names else tensor.clone()
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
-        self.record_weight(name, tensor)
+        self._keep(name, tensor)
         return weights_of(tensor)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:

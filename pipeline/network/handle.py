@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from attrs import define, field
@@ -24,6 +25,10 @@ class NetworkHandle:
     weights: dict[str, Any] = field(factory=dict)
     mapped: list[Any] = field(factory=list)
 
+    def __attrs_post_init__(self) -> None:
+        """With the network goes what it points to, whoever holds the lists."""
+        weakref.finalize(self, _clear, self.kept, self.weights)
+
     def leave_memory(self) -> None:
         """Weights that lie in files leave memory, to be read again when they are needed."""
         for file in self.mapped:
@@ -33,3 +38,8 @@ class NetworkHandle:
     def nbytes(self) -> int:
         """The size of the weights in bytes."""
         return sum(weight.nbytes for weight in self.weights.values())
+
+
+def _clear(kept: list[Any], weights: dict[str, Any]) -> None:
+    kept.clear()
+    weights.clear()

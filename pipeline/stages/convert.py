@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import sympy
 import torch
+from attrs import evolve
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +22,7 @@ from pipeline.aten.naming import layer_name
 from pipeline.aten.support import CallingConvention
 from pipeline.build.spill import Spill
 from pipeline.compose.pipelines import report, stage
-from pipeline.errors import ConversionError, source_line, worded
+from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
@@ -30,7 +31,7 @@ from pipeline.network.handle import NetworkHandle
 from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
-from pipeline.trt import Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt, weights_of
+from pipeline.trt import CAPABILITIES, Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt, weights_of
 
 T = TypeVar("T")
 
@@ -136,7 +137,7 @@ class _Conversion:
             raise
         except Exception as error:
             said = "; ".join(self.ctx.log.errors_since(mark))
-            words = str(error) if isinstance(error, NetworkError) else worded(error)
+            words = str(error) if isinstance(error, NetworkError) else self.blamed(node, error)
             message = f"{words} (TensorRT: {said})" if said and said not in words else words
             raise ConversionError(node.name, str(node.target), source_line(node), message) from error
         self.adopt(layers)
@@ -144,6 +145,15 @@ class _Conversion:
         self.name_layers(node, layers, result)
         self.note_shapes(result, node.meta.get("val"))
         self.env[name] = result
+
+    def blamed(self, node: torch.fx.Node, error: Exception) -> str:
+        """What a converter raised, with its name and the file and line."""
+        choice = self.verdicts[node.name].choice
+        converter = f"the converter {choice.support.name} raised " if choice is not None else ""
+        if isinstance(error, AttributeError) and "plugin" in str(error.name) and not CAPABILITIES.plugins:
+            missing = f"{CAPABILITIES.flavour} has no plugin layers, so no {error.name}"
+            return f"{converter}an error ({raised_at(error)}): {missing}"
+        return f"{converter}{worded(error)} ({raised_at(error)})"
 
     def call(self, node: torch.fx.Node) -> Any:
         """The converter's result for the node's resolved arguments."""
@@ -251,6 +261,7 @@ class _Conversion:
 
     def finish(self) -> None:
         """Mark outputs, name tensors and weights, and read the description."""
+        self.take_names()
         read = self.names_read()
         for port in self.segment.outputs:
             self.output(port, read)
@@ -263,6 +274,19 @@ class _Conversion:
         self.network: Network = describe(
             self.ctx.net, name=self.segment.name, weight_name=known.get, profile=self.profile()
         )
+
+    def take_names(self) -> None:
+        """Call weights that come from a recipe as converters recorded them; the recipe stays under that name."""
+        weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
+        for pointer, name in self.ctx.recorded.items():
+            known = weights.get(pointer)
+            if known is None or known.name not in self.recipes or name in taken:
+                continue
+            tensor = self.ctx.weight_refit_map[known.name]
+            if tensor.data_ptr() == pointer:
+                self.recipes[name] = evolve(self.recipes[known.name], name=name)
+                self.ctx.weight_refit_map[name], weights[pointer] = tensor, evolve(known, name=name)
+                taken.add(name)
 
     def profile(self) -> Profile | None:
         """The ranges of the inputs that have some: of a size where a shape is made of it, else it is a number."""

@@ -120,18 +120,22 @@ def _verdict(
     node: torch.fx.Node, lookup: BoundRegistry, settings: CompilationSettings, earlier: dict[str, Verdict]
 ) -> Verdict:
     target = qualified_name(node.target)
-    limits = tuple(_limits(node, settings, earlier))
     found = lookup.choose(node)
+    limits = tuple(
+        _limits(node, settings, earlier, isinstance(found, Choice) and found.support.requires_output_allocator)
+    )
     if isinstance(found, Choice) and not limits:
         return Verdict(node.name, target, found, others=lookup.others(node))
     reasons = () if isinstance(found, Choice) else found.reasons
     return Verdict(node.name, target, None, (*limits, *reasons), source_line(node))
 
 
-def _limits(node: torch.fx.Node, settings: CompilationSettings, earlier: dict[str, Verdict]) -> Iterator[Rejection]:
-    """What no network can hold, whatever the operator."""
+def _limits(
+    node: torch.fx.Node, settings: CompilationSettings, earlier: dict[str, Verdict], allocated: bool
+) -> Iterator[Rejection]:
+    """What no network can hold, whatever the operator; ``allocated``: its converter asks for an output allocator."""
     yield from islice(_complex_limits(node), 1)
-    yield from _size_limits(node)
+    yield from () if allocated else _size_limits(node)
     for what, value in _values(node):
         if isinstance(value, torch.SymBool) or (isinstance(value, torch.SymFloat) and not _takes(node, value)):
             kind = "float" if isinstance(value, torch.SymFloat) else "bool"

@@ -120,10 +120,19 @@ class TestDeclaring:
 
     def test_packets(self) -> None:
         assert set(DecompositionTable().register(decomposition(aten.addcmul))) == {aten.addcmul.default}
-        with pytest.raises(TypeError, match="say which"):
-            register_torch_trt_decomposition(aten.add)
+        assert set(DecompositionTable().register(decomposition(aten.add))) == {aten.add.Tensor, aten.add.Scalar}
+        assert set(DecompositionTable().register(decomposition("aten.relu.default"))) == {aten.relu.default}
 
-    @pytest.mark.parametrize("key", ["aten.relu.default", torch.relu, None], ids=["name", "function", "None"])
+    def test_a_dict_of_the_callers_gets_the_function_too(self) -> None:
+        mine: dict[Any, Any] = {}
+        function = register_torch_trt_decomposition(aten.relu.default, registry=mine)(lambda x: x)
+        assert mine == {aten.relu.default: function}
+        with pytest.raises(ValueError, match="already"):
+            register_torch_trt_decomposition(aten.relu.default, registry=mine)(lambda x: x)
+        with pytest.raises(TypeError, match="tables never change"):
+            register_torch_trt_decomposition(aten.relu.default, registry=DecompositionTable())
+
+    @pytest.mark.parametrize("key", [torch.relu, None], ids=["function", "None"])
     def test_what_is_no_operator_is_a_type_error(self, key: Any) -> None:
         with pytest.raises(TypeError):
             register_torch_trt_decomposition(key)

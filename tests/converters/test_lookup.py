@@ -222,7 +222,7 @@ class TestDynamicShapes:
     def test_the_reason_names_the_places(self, dynamic: torch.fx.Node) -> None:
         symbol = dynamic.meta["val"].shape[0]
         assert reasons(registry(aten.relu.default), dynamic) == [
-            f"the converter {__name__}.convert takes static shapes only, "
+            f"the converter {__name__}.registry.convert takes static shapes only, "
             f"but dim 0 of {dynamic.args[0].name} is {symbol}, dim 0 of its result is {symbol}"
         ]
 
@@ -242,7 +242,7 @@ class TestDynamicShapes:
         for args, kwargs in [(([1, (batch,)],), {}), ((), {"end": {"nested": batch}}), ((slice(None, batch),), {})]:
             node = made.call_function(aten.relu.default, args, kwargs)
             assert reasons(registry(aten.relu.default), node) == [
-                f"the converter {__name__}.convert takes static shapes only, but batch is {size.meta['val']}"
+                f"the converter {__name__}.registry.convert takes static shapes only, but batch is {size.meta['val']}"
             ]
 
     def test_it_puts_no_guard_on_the_shapes(self, graph: torch.fx.Graph) -> None:

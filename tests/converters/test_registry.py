@@ -228,9 +228,23 @@ class TestDeclaring:
             dynamo_tensorrt_converter(aten.add)
 
     @pytest.mark.parametrize("key", ["aten::relu", "aten.relu.default"])
-    def test_a_name_is_refused_with_the_operator_it_means(self, key: str) -> None:
-        with pytest.raises(TypeError, match=r"torch\.ops\.aten\.relu"):
-            dynamo_tensorrt_converter(key)  # type: ignore[arg-type]
+    def test_a_name_is_the_operator_it_means(self, key: str) -> None:
+        registry = ConverterRegistry().register(converter(key))
+        assert list(registry) == [aten.relu.default]
+        assert key in registry
+        assert aten.relu in registry
+        assert registry[key] == registry[aten.relu.default] == registry[aten.relu]
+        assert not registry.without(key)
+
+    @pytest.mark.parametrize("key", ["relu", "aten.rellu", "aten.relu.tensor"])
+    def test_a_name_that_no_operator_has_is_refused(self, key: str) -> None:
+        with pytest.raises(ValueError, match="there is no operator"):
+            dynamo_tensorrt_converter(key)
+
+    @pytest.mark.parametrize("key", [torch.nn.GELU, torch.nn.functional.gelu, torch.nn.Conv2d, torch.add], ids=str)
+    def test_functions_and_modules_are_refused_with_their_operators(self, key: Any) -> None:
+        with pytest.raises(TypeError, match=r"is traced to operators: .*torch\.ops\.aten\.(gelu|conv2d|add)"):
+            dynamo_tensorrt_converter(key)
 
     @pytest.mark.parametrize("key", [3, None, {}])
     def test_what_cannot_be_called_is_no_target(self, key: Any) -> None:

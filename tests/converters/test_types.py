@@ -81,6 +81,14 @@ class TestPromotion:
         assert promoted.dtype == dtype
         assert np.array_equal(np.asarray(promoted), np.asarray(value, dtype=np.asarray(promoted).dtype))
 
+    def test_a_tensor_is_an_array_where_only_that_is_allowed(self) -> None:
+        x = torch.ones(3)
+        array = enforced({0: (np.ndarray,)}, x)[0][0]
+        assert isinstance(array, np.ndarray)
+        assert array.ctypes.data == x.data_ptr()
+        with pytest.raises(TypeError, match="no bfloat16"):
+            enforced({0: (np.ndarray,)}, x.bfloat16())
+
     def test_a_type_below_is_passed_over(self, ctx: ConversionContext) -> None:
         args, _ = enforced({0: (int, np.ndarray, TRTTensor)}, torch.ones(2), ctx=ctx)
         assert isinstance(args[0], TRTTensor)
@@ -119,7 +127,6 @@ class TestRefusal:
         [
             ("x", (torch.Tensor, TRTTensor), "argument 0 must be Tensor or ITensor, not str"),
             ([1, 2], (TRTTensor,), r"argument 0 must be ITensor, not list"),
-            (torch.ones(1), (np.ndarray,), "argument 0 must be ndarray, not Tensor"),
             (2.5, (int,), "argument 0 must be int, not float"),
         ],
         ids=str,
