@@ -34,7 +34,7 @@ def register_torch_trt_decomposition(
 ) -> Callable[[F], F]:
     """Declare a function as our decomposition of `op`; the function itself is returned, and no table knows of it yet.
 
-    Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket` for all its overloads that give results.
+    Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket` for all its overloads of tensors that write to none.
     `registry` is a dict of the caller's, which gets the function too (`DecompositionTable(registry)` makes a table of
     it); a table is immutable, and is given functions by its method `register`.
     """
@@ -91,10 +91,10 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
 
 def _operators(key: object) -> tuple[Op, ...]:
-    """The operators that a key means: a packet, all its overloads that give results and write to nothing."""
+    """The operators that a key means: a packet, all its overloads of tensors that write to none."""
     if isinstance(key, OpOverloadPacket):
         overloads = (getattr(key, name) for name in key.overloads())
-        return tuple(op for op in overloads if not op._schema.is_mutable)
+        return tuple(op for op in overloads if not op._schema.is_mutable and "Tensor" in str(op._schema))
     if isinstance(op := target_of(key), OpOverload):
         return (op,)
     raise TypeError(f"a decomposition is of an OpOverload such as torch.ops.aten.addcmul.default, not of {key!r}")
@@ -106,11 +106,11 @@ def chosen(
     """The decompositions with those of torch's that the user enables, and the operators that he leaves whole.
 
     Raises:
-        ValueError: an operator is enabled and disabled; or disabled, with a decomposition of the user's; or enabled,
-            and torch has no decomposition of it.
+        ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
     """
     on, off = _set(enabled, "enabled"), _set(disabled, "disabled")
-    on, off = on - torch_enabled_decompositions, off - torch_disabled_decompositions
+    on = on - torch_enabled_decompositions
+    off = off - torch_disabled_decompositions if off >= torch_disabled_decompositions else off
     if both := sorted(map(str, _set(enabled, "enabled") & _set(disabled, "disabled"))):
         raise ValueError(f"{both[0]} is in torch_enabled_decompositions and in torch_disabled_decompositions")
     if missing := sorted(str(op) for op in on if op not in torch._decomp.decomposition_table):

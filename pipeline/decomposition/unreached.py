@@ -97,7 +97,7 @@ class _Search:
 
     def found_in(self, program: Program, target: Any) -> Node | None:
         """The first call in a program that an operator is part of."""
-        contents = Contents(program, self.templates, self.ways, lambda op, *_: op is target)
+        contents = Contents(program, self.templates, Ways(self.ways.registered), lambda op, *_: op is target)
         constant: dict[Node, bool] = {}
         nodes: list[Node] = list(program.graph.nodes)
         for node in nodes:

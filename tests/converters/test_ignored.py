@@ -1,4 +1,4 @@
-"""Twenty ways in which a converter, decomposition or setting of a user's could be passed over: none is without a word."""
+"""More than twenty ways to pass over a converter, decomposition or setting of a user's: none is without a word."""
 
 from __future__ import annotations
 
