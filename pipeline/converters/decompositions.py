@@ -34,7 +34,7 @@ def register_torch_trt_decomposition(
 ) -> Callable[[F], F]:
     """Declare a function as our decomposition of `op`; the function itself is returned, and no table knows of it yet.
 
-    Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket` for all its overloads of tensors that write to none.
+    Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket`: all its overloads that only give tensors.
     `registry` is a dict of the caller's, which gets the function too (`DecompositionTable(registry)` makes a table of
     it); a table is immutable, and is given functions by its method `register`.
     """
