@@ -34,10 +34,19 @@ class Contents:
         """The first way to take a call apart at whose end a wanted one is found; None if there is none."""
         given = tuple(constant[node] for node in nodes_of(args, kwargs))
         for function in self.ways.apart(target):
-            template = self.templates.of(function, target, args, kwargs, value)
+            template = self._template(function, target, args, kwargs, value)
             if template is not None and self._has(template, given):
                 return function
         return None
+
+    def _template(self, function: Function, target: Any, args: Any, kwargs: Any, value: Any) -> Template | None:
+        """The template of a way; None for a registered decomposition that raises, which is told where it is used."""
+        try:
+            return self.templates.of(function, target, args, kwargs, value)
+        except Exception:
+            if function is not self.ways.own(target):
+                raise
+            return None
 
     def _has(self, template: Template, given: tuple[bool, ...]) -> bool:
         key = (template.key, given)

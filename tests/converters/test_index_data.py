@@ -84,7 +84,9 @@ def test_without_nonzero_the_reason_names_tensorrt(function: Callable[..., Any])
 )
 def test_networks_with_nonzero(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tensorrt package would be given, on the reference executor."""
-    monkeypatch.setattr(index_data, "CAPABILITIES", attrs.evolve(index_data.CAPABILITIES, nonzero=True))
+    able = attrs.evolve(index_data.CAPABILITIES, nonzero=True)
+    monkeypatch.setattr(index_data, "CAPABILITIES", able)
+    monkeypatch.setattr("pipeline.converters.lookup.CAPABILITIES", able)
     to_networks = pipeline.default(min_block_size=1, require_full_compilation=True).until("convert")
     converted = to_networks(Function(function).eval(), args=(X,))
     module = refit_map(unbuilt(converted)).module("reference")
