@@ -65,7 +65,7 @@ def main() -> None:
     total = sum(r["verify_s"] for r in rows) / sum(r["compile_s"] for r in rows)
     print(f"together {total:.1%}, {sum(r['share'] <= TARGET for r in rows)} of {len(rows)} at most {TARGET:.0%}")
     machine = torch.cuda.get_device_name().lower().replace(" ", "-") if torch.cuda.is_available() else "cpu"
-    print(save(f"verify-{machine}{'-full' * options.full}", {"rows": rows, "together": round(total, 3)}))
+    print(save(f"verify-{machine}{'-full' * options.full}", {"verified": rows, "together": round(total, 3)}))
 
 
 if __name__ == "__main__":
