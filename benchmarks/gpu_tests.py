@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     path = save(f"gpu_tests_{suffix}", result)
     for kind in RECORDED:
         if found := rows(report, kind):
-            save(f"{kind}_{suffix}", {"products": result["products"], "rows": found})
+            save(f"{kind}_{suffix}", {"products": result["products"], kind: found})
     passed = sum(found.get("passed", 0) for found in result["counts"].values())
     print(f"{passed} passed, {len(result['not_passed'])} failed: {path}")
     return 1 if result["not_passed"] else 0

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -32,24 +33,31 @@ FLOOR = {
 def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
     """A row of the table: engines and errors, at the example's sizes and another.
 
-    ``refused``: why torch.export does not take the model; ``eager``: why eager fails on this GPU; ``wrong``: the output
-    that is beyond the bound. Errors of ours are raised.
+    ``eager``: why the library or eager fails on this GPU; ``refused``: why torch.export does not take the model;
+    ``failed``: an error of ours; ``wrong``: the output that is beyond the bound.
     """
     found: dict[str, Any] = {"name": architecture.name, "task": architecture.task, "dtype": dtype}
-    case = architecture.case(getattr(torch, dtype))
-    case = attrs.evolve(case, model=case.model.cuda(), kwargs=_moved(case.kwargs))
     with products_in_tf32(not IEEE):
         try:
+            case = architecture.case(getattr(torch, dtype))
+            case = attrs.evolve(case, model=case.model.cuda(), kwargs=_moved(case.kwargs))
             _eager(case.model, case.kwargs)
         except Exception as error:
             return {**found, "eager": zoo.first_line(error)}
         try:
-            program, case = zoo.captured(case)
+            return {**found, **_compiled(architecture, case)}
         except CaptureError as error:
             return {**found, "refused": zoo.first_line(error.__cause__ or error)}
-        compiled = pipeline.default()(program)
-        found |= {"engines": len(compiled.engines), "fallbacks": len(compiled.coverage.fallback)}
-        return {**found, **_agreement(architecture, case, compiled.module("tensorrt"))}
+        except Exception as error:
+            logging.getLogger(__name__).exception("%s in %s", architecture.name, dtype)
+            return {**found, "failed": f"{type(error).__name__}: {zoo.first_line(error)}"}
+
+
+def _compiled(architecture: Architecture, case: Case) -> dict[str, Any]:
+    program, case = zoo.captured(case)
+    compiled = pipeline.default()(program)
+    found = {"engines": len(compiled.engines), "fallbacks": len(compiled.coverage.fallback)}
+    return {**found, **_agreement(architecture, case, compiled.module("tensorrt"))}
 
 
 def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module) -> dict[str, Any]:

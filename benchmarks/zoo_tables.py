@@ -24,11 +24,10 @@ element, against the same model in float64; where that model does not run in flo
 engine does not take runs in PyTorch, and the reasons are listed below the table.
 
 The last columns are from a GPU, where the model lay before it was captured (`tests/gpu/test_zoo_gpu.py`): the error of
-TensorRT's engines and, in brackets, that of eager PyTorch there. An engine may have four times eager's error, and some
-units in the last place of its dtype more.
+TensorRT's engines and, in brackets, that of eager PyTorch there. An engine may have four times eager's error and the floor of
+[verification.md](verification.md).
 """
 
-ON_GPU = "zoo_gpu_*.json"
 DTYPES = ("float32", "float16", "bfloat16")
 
 COLUMNS = ["model", "task", "dtype", "dims that vary", "operators", "engines", "in PyTorch", "error", "eager's own"]
@@ -37,16 +36,16 @@ COLUMNS = ["model", "task", "dtype", "dims that vary", "operators", "engines", "
 def page(results: Path = RESULTS) -> str:
     """The whole page: a part for each table of the zoo that has results."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("zoo_*.json"))]
-    runs = [data for data in found if "rows" in data]
+    runs = [data for data in found if "zoo_gpu" in data]
     return "\n".join([HEAD, *map(_where, runs), *(part(data, runs) for data in found if "zoo" in data)])
 
 
 def _where(run: dict[str, Any]) -> str:
     """Which GPU columns a run gives."""
     versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
-    counts = Counter(map(_outcome, run["rows"]))
+    counts = Counter(map(_outcome, run["zoo_gpu"]))
     said = ", ".join(
-        f"{counts[what]} {what}" for what in ("right", "wrong", "refused", "not run by eager") if counts[what]
+        f"{counts[what]} {what}" for what in ("right", "wrong", "failed", "refused", "not run by eager") if counts[what]
     )
     return filled(f"On {run['machine']['gpu']}, {run['date']}; {versions}; products in {run['products']}: {said}.")
 
@@ -54,19 +53,24 @@ def _where(run: dict[str, Any]) -> str:
 def _outcome(row: dict[str, Any]) -> str:
     if "eager" in row:
         return "not run by eager"
-    return next((key for key in ("refused", "wrong") if key in row), "right")
+    return next((key for key in ("refused", "failed", "wrong") if key in row), "right")
 
 
 def _on_gpu(row: dict[str, Any], run: dict[str, Any]) -> list[str]:
     """A cell for each dtype: what a run on a GPU says of an architecture."""
-    same = {r["dtype"]: r for r in run["rows"] if (r["name"], r["task"]) == (row["name"], row["task"])}
-    return [_gpu_cell(same[dtype]) if dtype in same else "" for dtype in DTYPES]
+    same = {r["dtype"]: r for r in run["zoo_gpu"] if (r["name"], r["task"]) == (row["name"], row["task"])}
+    return [_gpu_cell(same[dtype]) if dtype in same else "" for dtype in _dtypes(run)]
+
+
+def _dtypes(run: dict[str, Any]) -> list[str]:
+    """The dtypes that a run has rows of."""
+    return [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in run["zoo_gpu"])]
 
 
 def _gpu_cell(row: dict[str, Any]) -> str:
     outcome = _outcome(row)
     if "error" not in row:
-        return outcome
+        return "**failed**" if outcome == "failed" else outcome
     return f"{'**wrong** ' if outcome == 'wrong' else ''}{row['error']:.0e} ({row['eager_error']:.0e})"
 
 
@@ -84,7 +88,7 @@ def part(data: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) -> str:
                 f"PyTorch, {whole} of them as one engine with nothing left to PyTorch."
             ),
             *table(
-                [*COLUMNS, *(f"{_library(run)} {dtype}" for run in runs for dtype in DTYPES)],
+                [*COLUMNS, *(f"{_library(run)} {dtype}" for run in runs for dtype in _dtypes(run))],
                 [[*_cells(row), *(cell for run in runs for cell in _on_gpu(row, run))] for row in compiled],
             ),
             *_list("In PyTorch, and why", _reasons(compiled)),

@@ -23,7 +23,6 @@ ALIKE: Final = MappingProxyType(
         "dot": ("self", "tensor"),
         "matmul": ("self", "other"),
         "addmm": ("mat1", "mat2", "self"),
-        "addmv": ("mat", "vec", "self"),
         "baddbmm": ("batch1", "batch2", "self"),
         **dict.fromkeys(("convolution", "conv1d", "conv2d", "conv3d"), ("input", "weight")),
         **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), ("input", "weight")),

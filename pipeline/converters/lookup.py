@@ -228,7 +228,7 @@ def _verdict(support: ConverterSupport, node: Node, settings: CompilationSetting
     assert validator is not None
     name = function_name(validator)
     try:
-        verdict: object = validator(node, settings) if _takes_settings(validator) else validator(node)  # type: ignore
+        verdict: object = validator(node, settings) if _takes_settings(validator) else validator(node)  # type: ignore[call-arg]
     except Exception as error:  # whatever a validator of the user's raises is a reason, not our crash
         _say(f"{name}, the validator of {support.name}, failed: {type(error).__name__}: {error}")
         return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")

@@ -28,7 +28,6 @@ PRODUCTS: dict[str, list[Any]] = {
     "dot": [F(4), F(4)],
     "matmul": [F(2, 4), F(4, 3)],
     "addmm": [F(3), F(2, 4), F(4, 3)],
-    "addmv": [F(2), F(2, 4), F(4)],
     "baddbmm": [F(1, 2, 3), F(1, 2, 4), F(1, 4, 3)],
     "cdist": [F(2, 3), F(4, 3)],
     "_cdist_forward": [F(2, 3), F(4, 3), 2.0, None],

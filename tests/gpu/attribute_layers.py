@@ -174,8 +174,9 @@ def rotary(net: Net) -> Any:
 
 
 def scale(net: Net) -> Any:
-    weights = [net.weight(value) for value in (image(4), image(4).abs() + 0.5, torch.ones(4))]
-    return net.net.add_scale_nd(net.input(image(2, 4, 4, 4)), trt.ScaleMode.CHANNEL, *weights, 1)
+    weights = [net.weight(value) for value in (image(4), image(4).abs() + 0.5)]
+    no_power = trt.Weights(trt.float32)  # TensorRT gives that weight no name
+    return net.net.add_scale_nd(net.input(image(2, 4, 4, 4)), trt.ScaleMode.CHANNEL, *weights, no_power, 1)
 
 
 def scatter(mode: str, indices: torch.Tensor, updates: torch.Tensor) -> Make:
