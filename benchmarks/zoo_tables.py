@@ -24,8 +24,8 @@ element, against the same model in float64; where that model does not run in flo
 engine does not take runs in PyTorch, and the reasons are listed below the table.
 
 The last columns are from a GPU, where the model lay before it was captured (`tests/gpu/test_zoo_gpu.py`): the error of
-TensorRT's engines and, in brackets, that of eager PyTorch there. An engine may have four times eager's error and the floor of
-[verification.md](verification.md).
+TensorRT's engines and, in brackets, that of eager PyTorch there. An engine may have four times eager's error and
+the floor of [verification.md](verification.md).
 """
 
 DTYPES = ("float32", "float16", "bfloat16")

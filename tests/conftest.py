@@ -4,9 +4,12 @@ import gc
 import os
 from collections.abc import Iterator
 
+import attrs
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from pipeline.trt import CAPABILITIES
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 
@@ -44,3 +47,11 @@ def without_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def runs_nonzero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Converters are chosen as for a TensorRT that runs NonZero layers: the package tensorrt."""
+    able = attrs.evolve(CAPABILITIES, nonzero=True)
+    for module in ("index_data", "lookup"):
+        monkeypatch.setattr(f"pipeline.converters.{module}.CAPABILITIES", able)

@@ -125,9 +125,9 @@ def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Any]:
             made = node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, TypeError) as error:  # a kernel that takes no sizes that vary
             raise Unknown(node) from error
-    mine = {t.untyped_storage()._cdata for t in tree_leaves(made) if isinstance(t, torch.Tensor)}
+    mine = {storage_of(t) for t in tree_leaves(made) if isinstance(t, torch.Tensor)} - {None}
     tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    source = next((n for n in tensors if n.meta["val"].untyped_storage()._cdata in mine), None)
+    source = next((n for n in tensors if storage_of(n.meta["val"]) in mine), None)
     if source is not None and not isinstance(made, torch.Tensor):
         raise Unknown(node)
     return source, made
@@ -138,3 +138,8 @@ def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
     strides = [tuple(map(str, t.stride())) for t in (value, other)]
     same = strides[0] == strides[1] and str(value.storage_offset()) == str(other.storage_offset())
     return same and value.dtype == other.dtype and shape_of(value) == shape_of(other)
+
+
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """Which storage a tensor lies in, fake ones too; None for a sparse one, which has several."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None

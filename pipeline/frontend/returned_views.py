@@ -15,6 +15,7 @@ from attrs import frozen
 from torch.fx import Graph, GraphModule, Node
 
 from pipeline.aten.graphs import copied_node
+from pipeline.frontend.aliases import storage_of
 
 METHODS = frozenset(
     [
@@ -59,10 +60,7 @@ def _returned(graph: Graph) -> list[Any]:
 
 def _storage(node: Any) -> int | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    memory: int = value.untyped_storage()._cdata
-    return memory
+    return storage_of(value) if isinstance(value, torch.Tensor) else None
 
 
 def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from pipeline.aten.graphs import copied_node, over
+from pipeline.frontend.aliases import storage_of
 from pipeline.program import version
 
 
@@ -58,6 +59,9 @@ def _twins(exported: ExportedProgram) -> Mapping[str, str]:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Which memory a tensor is, and how it lies there."""
+    """Which memory a tensor is, and how it lies there; a sparse one is itself alone."""
+    storage = storage_of(tensor)
+    if storage is None:
+        return (id(tensor),)
     layout = (str(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-    return (tensor.untyped_storage()._cdata, *layout)
+    return (storage, *layout)

@@ -122,10 +122,9 @@ def test_an_own_operator_that_writes_to_its_argument_runs_in_pytorch() -> None:
 @pytest.mark.parametrize(
     ("validator", "said"),
     [
-        (lambda node: True, "takes 1 positional argument"),
         (lambda node, settings: torch.float16 in settings.enabled_precisions, "enabled_precisions"),
     ],
-    ids=["one argument", "a setting that is none"],
+    ids=["a setting that is none"],
 )
 def test_a_validator_that_fails_is_told_though_another_converter_takes_the_node(
     validator: Any, said: str, caplog: pytest.LogCaptureFixture

@@ -86,11 +86,6 @@ LIMITS = (
     Limit("its dropout_p is not 0", attention(1, 2, "n", 4), attention(1, 2, "n", 4, p=0.5), "values"),
     Limit("the head dim, is", attention(1, 2, "n", 4), attention(1, 2, 3, "n")),
     Limit(
-        "reads its log-sum-exp",
-        call(aten._scaled_dot_product_flash_attention_for_cpu.default, *[x(1, 2, "n", 4)] * 3, outputs=(0,)),
-        call(aten._scaled_dot_product_flash_attention_for_cpu.default, *[x(1, 2, "n", 4)] * 3, outputs=(0, 1)),
-    ),
-    Limit(
         "TensorRT convolves floating-point tensors only",
         convolution(x("n", 2, 5, dtype=torch.float16), x(3, 2, 2, dtype=torch.float16)),
         convolution(x("n", 2, 5, dtype=LONG), x(3, 2, 2, dtype=LONG)),

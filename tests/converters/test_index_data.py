@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 import torch
 
@@ -82,11 +81,9 @@ def test_without_nonzero_the_reason_names_tensorrt(function: Callable[..., Any])
         "masked_select of rank 0",
     ],
 )
-def test_networks_with_nonzero(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("runs_nonzero")
+def test_networks_with_nonzero(function: Callable[..., Any]) -> None:
     """What the tensorrt package would be given, on the reference executor."""
-    able = attrs.evolve(index_data.CAPABILITIES, nonzero=True)
-    monkeypatch.setattr(index_data, "CAPABILITIES", able)
-    monkeypatch.setattr("pipeline.converters.lookup.CAPABILITIES", able)
     to_networks = pipeline.default(min_block_size=1, require_full_compilation=True).until("convert")
     converted = to_networks(Function(function).eval(), args=(X,))
     module = refit_map(unbuilt(converted)).module("reference")

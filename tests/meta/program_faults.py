@@ -70,8 +70,8 @@ def alias_lost() -> AbstractContextManager[Any]:
     """An input that is changed and returned comes back as another tensor."""
     outputs = capture._outputs
 
-    def without_targets(specs: Any, values: Any) -> Any:
-        return tuple(evolve(o, target="") if o.kind == "user" else o for o in outputs(specs, values))
+    def without_targets(*args: Any) -> Any:
+        return tuple(evolve(o, target="") if o.kind == "user" else o for o in outputs(*args))
 
     return patch(capture, "_outputs", without_targets)
 

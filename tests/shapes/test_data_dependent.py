@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from torch.export import Dim
 
 import pipeline
-from pipeline.converters import index_data
 from pipeline.stages.refit_map import refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.trt import CAPABILITIES
@@ -63,9 +61,9 @@ def test_engines_go_on_with_sizes_that_data_decides(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nonzero", "mask", "mask of rows", "masked_select", "cut to length", "twice"])
-def test_where_tensorrt_runs_nonzero_there_is_one_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("runs_nonzero")
+def test_where_tensorrt_runs_nonzero_there_is_one_network(name: str) -> None:
     """What the tensorrt package would be given, on the reference executor."""
-    monkeypatch.setattr(index_data, "CAPABILITIES", attrs.evolve(CAPABILITIES, nonzero=True))
     function, _ = CASES[name]
     to_networks = pipeline.default(require_full_compilation=True).until("convert")
     converted = to_networks(Calls(function).eval(), args=(torch.randn(4, 4),), dynamic_shapes=((ROWS,),))
