@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
-from pipeline.artifact.atomic import replacing
 from pipeline.artifact.container import Writer, pieces
 from pipeline.artifact.graphs import kept_node
 from pipeline.artifact.manifest import (
@@ -32,6 +31,7 @@ from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.program import Program, version
+from pipeline.runtime.atomic import replacing
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import platformdirs
 import torch
 
 from pipeline.network.description import Network
+from pipeline.runtime.atomic import replacing
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 log = logging.getLogger(__name__)
@@ -115,15 +115,8 @@ class RuntimeCache:
     @staticmethod
     def _replace(path: Path, data: memoryview) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            part = Path(file.name)
-            try:
-                file.write(data)
-                file.close()
-                part.replace(path)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+        with replacing(path) as file:
+            file.write(data)
         _forget_oldest(path.parent)
 
 
