@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
 
 
 def results(graph: torch.fx.Graph) -> tuple[Any, ...]:
@@ -35,3 +36,16 @@ def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
     for node in graph.nodes:
         env[node] = copied_node(node, copy, env.__getitem__)
     return copy
+
+
+def pasted(graph: torch.fx.Graph, inputs: Iterable[Any], emit: Callable[[torch.fx.Node, Any, Any], Any]) -> Any:
+    """What a graph of calls gives for its inputs; ``emit`` makes each call, of a node, its arguments and keywords."""
+    env, given = dict[torch.fx.Node, Any](), iter(inputs)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(given)
+        elif node.op == "output":
+            return map_arg(node.args[0], env.__getitem__)
+        else:
+            env[node] = emit(node, *map_arg((node.args, dict(node.kwargs)), env.__getitem__))
+    raise AssertionError("a graph without an output")

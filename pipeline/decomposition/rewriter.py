@@ -10,7 +10,7 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import bind
-from pipeline.aten.graphs import copied_node
+from pipeline.aten.graphs import copied_node, pasted
 from pipeline.aten.naming import origin
 from pipeline.aten.support import function_name
 from pipeline.converters.claims import Claims
@@ -188,17 +188,11 @@ class Rewriter:
 
     def pasted(self, template: Template, args: Any, kwargs: Any, meta: Mapping[str, Any]) -> Any:
         """What a template gives for a call's arguments."""
-        env: dict[torch.fx.Node, Any] = {}
-        given = iter(nodes_of(args, kwargs))
-        for node in template.graph.nodes:
-            if node.op == "placeholder":
-                env[node] = next(given)
-            elif node.op == "output":
-                return map_arg(node.args[0], env.__getitem__)
-            else:
-                new = {**origin(meta), "val": node.meta.get("val")}
-                env[node] = self.emit(node.target, *map_arg((node.args, dict(node.kwargs)), env.__getitem__), new)
-        raise AssertionError("a graph without an output")
+
+        def emit(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+            return self.emit(node.target, args, kwargs, {**origin(meta), "val": node.meta.get("val")})
+
+        return pasted(template.graph, nodes_of(args, kwargs), emit)
 
 
 def _as_convolution(node: torch.fx.Node) -> tuple[Any, ...] | None:

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pipeline.aten.graphs import pasted
 from pipeline.aten.naming import origin
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection
@@ -105,19 +106,14 @@ def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Progra
 def _inlined(rewriting: Rewriting, node: Node, depth: int) -> Any:
     """The nodes of a node's decomposition, before it; what they give."""
     template, inputs = _template(rewriting, node, depth)
-    env: dict[Node, Any] = {}
-    given = iter(inputs)
-    for each in template.graph.nodes:
-        if each.op == "placeholder":
-            env[each] = next(given)
-        elif each.op == "output":
-            return map_arg(each.args[0], env.__getitem__)
-        else:
-            args, kwargs = map_arg((each.args, dict(each.kwargs)), env.__getitem__)
-            with rewriting.graph.inserting_before(node):
-                env[each] = rewriting.graph.create_node("call_function", each.target, args, kwargs)
-            env[each].meta = {**origin(node.meta), "val": each.meta.get("val")}
-    raise AssertionError("a graph without an output")
+
+    def emit(each: Node, args: Any, kwargs: Any) -> Node:
+        with rewriting.graph.inserting_before(node):
+            made = rewriting.graph.create_node("call_function", each.target, args, kwargs)
+        made.meta = {**origin(node.meta), "val": each.meta.get("val")}
+        return made
+
+    return pasted(template.graph, inputs, emit)
 
 
 def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.GraphModule, list[Node]]:
