@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.agreement import Agreement, Healed
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.program import Engine, Partitioned, Program, segment_lines
+from pipeline.program import Engine, Output, Partitioned, Port, Program, Segment, segment_lines
 from pipeline.recipes import Recipe
 from pipeline.settings import RUNTIME, CompilationSettings
 
@@ -186,22 +186,39 @@ class Compiled:
         )
 
     def report(self) -> str:
-        """Text for a person: operators converted, every fallback with its reason, the sizes that vary, and the
-        segments in order: their operators, inputs and outputs, what crosses to later ones, and of an engine its size
-        and layers; and the agreement with eager, where it was verified."""
+        """Text for a person: operators converted, every fallback with its reason, inputs and outputs, the sizes that
+        vary, and the segments in order: their operators, inputs and outputs, what crosses to later ones, and of an
+        engine its size and layers; and the agreement with eager, where it was verified."""
         rows = zip(self.engines, self.networks, strict=True)
         sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
-        lines = [str(self.coverage), "", *self._sizes()]
+        lines = [str(self.coverage), "", *self._signature(), *self._sizes()]
         for segment in self.partitioned.segments:
             head, *rest = segment_lines(self.partitioned, segment)
             lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
         return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
 
+    def _signature(self) -> list[str]:
+        """The inputs and outputs, by the names that the model has for them."""
+        program, segments = self.program, self.partitioned.segments
+        outputs = outputs_of(program.inputs, program.outputs, segments)
+        return ["inputs:", *(f"  {port}" for port in program.inputs), "outputs:", *(f"  {row}" for row in outputs), ""]
+
     def _sizes(self) -> list[str]:
         """The sizes that vary, and what ties them."""
         rows = str(self.program.shapes).splitlines()
         return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []
+
+
+def outputs_of(inputs: Iterable[Port], outputs: Iterable[Output], segments: Iterable[Segment]) -> Iterator[str]:
+    """A line for each output that a caller gets: its name, and its dtype and sizes, or what it is."""
+    known = {p.name: p for p in (*inputs, *(p for segment in segments for p in segment.outputs))}
+    for output in (output for output in outputs if output.kind == "user"):
+        name, port = output.name or str(output.value), None if output.constant else known.get(output.value)
+        if output.constant:
+            yield f"{name} = {output.value!r}"
+        else:
+            yield str(evolve(port, name=name)) if port else f"{name}: {output.target or output.value}"
 
 
 def _described(engine: Engine, network: Network) -> str:

@@ -101,13 +101,15 @@ class Output:
     ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call. The ``target`` of a
     ``"user"`` output is the tensor that eager returns, by its name at capture: outputs with one target are one tensor,
     and one whose target is an input, parameter or buffer is that tensor itself, as it is after the call. Every other
-    output is new at each call, whatever later stages make of its value.
+    output is new at each call, whatever later stages make of its value. ``name`` is what users call it: its key in what
+    the model returns, or the name of what is written to.
     """
 
     value: Any
     kind: Literal["user", "buffer", "input"] = "user"
     target: str = ""
     constant: bool = False
+    name: str = ""
 
 
 @frozen

@@ -82,7 +82,8 @@ class Versions:
 
 @frozen
 class Manifest:
-    """A compiled program without its engines, networks, graph and weights."""
+    """A compiled program without its engines, networks, graph and weights. ``libraries`` define operators that run in
+    PyTorch."""
 
     format: str
     schema: int
@@ -113,3 +114,4 @@ class Manifest:
     cuts: tuple[Cut, ...] = ()
     healed: tuple[Healed, ...] = ()
     agreement: Agreement | None = None
+    libraries: tuple[str, ...] = ()

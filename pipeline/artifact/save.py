@@ -140,6 +140,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         cuts=partitioned.cuts,
         healed=compiled.healed,
         agreement=compiled.agreement,
+        libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
     return lambda weights, digests: made(weights=weights, entries=digests), entries
 

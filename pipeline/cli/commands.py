@@ -1,4 +1,4 @@
-"""The command line: ``pipeline compile``, ``pipeline bisect``, ``pipeline support`` and ``pipeline print``.
+"""The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect`` and ``run``.
 
 Exit codes: 0; 1 where a sound request could not be met; 2 for wrong input, with one line on stderr that says why; 130
 after Ctrl-C, 141 where nobody reads what is printed.
@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from pipeline.cli import kept
 from pipeline.cli.agreement import Agreement, measure
 from pipeline.cli.listing import UnknownTargetError, details, listing, markdown
 from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
@@ -28,7 +29,7 @@ from pipeline.cli.sources import Source, SourceError, first_line
 from pipeline.compiled import Compiled
 from pipeline.compose.progress import StageProgress
 from pipeline.defaults import bisect
-from pipeline.errors import AgreementWarning, CaptureError, PipelineError
+from pipeline.errors import AgreementWarning, ArtifactWarning, CaptureError, PipelineError
 from pipeline.stages.verify import OnFailure, verify
 from pipeline.verification.bisection import LIMIT
 from pipeline.version import __version__
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(_spelt(sys.argv[1:] if argv is None else argv))
         with _warnings_shown():
-            code: int = options.run(options)
+            code: int = options.run(options) if "run" in options else kept_command(options)
             if sys.stdout is not None:
                 sys.stdout.flush()
             return code
@@ -113,7 +114,7 @@ def _warnings_shown() -> Iterator[None]:
 
 def _show_warning(others: Any, stream: Any, message: Any, category: Any, *where: Any, **options: Any) -> None:
     """A Python warning on stderr: ours as a line, others as Python has them."""
-    if issubclass(category, AgreementWarning):
+    if issubclass(category, AgreementWarning | ArtifactWarning):
         print(f"pipeline: {message}", file=stream)
     else:
         others(message, category, *where, **options)
@@ -127,6 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_bisect(commands)
     _add_support(commands)
     _add_print(commands)
+    for add in (kept.add_inspect, kept.add_run):
+        add(commands)
     return parser
 
 
@@ -135,6 +138,7 @@ def _add_compile(commands: Any) -> None:
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; default: NAME.engines")
     parser.add_argument("--force", action="store_true", help="replace DIR if it has files already")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="keep the program in a file as well: NAME.trtp")
     parser.add_argument("--no-check", action="store_true", help="do not compare the result with eager")
     parser.add_argument(
         "--verify",
@@ -173,11 +177,19 @@ def _add_print(commands: Any) -> None:
     parser.set_defaults(run=print_command)
 
 
+def kept_command(options: argparse.Namespace) -> int:
+    """``pipeline inspect`` and ``pipeline run``"""
+    print(options.text(options))
+    return 0
+
+
 def compile_command(options: argparse.Namespace) -> int:
     """``pipeline compile``"""
     folder = options.output
     if folder is not None:
         _check_output(folder, options.force)
+    if options.save is not None and not options.save.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {str(options.save.absolute().parent)!r} to keep {options.save.name!r} in")
     compile = pipeline_of(options)
     compile = compile | verify(options.verify) if options.verify else compile
     source = source_of(options)
@@ -196,6 +208,9 @@ def compile_command(options: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}") from error
     print(f"{report}\nwritten to {folder}")
+    if options.save is not None:
+        compiled.save(options.save)
+        print(f"kept in {options.save}")
     return 0
 
 

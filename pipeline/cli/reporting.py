@@ -63,6 +63,8 @@ class CompilationReport:
     verification: Verification | None = None
     healed: tuple[Healed, ...] = ()
     unreached: tuple[Unreached, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -97,6 +99,8 @@ class CompilationReport:
             verification=compiled.agreement,
             healed=coverage.healed,
             unreached=coverage.unreached,
+            inputs=tuple(port.name for port in compiled.program.inputs),
+            outputs=tuple(o.name for o in compiled.program.outputs if o.kind == "user"),
         )
 
     def as_json(self) -> str:
@@ -144,6 +148,7 @@ def _counts(dtypes: Mapping[str, int]) -> str:
 def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
     segments = compiled.partitioned.engine_segments
     for segment, engine, network in zip(segments, compiled.engines, compiled.networks, strict=True):
+        bound = zip(segment.outputs, network.outputs, strict=True)
         yield EngineFile(
             name=engine.name,
             file=f"{engine.name}.engine",
@@ -152,7 +157,7 @@ def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
             library=engine.library,
             layers=len(network.layers),
             inputs=tuple(map(str, segment.inputs)),
-            outputs=tuple(map(str, segment.outputs)),
+            outputs=tuple(str(attrs.evolve(port, name=tensor.name)) for port, tensor in bound),
         )
 
 

@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import pairwise
 from types import FunctionType
 from typing import Any, Generic, TypeAlias, TypeVar, overload
@@ -210,22 +210,26 @@ class Pipeline:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         dynamic_shapes: Any = None,
+        *,
+        output_names: Sequence[str] | None = None,
         **unknown: Any,
     ) -> Any:
         """Compiles a model, or runs the stages on the record that the first of them takes.
 
         model: an nn.Module or ExportedProgram with its `args`, `kwargs` and `dynamic_shapes` (see
             `pipeline.capture`); or, as the only argument, the record.
+        output_names: what the model's outputs are called in engines, reports and files; None: by their keys.
         Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.
         """
         if unknown:
             raise TypeError(_other_argument(next(iter(unknown))))
         run = Run(self.observers)
-        alone = empty(args) and empty(kwargs) and dynamic_shapes is None
+        alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None
         if alone and is_instance(model, self.takes):
             return self._run(run, model)
         self._check_front_door(model)
-        return self._run(run, run.call("capture", lambda: capture(model, args, kwargs, dynamic_shapes, self.settings)))
+        front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
+        return self._run(run, run.call("capture", front))
 
     def _run(self, run: Run, record: Any) -> Any:
         steps = [following(step, self.stages[:i]) for i, step in enumerate(self.stages)]

@@ -28,6 +28,7 @@ from pipeline.frontend import dims, given
 from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.dims import is_input
 from pipeline.frontend.functional import functional
+from pipeline.frontend.output_names import named
 from pipeline.frontend.shared import unwritten
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
 from pipeline.frontend.tracing import exporting, tracing_for
@@ -53,6 +54,7 @@ def capture(
     settings: CompilationSettings | None = None,
     *,
     device: str | torch.device | None = None,
+    output_names: Sequence[str] | None = None,
 ) -> Program:
     """The program of a module called with ``args`` and ``kwargs``, or of an ``ExportedProgram``.
 
@@ -64,21 +66,25 @@ def capture(
         settings: what the stages read; default settings if None.
         device: ``"cuda"`` captures as on a GPU, whether or not there is one: what the model and torch decide by device
             is decided so. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
+        output_names: what the outputs are called, in order; None: by their keys in what the model returns (``logits``,
+            ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by place.
 
     Raises:
         CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value.
         DtypeError: an input has a dtype that the model does not take; the message names it, and the one that is due.
         TypeError: ``model`` is neither of the two, or ``forward`` does not take these inputs.
-        ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it.
+        ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it;
+            ``output_names`` are not one for each output.
     """
     settings = settings or CompilationSettings()
     settings = settings if device is None else settings.evolve(device=device)
     if is_autocast_on():
         inside = under_autocast(model) if isinstance(model, torch.nn.Module) else model
         with without_autocast():
-            return capture(inside, args, kwargs, dynamic_shapes, settings)
+            return capture(inside, args, kwargs, dynamic_shapes, settings, output_names=output_names)
     with tracing_for(settings.device, settings.compute_capabilities):
-        return _captured(model, args, kwargs, dynamic_shapes, settings)
+        program = _captured(model, args, kwargs, dynamic_shapes, settings)
+    return named(program, output_names)
 
 
 def _captured(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -28,7 +28,7 @@ from pipeline.impl import base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Profile, Weight, describe, weights_in
 from pipeline.network.handle import NetworkHandle
-from pipeline.program import Converted, Partitioned, Port, Program, Segment, Verdict
+from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
 from pipeline.trt import CAPABILITIES, Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt, weights_of
@@ -85,6 +85,7 @@ class _Conversion:
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
         self.env: dict[str, Any] = {}
+        self.bindings = binding_names(self.program.outputs, segment)
         self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
         for port in segment.inputs:
             self.input(port)
@@ -316,7 +317,7 @@ class _Conversion:
         ):
             layer = self.ctx.add(f"{port.name}:output", "identity", tensor)
             tensor = layer.get_output(0)
-        tensor.name = port.name
+        tensor.name = self.bindings[port.name]
         self.ctx.net.mark_output(tensor)
 
     def names_read(self) -> frozenset[str]:
@@ -329,7 +330,7 @@ class _Conversion:
     def name_tensors(self) -> None:
         """Every tensor inside is called after its layer, so that two builds of a network print alike."""
         net = self.ctx.net
-        taken = {port.name for port in (*self.segment.inputs, *self.segment.outputs)}
+        taken = {port.name for port in self.segment.inputs} | {*self.bindings.values()}
         for i in range(net.num_layers):
             layer = net.get_layer(i)
             for j in range(layer.num_outputs):
@@ -337,6 +338,18 @@ class _Conversion:
                 if tensor is not None and not tensor.is_network_output:
                     name = layer.name if layer.name not in taken else f"{layer.name}:inner"
                     tensor.name = name if j == 0 else f"{name}:{j}"
+
+
+def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
+    """What an engine calls its outputs, by port: the program's names for those that leave it, else the nodes'."""
+    names = {o.value: o.name for o in reversed(outputs) if o.kind == "user" and not o.constant and o.name}
+    taken = {port.name for port in (*segment.inputs, *segment.outputs)}
+    found: dict[str, str] = {}
+    for port in segment.outputs:
+        wanted = names.get(port.name, port.name)
+        found[port.name] = wanted if wanted not in taken else port.name
+        taken.add(found[port.name])
+    return found
 
 
 def _check_tensor(made: Any, expected: torch.Tensor, symbols: Symbols) -> None:

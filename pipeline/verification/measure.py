@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from attrs import evolve, field, frozen
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.agreement import Agreement, OutputAgreement
 from pipeline.compose.events import report
@@ -126,29 +126,11 @@ def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> Non
 
 
 def output_names(program: Program) -> list[str]:
-    """What outputs are called: by their keys (``logits``, ``hidden_states.0``), or ``output 0``; and what is written
+    """What outputs are called: by their keys (``logits``, ``hidden_states.0``), or ``output``; and what is written
     to."""
-    names = iter(_leaf_names(program.out_spec))
-    return [next(names) if o.kind == "user" else f"{o.kind} {o.target} after the call" for o in program.outputs]
-
-
-def _leaf_names(spec: Any) -> list[str]:
-    count = spec.num_leaves
-    if count == 1 and not spec.num_children:
-        return ["the output"]
-    try:
-        paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(list(range(count)), spec))[0]]
-    except Exception:  # a type that was registered without keys, or that takes no numbers
-        return [f"output {i}" for i in range(count)]
-    return [_dotted(path, i) for i, path in enumerate(paths)]
-
-
-def _dotted(path: Sequence[Any], index: int) -> str:
-    keys = [getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None))) for entry in path]
-    if any(key is None for key in keys):
-        return keystr(tuple(path))
-    text = ".".join(map(str, keys))
-    return f"output {text}" if text.replace(".", "").isdigit() else text
+    named = (o.name or f"output.{i}" for i, o in enumerate(program.outputs))
+    rows = zip(program.outputs, named, strict=True)
+    return [name if o.kind == "user" else f"{o.kind} {o.target} after the call" for o, name in rows]
 
 
 def gpu_name(executor: Executor) -> str:

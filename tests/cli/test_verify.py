@@ -59,7 +59,7 @@ def test_without_verify_there_is_none(folder: Path) -> None:
 def test_what_does_not_agree_fails_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with planted(factor, "SOFTMAX"):
         assert main(["compile", f"{HERE}:model", "--verify", "-o", "out"]) == 1
-    assert "the output, largest: WRONG" in capsys.readouterr().err
+    assert "output, largest: WRONG" in capsys.readouterr().err
     assert not (folder / "out").exists()
 
 

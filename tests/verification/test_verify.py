@@ -48,8 +48,8 @@ def test_the_record_says_what_was_measured() -> None:
 def test_verify_raises_naming_output_size_errors_and_how_to_go_on() -> None:
     with planted(one_size, "SOFTMAX"), pytest.raises(pipeline.AgreementError) as caught:
         verify()(compiled("tokens"))
-    assert [(row.output, row.sample) for row in caught.value.agreement.failures] == [("output 0", "largest")]
-    for words in ("output 0, largest", "bound", "ids.shape[0] = 5", "eager's", "pipeline.bisect", "heal"):
+    assert [(row.output, row.sample) for row in caught.value.agreement.failures] == [("output.0", "largest")]
+    for words in ("output.0, largest", "bound", "ids.shape[0] = 5", "eager's", "pipeline.bisect", "heal"):
         assert words in str(caught.value)
     assert isinstance(caught.value, pipeline.PipelineError)
 
@@ -160,7 +160,7 @@ def test_what_is_written_to_is_compared_from_the_same_state_at_every_size() -> N
     assert {row.output for row in agreement.rows} == {
         "buffer count after the call",
         "input x after the call",
-        "the output",
+        "output",
     }
     with planted(factor, "UNARY"), pytest.raises(pipeline.AgreementError, match="buffer count after the call"):
         verify()(made)

@@ -1,0 +1,147 @@
+"""``pipeline inspect`` and ``pipeline run``: kept programs on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from pipeline.artifact.inspect import inspect
+from pipeline.artifact.load import load
+from pipeline.cli.options import UsageError
+from pipeline.compiled import Compiled, Executor
+from pipeline.errors import ArtifactWarning
+from pipeline.program import Port
+from pipeline.runtime.atomic import replacing
+
+
+def add_inspect(commands: Any) -> None:
+    """The command ``pipeline inspect``."""
+    parser = commands.add_parser("inspect", help="what a kept program is: inputs, outputs, engines; loads nothing")
+    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+    parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
+    parser.set_defaults(text=inspected)
+
+
+def add_run(commands: Any) -> None:
+    """The command ``pipeline run``."""
+    parser = commands.add_parser("run", help="run a kept program on arrays; write its outputs")
+    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+    parser.add_argument(
+        "--input",
+        metavar="NAME=FILE.npy",
+        dest="inputs",
+        action="append",
+        default=[],
+        help="an input by its name: a file that numpy.save wrote, or the number that a model takes; may be repeated",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
+    parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
+    parser.set_defaults(text=ran)
+
+
+def inspected(options: argparse.Namespace) -> str:
+    """What ``pipeline inspect`` prints."""
+    _check_there(options.file)
+    found = inspect(options.file)
+    return found.text if options.json else str(found)
+
+
+def ran(options: argparse.Namespace) -> str:
+    """Runs a program; gives what ``pipeline run`` prints: a line for each output."""
+    _check_there(options.file)
+    folder = options.output.absolute().parent if options.output is not None else Path()
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
+    with warnings.catch_warnings():
+        if options.executor == "reference":
+            warnings.simplefilter("ignore", ArtifactWarning)
+        program = load(options.file)
+    args, kwargs = tree_unflatten(list(_leaves(program, options.inputs)), program.program.in_spec)
+    module = program.module(options.executor)
+    try:
+        outputs = outputs_by_name(program, module(*args, **kwargs))
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    if options.output is not None:
+        with replacing(options.output) as file:
+            np.savez(file, **{name: _array(value) for name, value in outputs.items()})
+    return "\n".join(f"{name}: {_described(value)}" for name, value in outputs.items())
+
+
+def outputs_by_name(program: Compiled, result: Any) -> Mapping[str, Any]:
+    """The outputs of a call, by the program's names; those that are None are left out."""
+    users = [output for output in program.program.outputs if output.kind == "user"]
+    rows = zip(users, tree_leaves(result), strict=True)
+    return {o.name or f"output.{i}": value for i, (o, value) in enumerate(rows) if value is not None}
+
+
+def _check_there(file: str) -> None:
+    if not Path(file).exists():
+        raise UsageError(f"there is no file {file!r}")
+
+
+def _leaves(program: Compiled, given: Sequence[str]) -> Iterator[Any]:
+    """The inputs in order."""
+    ports = program.program.inputs
+    due = [port.name for port in ports if port.kind != "constant"]
+    found = dict(_split(text) for text in given)
+    if unknown := [name for name in found if name not in due]:
+        raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(due)}")
+    if missing := [name for name in due if name not in found]:
+        raise UsageError(f"--input: {missing[0]} is missing; the inputs are {', '.join(map(str, ports))}")
+    return (port.value if port.kind == "constant" else _value(port, found[port.name]) for port in ports)
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--input {text!r}: write NAME=FILE.npy")
+    return name, value
+
+
+def _value(port: Port, text: str) -> Any:
+    """The tensor of a file, or a number."""
+    if port.kind != "tensor":
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"--input {port.name}: {text!r} is no whole number") from None
+    try:
+        array = np.load(text, allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"--input {port.name}: {text!r} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"--input {port.name}: {text!r} is no file that numpy.save wrote: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"--input {port.name}: {text!r} has several arrays; numpy.save writes one")
+    try:
+        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    except TypeError as error:
+        raise UsageError(f"--input {port.name}: {error}") from None
+    narrow = port.dtype is not None and not _in_numpy(port.dtype) and tensor.dtype == torch.float32
+    return tensor.to(port.dtype) if narrow else tensor
+
+
+def _in_numpy(dtype: torch.dtype) -> bool:
+    """Whether numpy has arrays of a dtype; it has none of bfloat16 and of 8-bit floats, which come as float32."""
+    return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
+
+
+def _array(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    value = value.detach().cpu().resolve_conj().resolve_neg()
+    return (value if _in_numpy(value.dtype) else value.float()).numpy()
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)

@@ -1,0 +1,63 @@
+"""What a program's outputs are called: by their keys in the structure that the model returns, or as the user says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import evolve
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
+
+from pipeline.program import Program
+
+
+def output_names(spec: Any, given: Sequence[str] | None = None) -> tuple[str, ...]:
+    """A name for each output: ``logits``, ``hidden_states.0``; ``output`` where the model returns one tensor, and
+    ``output.0`` where its place is all that tells it.
+
+    Args:
+        spec: the structure that the model returns.
+        given: the names that are wanted instead, in order.
+
+    Raises:
+        TypeError: ``given`` is no sequence of strings.
+        ValueError: it has not one name for each output, an empty name, or one twice.
+    """
+    if given is None:
+        return tuple(_names(spec))
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {given!r}')
+    if len(given) != spec.num_leaves:
+        raise ValueError(
+            f"output_names has {len(given)} names, the model {spec.num_leaves} outputs: {', '.join(_names(spec))}"
+        )
+    if wrong := [name for name, count in Counter(given).items() if count > 1 or not name]:
+        raise ValueError(f"output_names: {wrong[0]!r} is {'there twice' if wrong[0] else 'empty'}")
+    return tuple(given)
+
+
+def named(program: Program, given: Sequence[str] | None = None) -> Program:
+    """The program with names for its outputs; what is written to goes by its own name."""
+    names = iter(output_names(program.out_spec, given))
+    outputs = (evolve(o, name=next(names) if o.kind == "user" else o.target) for o in program.outputs)
+    return evolve(program, outputs=tuple(outputs))
+
+
+def _names(spec: Any) -> list[str]:
+    count = spec.num_leaves
+    if count == 1 and not spec.num_children:
+        return ["output"]
+    try:
+        paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(list(range(count)), spec))[0]]
+    except Exception:  # a type that was registered without keys, or that takes no numbers
+        return [f"output.{i}" for i in range(count)]
+    return [_dotted(path) for path in paths]
+
+
+def _dotted(path: Sequence[Any]) -> str:
+    keys = [getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None))) for entry in path]
+    if any(key is None for key in keys):
+        return keystr(tuple(path))
+    text = ".".join(map(str, keys))
+    return f"output.{text}" if text.replace(".", "").isdigit() else text
