@@ -9,12 +9,13 @@ from typing import Any
 from attrs import evolve
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
+from pipeline.aten.naming import unlike
 from pipeline.program import Program
 
 
 def output_names(spec: Any, given: Sequence[str] | None = None) -> tuple[str, ...]:
     """A name for each output: ``logits``, ``hidden_states.0``; ``output`` where the model returns one tensor, and
-    ``output.0`` where its place is all that tells it.
+    ``output.0`` where its place is all that tells it. Keys that read alike are told apart: ``a.b``, ``a.b_1``.
 
     Args:
         spec: the structure that the model returns.
@@ -25,7 +26,8 @@ def output_names(spec: Any, given: Sequence[str] | None = None) -> tuple[str, ..
         ValueError: it has not one name for each output, an empty name, or one twice.
     """
     if given is None:
-        return tuple(_names(spec))
+        taken: set[str] = set()
+        return tuple(unlike(name, taken) for name in _names(spec))
     if isinstance(given, str) or not all(isinstance(name, str) for name in given):
         raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {given!r}')
     if len(given) != spec.num_leaves:

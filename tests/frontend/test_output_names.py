@@ -26,6 +26,7 @@ def compiled(function: Any, **options: Any) -> Any:
         (lambda m, x: {"logits": m.linear(x), "states": [x + 1, x + 2]}, ["logits", "states.0", "states.1"]),
         (lambda m, x: Pair(m.linear(x), x + 1), ["first", "second"]),
         (lambda m, x: Result(m.linear(x)), ["logits"]),
+        (lambda m, x: {"a.b": m.linear(x), "a": {"b": x + 1}}, ["a.b", "a.b_1"]),
     ],
 )
 def test_outputs_are_called_by_their_keys(function: Any, names: list[str]) -> None:
