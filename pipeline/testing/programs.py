@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from pipeline.errors import PipelineError
 from pipeline.frontend.device_guard import ensure_cuda_guard
+from pipeline.frontend.output_names import named
 from pipeline.frontend.tracing import exporting, tracing_for
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, port
@@ -177,7 +178,7 @@ class _Builder:
         symbols |= {str(s): Range(0, 4, MOST) for out in outputs for s in _data_dependent(out.meta["val"])}
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.name not in self.parameters]
         inputs = tuple(port(n.name, n.meta["val"], symbols) for n in placeholders)
-        return Program(
+        made = Program(
             graph_module=torch.fx.GraphModule(torch.nn.Module(), self.graph),
             inputs=inputs,
             outputs=tuple(Output(n.name) for n in outputs),
@@ -189,6 +190,7 @@ class _Builder:
             out_spec=tree_flatten([0 for _ in outputs])[1],
             settings=settings,
         )
+        return named(made)
 
 
 def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
