@@ -90,7 +90,7 @@ def compiled(form: str, kind: str, x: torch.Tensor, mask: torch.Tensor | None) -
     torch.manual_seed(0)
     model = Attentions(function, kind == "causal").eval().half().to(x.device)
     compile = pipeline.default(require_full_compilation=True, **_target()).replace(
-        "improve", Improve().without("masks")
+        "improve", Improve().without("simplify_masks")
     )
     with patch.object(attention_limits, "BY_LAYER", by_layer):
         return model, compile(model, args=(x,) if mask is None else (x, mask))

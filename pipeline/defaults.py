@@ -31,7 +31,7 @@ def default(
     decompositions: DecompositionTable = DECOMPOSITIONS,
     torch_enabled_decompositions: Iterable[Any] | None = None,
     torch_disabled_decompositions: Iterable[Any] | None = None,
-    executor: Executor | None = None,
+    build_executor: Executor | None = None,
     **fields: Any,
 ) -> Pipeline:
     """decompose → improve → validate → partition → convert → build → refit_map, as a ``Pipeline``.
@@ -44,8 +44,8 @@ def default(
             converter is asked.
         torch_disabled_decompositions: operators that are never taken apart, beside those that are not anyway: they are
             left to a converter, or to PyTorch.
-        executor: builds the engines of one program at the same time: any ``concurrent.futures.Executor``, which stays
-            the caller's (see ``pipeline.stages.Build``). None: one after the other, in this process.
+        build_executor: builds the engines of a program in parallel: any ``concurrent.futures.Executor``, which the
+            caller shuts down (see ``pipeline.stages.Build``). None: one after the other, in this process.
         fields: fields of ``CompilationSettings`` that differ from ``settings``.
 
     Raises:
@@ -62,7 +62,7 @@ def default(
         Improve(registry),
         Validate(registry, decompositions, whole),
     )
-    return Pipeline((*front, partition, convert, Build(executor), refit_map), settings)
+    return Pipeline((*front, partition, convert, Build(build_executor), refit_map), settings)
 
 
 def bisect(

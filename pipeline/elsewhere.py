@@ -18,10 +18,12 @@ _PYTHON = "there is one runtime, in Python"
 _ENGINES = "the partition stage can be swapped: max_engines, pipeline.by_submodule"
 _FAILURES = "an engine that cannot be built is an error; torch_executed_ops keeps an operator in PyTorch"
 _INPUTS = "inputs are given to the call: pipeline.default()(model, args=(x,), kwargs={…})"
+_EXECUTOR = "default(build_executor=…) builds engines in parallel, compiled.module(executor=…) says what runs them"
 _NONE = "there is nothing like it here"
 
 ELSEWHERE: Final = MappingProxyType(
     {
+        "executor": _EXECUTOR,
         "enabled_precisions": _TYPED,
         "precision": _TYPED,
         "use_explicit_typing": _TYPED,

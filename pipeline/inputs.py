@@ -118,7 +118,7 @@ class Input:
         place = device or self.device or "cpu"
         return torch.full(sizes, 0 if integral else 1, dtype=torch.uint8, device=place).to(self.dtype)
 
-    def dims(self, index: int) -> dict[int, Dim]:
+    def dynamic_shapes(self, index: int) -> dict[int, Dim]:
         """For torch.export's `dynamic_shapes`: the varying dimensions of the input at this index, with their ranges.
 
         A dimension is called after the input's name, or its index, and its own number: `image_0`, `input1_0`. Each

@@ -12,8 +12,8 @@ from attrs import evolve
 
 from pipeline.aten.support import Choice, ConverterSupport
 from pipeline.build.monitor import Monitor
-from pipeline.build.parcel import Parcel, write
 from pipeline.build.plans import Order, PlanFile, serialize
+from pipeline.build.remote_build import RemoteBuild, write
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
@@ -54,6 +54,6 @@ def _built(compiled: Compiled, segment: Segment, network: Network, parameters: M
     with tempfile.TemporaryDirectory(prefix="pipeline-rebuild-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "weights")
         index = write(path, {weight.name: value(weight.name) for weight in network.weights})
-        handle = Parcel(network, path, None, index).opened()
+        handle = RemoteBuild(network, path, None, index).opened()
         file = PlanFile()
         return engine(order, serialize(handle, order, file, Monitor()), file.mapped())

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
 from pipeline.errors import PipelineError
-from pipeline.frontend.given import bound, check_module, described
+from pipeline.frontend.input_checks import bound, check_module, described
 from pipeline.inputs import Input
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

@@ -14,7 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_pa
 
 from pipeline.aten.dtypes import Misfit, misfits, short
 from pipeline.errors import CaptureError, DtypeError, source_line, worded
-from pipeline.frontend.dims import is_input
+from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.inputs import Input
 from pipeline.program import Program
 

@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.graphs import results
 from pipeline.errors import CaptureError
-from pipeline.frontend import dims, given
+from pipeline.frontend import dynamic_shapes as ranges
+from pipeline.frontend import input_checks as checks
 from pipeline.frontend.blame import blamed, check_dtypes
-from pipeline.frontend.dims import is_input
+from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.functional import functional
 from pipeline.frontend.output_names import named
 from pipeline.frontend.shared import unwritten
@@ -90,21 +91,21 @@ def capture(
 def _captured(
     model: torch.nn.Module | ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any, settings: CompilationSettings
 ) -> Program:
-    args, kwargs = given.arguments(args, kwargs)
+    args, kwargs = checks.arguments(args, kwargs)
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
             raise TypeError(
                 "an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export"
             )
-        given.check_values(chain(model.named_parameters(), model.named_buffers()))
-        given.check_apart(model)
-        given.check_device(model, settings.device)
-        exported, leaves, asked = model, given.leaves(model, args, kwargs), dict[str, Any]()
+        checks.check_values(chain(model.named_parameters(), model.named_buffers()))
+        checks.check_apart(model)
+        checks.check_device(model, settings.device)
+        exported, leaves, asked = model, checks.leaves(model, args, kwargs), dict[str, Any]()
     elif isinstance(model, torch.nn.Module):
-        given.check_module(model)
+        checks.check_module(model)
         exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device)
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
-        asked = dims.asked(exported, model, args, kwargs, shapes)
+        asked = ranges.asked(exported, model, args, kwargs, shapes)
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module or an ExportedProgram")
     try:
@@ -130,7 +131,7 @@ def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, device: str | None
 ) -> tuple[ExportedProgram, Any]:
     """The export, and what was asked of its dims."""
-    shapes = dims.dynamic_shapes(model, args, kwargs, dynamic_shapes)
+    shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
     if getattr(model, "training", False):
         log.warning(
             "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
@@ -144,9 +145,9 @@ def _export(
             first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
         except Exception as error:  # the range, or torch's own words about it, fail in many ways
             first = error
-    ours = any(map(dims.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
+    ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
     tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
-    for other in (tied, *(() if violations else dims.relaxed(shapes))):
+    for other in (tied, *(() if violations else ranges.relaxed(shapes))):
         with suppress(Exception):
             if other is None:
                 continue
@@ -159,14 +160,14 @@ def _export(
 def _exported(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, device: str | None
 ) -> ExportedProgram:
-    place = given.places(model, (args, kwargs), device)
-    positional, named = dims.examples(model, args, kwargs, shapes, place)
+    place = checks.places(model, (args, kwargs), device)
+    positional, named = ranges.examples(model, args, kwargs, shapes, place)
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
     with torch.no_grad(), warnings.catch_warnings(), exporting(), unwritten(model):
         warnings.simplefilter("ignore")
         exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
-    dims.attended(exported)
+    ranges.attended(exported)
     return exported
 
 
@@ -174,7 +175,7 @@ def _relaxed(
     exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> bool:
     """Whether an export that may ask for more of its dims than was given is one for these dims."""
-    return not dims.specialised(exported, shapes) and dims.unified(exported, model, args, kwargs, shapes)
+    return not ranges.specialised(exported, shapes) and ranges.unified(exported, model, args, kwargs, shapes)
 
 
 def _tied(error: UserError, shapes: Any) -> Any:

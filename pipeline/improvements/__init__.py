@@ -4,17 +4,41 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.improvements.activations import gelus
-from pipeline.improvements.attention import attention
-from pipeline.improvements.convolutions import scales
-from pipeline.improvements.masks import masks
-from pipeline.improvements.patches import patches
-from pipeline.improvements.products import heads, products
+from pipeline.improvements.fold_batch_norm import fold_batch_norm
+from pipeline.improvements.fuse_attention import fuse_attention
+from pipeline.improvements.fuse_gelu import fuse_gelu
+from pipeline.improvements.masked_rows import masked_rows
+from pipeline.improvements.merge_head_views import merge_head_views
+from pipeline.improvements.merge_linears import merge_linears
+from pipeline.improvements.patch_embedding import patch_embedding
+from pipeline.improvements.push_down_slices import push_down_slices
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
-from pipeline.improvements.rows import rows
-from pipeline.improvements.selections import selections
+from pipeline.improvements.simplify_masks import simplify_masks
 
-PASSES: Final = (gelus, attention, masks, rows, selections, scales, patches, products, heads)
+PASSES: Final = (
+    fuse_gelu,
+    fuse_attention,
+    simplify_masks,
+    masked_rows,
+    push_down_slices,
+    fold_batch_norm,
+    patch_embedding,
+    merge_linears,
+    merge_head_views,
+)
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 
-__all__ = ["PASSES", "Improvement", "Rewriting", "improvement"]
+RENAMED: Final = {
+    "gelus": "fuse_gelu",
+    "attention": "fuse_attention",
+    "masks": "simplify_masks",
+    "rows": "masked_rows",
+    "selections": "push_down_slices",
+    "scales": "fold_batch_norm",
+    "patches": "patch_embedding",
+    "products": "merge_linears",
+    "heads": "merge_head_views",
+}
+"""What passes were called before, for the error that says what they are called."""
+
+__all__ = ["PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]

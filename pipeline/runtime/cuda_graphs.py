@@ -64,8 +64,8 @@ class CapturedCall:
         self.graph = self._new_graph()
         values, results, self.takes = self._captured(leaves)
         taken = {id(take.value): i for i, take in enumerate(self.takes)}
-        self.results = [(r.given, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
-        self.written = [(w.given, values[w.slot]) for w in self.layout.writes if w.given is not None]
+        self.results = [(r.input_index, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
+        self.written = [(w.input_index, values[w.slot]) for w in self.layout.writes if w.input_index is not None]
         self._large = self._written_at_once(values)
         random = any(step.segment.kind == "torch" for step in self.layout.steps)
         again = WeakMethod(self._captured_for) if self._large else None  # so that what is forgotten is freed at once
@@ -144,7 +144,7 @@ class CapturedCall:
 
     def _is_itself(self, output: Return, value: torch.Tensor) -> bool:
         """Whether an output is an input, or a parameter or buffer that is where the caller is given outputs."""
-        return output.given is not None or (output.held is not None and self.plan.is_home(value))
+        return output.input_index is not None or (output.held is not None and self.plan.is_home(value))
 
     def reads(self, leaves: Sequence[Any]) -> bool:
         """Whether the inputs that are read where they were are there again."""

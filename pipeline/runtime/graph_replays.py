@@ -36,8 +36,8 @@ may come in turn than are kept."""
 class Feed:
     """An input, and the graph's copy of it, which it makes from ``example`` or from where it is told to."""
 
-    def __init__(self, given: int, value: torch.Tensor, inside: bool) -> None:
-        self.given = given
+    def __init__(self, input_index: int, value: torch.Tensor, inside: bool) -> None:
+        self.input_index = input_index
         self.held = torch.empty_like(value, memory_format=torch.contiguous_format)
         self.example = torch.empty_like(self.held) if inside else self.held
         self.held.copy_(value)
@@ -135,7 +135,7 @@ class Replays:
         None for those that are only in its own memory."""
         if self._own is None:
             for feed in self.feeds:
-                feed(leaves[feed.given], None)
+                feed(leaves[feed.input_index], None)
             self.graph.replay()
             return (None,) * len(self.takes)
         self._credit += 1
@@ -145,7 +145,7 @@ class Replays:
         instance, made, _ = now
         if self.feeds:
             for feed, node in zip(self.feeds, instance.reads, strict=True):
-                feed(leaves[feed.given], node)
+                feed(leaves[feed.input_index], node)
         if self.random:
             self.graph.replay()
         else:

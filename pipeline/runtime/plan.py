@@ -42,14 +42,14 @@ class Step:
 
 @frozen
 class Return:
-    """An output of the program: the value in a slot, or input number ``given`` itself, or output number ``again``, or
-    the parameter or buffer in slot ``held`` itself.
+    """An output of the program: the value in a slot, the input with index ``input_index`` itself, the output with index
+    ``again``, or the parameter or buffer in slot ``held`` itself.
 
     A tensor comes back with ``dtype``; ``copied`` where the slot's memory is not the caller's to keep.
     """
 
     slot: int
-    given: int | None = None
+    input_index: int | None = None
     dtype: torch.dtype | None = None
     copied: bool = False
     again: int | None = None
@@ -58,10 +58,10 @@ class Return:
 
 @frozen
 class Write:
-    """A mutation: the value in a slot is written to input number ``given``, or to the buffer in slot ``buffer``."""
+    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``."""
 
     slot: int
-    given: int | None = None
+    input_index: int | None = None
     buffer: int | None = None
 
 
@@ -119,7 +119,7 @@ class LayoutBuilder:
         self.constants: dict[int, Any] = {}
         self.late: list[tuple[int, Expr]] = []
         self.nodes = {n.name: n.meta.get("val") for n in program.graph.nodes}
-        self.given = {p.name: i for i, p in enumerate(program.inputs)}
+        self.input_index = {p.name: i for i, p in enumerate(program.inputs)}
         self.from_inputs = frozenset(str(s) for p in program.inputs for s in _symbols(p))
         self.known = set(self.from_inputs)
         for port in program.inputs:
@@ -175,14 +175,14 @@ class LayoutBuilder:
         if output.constant:
             return Return(self._value(output))
         itself = output.target or output.value
-        if itself in self.given:
-            return Return(self._slot(itself), given=self.given[itself])
+        if itself in self.input_index:
+            return Return(self._slot(itself), input_index=self.input_index[itself])
         slot, constant = self._value(output), output.value in self.program.constants
         if itself in self.program.buffers or (constant and itself == output.value):
             return Return(slot, held=self._slot(itself))
         expected = self.nodes[output.value]
         dtype = expected.dtype if isinstance(expected, TENSORS) and not constant else None
-        copied = constant or output.value in self.given or output.value in self.program.buffers
+        copied = constant or output.value in self.input_index or output.value in self.program.buffers
         return Return(slot, dtype=dtype, copied=copied)
 
     def _value(self, output: Output) -> int:
@@ -203,7 +203,7 @@ class LayoutBuilder:
     def _write(self, output: Output) -> Write:
         slot = self._value(output)
         if output.kind == "input":
-            return Write(slot, given=self.given[output.target])
+            return Write(slot, input_index=self.input_index[output.target])
         return Write(slot, buffer=next(self._slot(p) for p, n in self.program.buffers.items() if n == output.target))
 
 
@@ -215,7 +215,7 @@ def _told_once(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Re
     told: list[Return] = []
     for i, (output, each) in enumerate(zip(outputs, returns, strict=True)):
         at = first.setdefault((output.target, each), i)
-        shared = each.slot in slots and each.given is None and each.held is None
+        shared = each.slot in slots and each.input_index is None and each.held is None
         slots.add(each.slot)
         told.append(evolve(each, again=at) if at < i else evolve(each, copied=each.copied or shared))
     return tuple(told)

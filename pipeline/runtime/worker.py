@@ -66,8 +66,8 @@ class SegmentExecutor:
             if output.again is not None:
                 results.append(results[output.again])
                 continue
-            if output.given is not None:
-                results.append(leaves[output.given])
+            if output.input_index is not None:
+                results.append(leaves[output.input_index])
             elif output.held is not None and plan.is_home(slots[output.held]):
                 results.append(slots[output.held])
             else:
@@ -77,7 +77,7 @@ class SegmentExecutor:
     def write(self, slots: Slots, leaves: Sequence[Any]) -> None:
         """Mutations reach the buffers and the caller's inputs."""
         for write in self.layout.writes:
-            target = leaves[write.given] if write.given is not None else slots[write.buffer or 0]
+            target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             target.copy_(slots[write.slot])
 
 

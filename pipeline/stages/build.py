@@ -13,10 +13,10 @@ from typing import Any
 
 from attrs import field, frozen
 
+from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
-from pipeline.build.parcel import Job, Parcel, gathered
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
-from pipeline.build.spill import leave_memory
+from pipeline.build.remote_build import Job, RemoteBuild, gathered
 from pipeline.build.wrong_kernels import of_one_batch, of_other_batches, rounded_last, sources, unwritten
 from pipeline.compose.pipelines import report
 from pipeline.network.description import Network
@@ -45,7 +45,8 @@ class Build:
     @executor.validator
     def _check_executor(self, _: Any, value: Any) -> None:
         if value is not None and (isinstance(value, type) or not callable(getattr(value, "submit", None))):
-            raise TypeError(f"executor is a concurrent.futures.Executor, such as ThreadPoolExecutor(4), not {value!r}")
+            due = "a concurrent.futures.Executor, such as ThreadPoolExecutor(4)"
+            raise TypeError(f"a build executor is {due}, not {value!r}")
 
     def __call__(self, converted: Converted) -> Built:
         """Serialized engines. The networks stay as they are; nothing of them is kept in the result.
@@ -71,7 +72,7 @@ class Build:
     def _there(self, executor: Executor, orders: Sequence[Order], converted: Converted) -> Iterable[Engine]:
         with tempfile.TemporaryDirectory(prefix="pipeline-build-", dir=self.folder, ignore_cleanup_errors=True) as name:
             jobs = [
-                Job(order, Parcel(order.network, Path(name, f"{i}.weights"), handle), Path(name, f"{i}.plan"))
+                Job(order, RemoteBuild(order.network, Path(name, f"{i}.weights"), handle), Path(name, f"{i}.plan"))
                 for i, (order, handle) in enumerate(zip(orders, converted.handles, strict=True))
             ]
             plans = gathered(executor, jobs, report)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.support import CallingConvention
-from pipeline.build.spill import Spill
+from pipeline.build.memory_mapped_weights import MemoryMappedWeights
 from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
@@ -111,14 +111,14 @@ class _Conversion:
         """The segment's constants, evaluated: parameters' own tensors are shared, what is made of them is in a file."""
         names: dict[int, str] = {}
         made = [name for name in self.segment.constants if self.program.constants[name].steps]
-        spill = Spill([self.nodes[name].meta["val"].nbytes for name in made])
-        self.handle.mapped.append(spill)
+        file = MemoryMappedWeights([self.nodes[name].meta["val"].nbytes for name in made])
+        self.handle.mapped.append(file)
         for placeholder in self.segment.constants:
             recipe = self.program.constants[placeholder]
             value = recipe.evaluate(self.program.parameters)
             if recipe.steps:
-                value = spill.moved(value)
-                spill.leave_memory()
+                value = file.moved(value)
+                file.leave_memory()
             self.env[placeholder] = value
             names[id(value)] = recipe.name
             self.recipes[recipe.name] = recipe

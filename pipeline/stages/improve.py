@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.registry import ConverterRegistry
-from pipeline.improvements import PASSES, Improvement, Rewriting
+from pipeline.improvements import PASSES, RENAMED, Improvement, Rewriting
 from pipeline.program import Program
 
 
@@ -31,6 +31,8 @@ def _pass(value: Any) -> Improvement:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no pass, and no name of one")
     known = {each.name: each for each in PASSES}
+    if value in RENAMED:
+        raise ValueError(f"the pass {value!r} is called {RENAMED[value]!r}")
     if value not in known:
         raise ValueError(f"no pass {value!r}; the passes are {', '.join(known)}")
     return known[value]

@@ -57,7 +57,7 @@ def test_the_example_is_in_range_and_never_of_size_0_or_1_where_it_need_not_be(g
 
 @given(inputs(), st.integers(0, 5))
 def test_dims_have_the_ranges_and_names_of_their_own(given_input: Input, index: int) -> None:
-    dims = given_input.dims(index)
+    dims = given_input.dynamic_shapes(index)
     assert tuple(dims) == given_input.dynamic_dims
     assert len({dim.__name__ for dim in dims.values()}) == len(dims)
     for at, dim in dims.items():
@@ -74,7 +74,7 @@ def test_values_are_valid_indices_and_true_masks() -> None:
 
 def test_export_keeps_the_range() -> None:
     image = Input(min_shape=(1, 3), opt_shape=(1, 3), max_shape=(8, 3), name="image")
-    exported = torch.export.export(torch.nn.ReLU(), (image.example(),), dynamic_shapes=(image.dims(0),))
+    exported = torch.export.export(torch.nn.ReLU(), (image.example(),), dynamic_shapes=(image.dynamic_shapes(0),))
     assert [(int(r.lower), int(r.upper)) for r in exported.range_constraints.values()] == [(1, 8)]
 
 

@@ -21,8 +21,8 @@ import pipeline
 from pipeline import BuildError, CompilationSettings, Converted
 from pipeline.build import plans
 from pipeline.build.monitor import Monitor
-from pipeline.build.parcel import Job, Parcel, gathered
 from pipeline.build.plans import Order, PlanFile, serialize
+from pipeline.build.remote_build import Job, RemoteBuild, gathered
 from pipeline.compose.events import report
 from pipeline.network.description import describe
 from pipeline.network.handle import NetworkHandle
@@ -78,7 +78,7 @@ def test_an_engine_is_the_same_whoever_builds_it(converted: Converted, processes
 def test_pipelines_take_an_executor(processes: Executor) -> None:
     model, x = Cut().eval(), torch.randn(3, 16)
     told: list[str] = []
-    compile = pipeline.default(torch_executed_ops=CUT, min_block_size=1, executor=processes)
+    compile = pipeline.default(torch_executed_ops=CUT, min_block_size=1, build_executor=processes)
     compiled = compile.observed_by(lambda event: told.append(f"{event.stage} {event.detail}"))(model, args=(x,))
     assert torch.allclose(compiled.module("reference")(x), model(x), atol=1e-6)
     assert {f"build {engine.name}" for engine in compiled.engines} <= set(told)
@@ -89,7 +89,7 @@ def test_pipelines_take_an_executor(processes: Executor) -> None:
 
 def test_a_parcel_is_written_once_and_opens_elsewhere(converted: Converted, tmp_path: Path) -> None:
     handle = converted.handles[0]
-    sent = Parcel(converted.networks[0], tmp_path / "weights", handle)
+    sent = RemoteBuild(converted.networks[0], tmp_path / "weights", handle)
     assert sent.opened() is handle and not sent.path.exists()
     pickle.dumps(sent)
     written = sent.path.stat().st_mtime_ns
@@ -103,7 +103,7 @@ def test_a_network_that_comes_out_otherwise_is_refused(converted: Converted, tmp
     network = converted.networks[0]
     first, *rest = network.layers
     other = attrs.evolve(network, layers=(attrs.evolve(first, attributes=(*first.attributes, ("axis", 3))), *rest))
-    sent = Parcel(other, tmp_path / "weights", converted.handles[0])
+    sent = RemoteBuild(other, tmp_path / "weights", converted.handles[0])
     with pytest.raises(BuildError, match=r"engine_0: the network .* has another description"):
         pickle.loads(pickle.dumps(sent)).opened()
 
@@ -118,7 +118,7 @@ def unbuildable(folder: Path) -> Job:
     net.mark_output(layer.get_output(0))
     network = describe(net, name="engine_7", weight_name=lambda pointer: None)
     order = Order(network, frozenset(), CompilationSettings())
-    return Job(order, Parcel(network, folder / "weights", NetworkHandle(net, builder, log)), folder / "plan")
+    return Job(order, RemoteBuild(network, folder / "weights", NetworkHandle(net, builder, log)), folder / "plan")
 
 
 @pytest.mark.skipif(CAPABILITIES.nonzero, reason="this TensorRT builds the layer")
@@ -130,7 +130,7 @@ def test_errors_of_a_worker_have_tensorrts_words(processes: Executor, tmp_path: 
 def test_what_a_worker_cannot_replay_says_so(converted: Converted, processes: Executor, tmp_path: Path) -> None:
     order = Order.of(converted.partitioned.engine_segments[0], converted.networks[0], CompilationSettings())
     plugin = attrs.evolve(order.network, layers=(attrs.evolve(order.network.layers[0], kind="PLUGIN_V3"),))
-    job = Job(order, Parcel(plugin, tmp_path / "weights", converted.handles[0]), tmp_path / "plan")
+    job = Job(order, RemoteBuild(plugin, tmp_path / "weights", converted.handles[0]), tmp_path / "plan")
     with pytest.raises(
         BuildError, match=r"\(PLUGIN_V3\).*digest of a plugin's state\n  hint: build it in this process"
     ):
@@ -156,7 +156,7 @@ def test_nothing_more_is_begun_after_an_interrupt(converted: Converted, tmp_path
     executor = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         Build(executor, tmp_path)(converted)
-    assert executor.futures[1].cancelled() and all(job.parcel.stopped.is_set() for job in executor.jobs)
+    assert executor.futures[1].cancelled() and all(job.remote_build.stopped.is_set() for job in executor.jobs)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -260,7 +260,7 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
     """The last test of the pool: it takes no work any more."""
     orders = [Order(network, frozenset(), CompilationSettings()) for network in converted.networks]
     jobs = [
-        Crashing(order, Parcel(order.network, tmp_path / order.name), tmp_path / f"{order.name}.plan")
+        Crashing(order, RemoteBuild(order.network, tmp_path / order.name), tmp_path / f"{order.name}.plan")
         for order in orders
     ]
     with pytest.raises(BuildError, match=r"^engine_0: a process that was building it ended abruptly"):

@@ -35,13 +35,15 @@ def test_it_is_a_stage_of_the_default_pipeline() -> None:
 
 
 def test_passes_are_chosen_by_name() -> None:
-    assert [p.name for p in Improve().without("attention", "masks").passes] == [
-        name for name in NAMES if name not in ("attention", "masks")
+    assert [p.name for p in Improve().without("fuse_attention", "simplify_masks").passes] == [
+        name for name in NAMES if name not in ("fuse_attention", "simplify_masks")
     ]
-    with pytest.raises(ValueError, match="no pass 'atention'; the passes are gelus"):
+    with pytest.raises(ValueError, match="no pass 'atention'; the passes are fuse_gelu"):
         Improve(passes=("atention",))
+    with pytest.raises(ValueError, match="the pass 'scales' is called 'fold_batch_norm'"):
+        Improve().without("scales")
     with pytest.raises(TypeError, match="collection"):
-        Improve(passes="attention")
+        Improve(passes="fuse_attention")
     with pytest.raises(TypeError, match="3 is no pass"):
         Improve(passes=(3,))
 

@@ -1,4 +1,4 @@
-"""patches: convolutions that tile an image are products; all others stay."""
+"""patch_embedding: convolutions that tile an image are products; all others stay."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ OTHERS = {
 @pytest.fixture
 def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every kernel were large."""
-    monkeypatch.setattr(importlib.import_module("pipeline.improvements.patches"), "LARGE", 2)
+    monkeypatch.setattr(importlib.import_module("pipeline.improvements.patch_embedding"), "LARGE", 2)
 
 
 def test_small_kernels_stay() -> None:
     for size, count in ((4, 1), (8, 0)):
         program = decomposed(nn.Conv2d(4, 6, size, size), torch.randn(2, 4, 16, 16))
-        assert targets(improved(program, "patches")).count("convolution.default") == count
+        assert targets(improved(program, "patch_embedding")).count("convolution.default") == count
 
 
 @pytest.mark.usefixtures("any_kernel")
@@ -50,7 +50,7 @@ def test_tiles_are_multiplied(name: str, dynamic: bool) -> None:
     make, x = TILES[name]
     shapes: Any = ({0: Dim("batch", max=8)},) if dynamic else None
     program = decomposed(make(), x, dynamic_shapes=shapes)
-    after = improved(program, "patches")
+    after = improved(program, "patch_embedding")
     assert "convolution.default" not in targets(after) and targets(after).count("linear.default") == 1
     assert {r.parameters for r in after.constants.values()} <= {("weight",), ("bias",)}
     agree(program, after, x, rtol=1e-5, atol=1e-5)
@@ -60,4 +60,4 @@ def test_tiles_are_multiplied(name: str, dynamic: bool) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay(name: str) -> None:
     program = decomposed(OTHERS[name](), X)
-    assert str(improved(program, "patches")) == str(program)
+    assert str(improved(program, "patch_embedding")) == str(program)

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from pipeline.build import spill
-from pipeline.build.spill import LEAST, Spill
+from pipeline.build import memory_mapped_weights
+from pipeline.build.memory_mapped_weights import LEAST, MemoryMappedWeights
 from pipeline.compose.resident import resident
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs posix_fallocate and madvise")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_values_stay_what_they_were(dtype: torch.dtype) -> None:
     tensors = [torch.randint(0, 2, (rows, 1 << 16)).to(dtype) for rows in (1, 2, 3)]
-    made = Spill([t.nbytes for t in tensors])
+    made = MemoryMappedWeights([t.nbytes for t in tensors])
     moved = [made.moved(t) for t in tensors]
     made.leave_memory()
     for before, after in zip(tensors, moved, strict=True):
@@ -28,7 +28,7 @@ def test_values_stay_what_they_were(dtype: torch.dtype) -> None:
 
 
 def test_they_leave_memory() -> None:
-    made, size = Spill([32 << 20]), 32 << 20
+    made, size = MemoryMappedWeights([32 << 20]), 32 << 20
     moved = made.moved(torch.ones(size, dtype=torch.uint8))
     before = resident().total
     made.leave_memory()
@@ -38,11 +38,11 @@ def test_they_leave_memory() -> None:
 
 def test_what_has_no_room_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = torch.ones(4), torch.ones(LEAST)
-    made = Spill([small.nbytes, LEAST])
+    made = MemoryMappedWeights([small.nbytes, LEAST])
     assert made.moved(small) is small and made.moved(large) is large
 
     def full(*_: int) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(spill.os, "posix_fallocate", full)
-    assert Spill([large.nbytes]).moved(large) is large
+    monkeypatch.setattr(memory_mapped_weights.os, "posix_fallocate", full)
+    assert MemoryMappedWeights([large.nbytes]).moved(large) is large

@@ -1,4 +1,4 @@
-"""A pass over convolutions: what stands after them and can be part of them."""
+"""fold_batch_norm: make the scale and shift after a convolution part of its weights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ what TensorRT makes of them, for batches of 1, 2, 4 and 8, whether its weights a
 
 
 @improvement
-def scales(rewriting: Rewriting) -> None:
-    """What multiplies a convolution's channels and is added to them, a batch norm, becomes part of kernel and bias.
+def fold_batch_norm(rewriting: Rewriting) -> None:
+    """Fold the scale and shift of a batch norm into the kernel and bias of the convolution before it.
 
     The new weights are made in float32 by a recipe, and rounded once. It is done where only the scaled result is read,
     in float16 and for batches that are large enough: TensorRT then adds a residual in the convolution's own kernel,

@@ -1,4 +1,4 @@
-"""gelus: the forms of GPT-2's activation are one operator; near misses stay."""
+"""fuse_gelu: the forms of GPT-2's activation are one operator; near misses stay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OTHERS: dict[str, Form] = {
 def test_forms_become_one_activation(name: str, dtype: torch.dtype) -> None:
     x = X.to(dtype)
     program = decomposed(Of(FORMS[name]), x)
-    after = improved(program, "gelus")
+    after = improved(program, "fuse_gelu")
     assert targets(after) == ["gelu.default"]
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3
     agree(program, after, x, rtol=tolerance, atol=tolerance)
@@ -56,4 +56,4 @@ def test_forms_become_one_activation(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay(name: str) -> None:
     program = decomposed(Of(OTHERS[name]), X)
-    assert str(improved(program, "gelus")) == str(program)
+    assert str(improved(program, "fuse_gelu")) == str(program)

@@ -1,4 +1,4 @@
-"""Rows of attention whose mask leaves nothing to attend to: 0, by PyTorch's definition, where softmax gives NaN.
+"""masked_rows: rows of attention with nothing to attend to are 0 by PyTorch's definition, where softmax gives NaN.
 
 To select them costs a kernel after each attention. A mask that is the same for all queries, of padding say, leaves
 whole batches nothing: their values are 0 instead, in the kernel that brings them into order anyway. Else, most often, a
@@ -17,8 +17,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.traits import Does, does
 from pipeline.converters.attention import is_open
-from pipeline.improvements.attention import SDPA
-from pipeline.improvements.masks import AND, constant_of
+from pipeline.improvements.fuse_attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,
@@ -34,6 +33,7 @@ from pipeline.improvements.rewriting import (
     permutation,
     rank_of,
 )
+from pipeline.improvements.simplify_masks import AND, constant_of
 from pipeline.shapes.environment import shape_of
 
 
@@ -56,9 +56,9 @@ class Opened:
 
 
 @improvement
-def rows(rewriting: Rewriting) -> None:
-    """Batches without anything to attend to have values of 0, and other such rows are selected after the linear layer
-    that follows an attention."""
+def masked_rows(rewriting: Rewriting) -> None:
+    """Give rows that a mask leaves nothing to attend to their zeros where that costs least: as values of 0 where a
+    whole batch is masked, else by a selection after the linear layer that follows the attention."""
     opened: dict[Node, Opened | None] = {}
 
     def once(mask: Node, before: Node) -> Opened | None:

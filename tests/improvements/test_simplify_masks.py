@@ -1,4 +1,4 @@
-"""masks: those that hide nothing go, those that hide what comes later are causal, finite ones say so; others stay."""
+"""simplify_masks: open masks are dropped, causal ones become is_causal, finite ones say so; others stay."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ SIZES = {"static": None, "dynamic": ({0: Dim("batch", max=8), 2: Dim("length", m
 def test_masks_that_are_known(mask: Mask, causal: bool, sizes: str) -> None:
     x = torch.randn(2, 3, 6, 8)
     program = decomposed(Masked(mask), x, dynamic_shapes=SIZES[sizes])
-    after = improved(program, "masks")
+    after = improved(program, "simplify_masks")
     [node] = [n for n in after.graph.nodes if "scaled_dot" in str(n.target)]
     assert node.args[3] is None
     assert (len(node.args) > 5 and node.args[5]) is causal
@@ -113,7 +113,7 @@ def test_masks_that_are_known(mask: Mask, causal: bool, sizes: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_masks_stay(name: str, sizes: str) -> None:
     program = decomposed(Masked(OTHERS[name]), torch.randn(2, 3, 6, 8), dynamic_shapes=SIZES[sizes])
-    assert str(improved(program, "masks")) == str(program)
+    assert str(improved(program, "simplify_masks")) == str(program)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -121,7 +121,7 @@ def test_other_masks_stay(name: str, sizes: str) -> None:
 def test_masks_without_infinity_say_so(name: str, sizes: str) -> None:
     x = torch.randn(2, 3, 6, 8)
     program = decomposed(Masked(FINITE[name]), x, dynamic_shapes=SIZES[sizes])
-    after = improved(program, "masks")
+    after = improved(program, "simplify_masks")
     [node] = [n for n in after.graph.nodes if "scaled_dot" in str(n.target)]
     assert is_open(node.args[3])
     agree(program, after, x)
@@ -130,7 +130,7 @@ def test_masks_without_infinity_say_so(name: str, sizes: str) -> None:
 @pytest.mark.parametrize("name", INFINITE)
 def test_masks_that_may_be_infinite_stay(name: str) -> None:
     program = decomposed(Masked(INFINITE[name]), torch.randn(2, 3, 6, 8))
-    assert str(improved(program, "masks")) == str(program)
+    assert str(improved(program, "simplify_masks")) == str(program)
 
 
 def test_a_mask_of_several_layers_says_once_that_it_is_finite() -> None:
@@ -141,7 +141,7 @@ def test_a_mask_of_several_layers_says_once_that_it_is_finite() -> None:
             return nn.functional.scaled_dot_product_attention(first, x, x, mask)
 
     program = decomposed(Layers(FINITE["selected"]), torch.randn(2, 3, 6, 8))
-    assert targets(improved(program, "masks")).count("clamp.default") == 1
+    assert targets(improved(program, "simplify_masks")).count("clamp.default") == 1
 
 
 @pytest.mark.parametrize("name", ["le", "tril"])
@@ -149,5 +149,5 @@ def test_long_masks_are_known_too(name: str) -> None:
     """The first is folded, the second is too large for that."""
     for length in (1024, 1500):
         program = decomposed(Masked(CAUSAL[name]), torch.randn(1, 1, length, 8))
-        [node] = [n for n in improved(program, "masks").graph.nodes if "scaled_dot" in str(n.target)]
+        [node] = [n for n in improved(program, "simplify_masks").graph.nodes if "scaled_dot" in str(n.target)]
         assert node.args[3:6] == (None, 0.0, True)

@@ -1,4 +1,4 @@
-"""rows: where its mask leaves nothing, attention has no values, or what it gives is selected after a linear layer."""
+"""masked_rows: rows that a mask leaves nothing have values of 0, or are selected after the next linear layer."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ COUNTS = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 0, 0]])
 )
 def test_rows_are_selected_after_the_linear_layer(after: str, mask: str, sizes: str) -> None:
     program = decomposed(Model(AFTER[after], MASKS[mask]), X, COUNTS, dynamic_shapes=SIZES[sizes])
-    found = improved(program, "rows")
+    found = improved(program, "masked_rows")
     names = targets(found)
     last = names.index("where.self", names.index(SDPA))
     assert any(name in ("linear.default", "addmm.default", "matmul.default", "mm.default") for name in names[:last])
@@ -122,7 +122,7 @@ def test_rows_are_selected_after_the_linear_layer(after: str, mask: str, sizes: 
 def test_batches_without_anything_have_no_values(mask: str, sizes: str) -> None:
     """Whatever comes after the attention."""
     program = decomposed(Model(given_out, ONE_ROW[mask]), X, COUNTS, dynamic_shapes=SIZES[sizes])
-    found = improved(program, "rows")
+    found = improved(program, "masked_rows")
     [node] = [n for n in found.graph.nodes if str(n.target).endswith(SDPA)]
     values, opened = node.args[2:4]
     assert str(values.target) == "aten.where.self"
@@ -172,7 +172,7 @@ def select_layers(mask: Mask, *passes: str) -> int:
 @pytest.mark.parametrize("mask", [future, padding])
 def test_the_converter_selects_no_more(mask: Mask) -> None:
     """One selection makes the mask numbers, one stands after the attention, or the linear layer, or at the values."""
-    assert select_layers(mask) == select_layers(mask, "rows") == 2
+    assert select_layers(mask) == select_layers(mask, "masked_rows") == 2
 
 
 def per_head(c: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize(("after", "mask"), OTHERS.values(), ids=OTHERS)
 def test_others_stay(after: Any, mask: Any) -> None:
     program = decomposed(Model(after, mask), X, COUNTS)
-    assert targets(improved(program, "rows")) == targets(program)
+    assert targets(improved(program, "masked_rows")) == targets(program)
 
 
 OPEN: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
@@ -213,6 +213,6 @@ def test_masks_that_leave_something_in_every_row(mask: Any, known: bool) -> None
     program = decomposed(Model(AFTER["linear"], lambda c: mask(padding(c))), X, COUNTS)
     [node] = [n for n in program.graph.nodes if str(n.target).endswith(SDPA)]
     assert is_open(node.args[3]) == known
-    found = improved(program, "rows")
+    found = improved(program, "masked_rows")
     assert (targets(found) == targets(program)) == known
     agree(program, found, X, COUNTS, rtol=1e-5, atol=1e-6)

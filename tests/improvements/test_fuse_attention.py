@@ -1,4 +1,4 @@
-"""attention: every way to spell it becomes one operator with the same values; what is something else stays."""
+"""fuse_attention: every way to spell it becomes one operator with the same values; what is something else stays."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def inputs(dtype: torch.dtype = torch.float16, heads: int = H, size: int = D) ->
 def test_forms_become_attention(name: str) -> None:
     given = inputs()
     program = decomposed(Formed(FORMS[name]), *given)
-    after = improved(program, "attention")
+    after = improved(program, "fuse_attention")
     assert targets(after).count(SDPA) == 1
     assert not {"matmul.default", "softmax.int"} & set(targets(after))
     agree(program, after, *given, rtol=2e-3, atol=2e-3)
@@ -94,7 +94,7 @@ def test_in_bfloat16_and_through_products_of_three_dims() -> None:
 
     given = inputs(torch.bfloat16)
     program = decomposed(Formed(form), *given)
-    after = improved(program, "attention")
+    after = improved(program, "fuse_attention")
     assert targets(after).count(SDPA) == 1
     agree(program, after, *given, rtol=2e-2, atol=2e-2)
 
@@ -128,12 +128,12 @@ OTHERS: dict[str, tuple[Form, dict[str, Any]]] = {
 def test_what_is_something_else_stays(name: str) -> None:
     form, options = OTHERS[name]
     program = decomposed(Formed(form), *inputs(**options))
-    assert str(improved(program, "attention")) == str(program)
+    assert str(improved(program, "fuse_attention")) == str(program)
 
 
 def test_settings_that_spell_attention_out_are_kept() -> None:
     program = pipeline.default(decompose_attention=True).until("decompose")(Formed(FORMS["no scale"]), args=inputs())
-    program = improved(program, "attention")
+    program = improved(program, "fuse_attention")
     assert SDPA not in targets(program)
 
 
@@ -149,7 +149,7 @@ def test_keys_that_serve_groups_of_queries(name: str) -> None:
     repeat = REPEATS[name]
     given = inputs(heads=2)
     program = decomposed(Formed(lambda q, k, v: plain(q @ repeat(k).mT * 0.25, repeat(v))), *given)
-    after = improved(program, "attention")
+    after = improved(program, "fuse_attention")
     assert targets(after).count(SDPA) == 1 and "softmax.int" not in targets(after)
     agree(program, after, *given, rtol=2e-3, atol=2e-3)
 
@@ -170,6 +170,6 @@ def test_a_mask_has_any_shape_that_scores_broadcast_with(shape: tuple[int, ...],
     mask.view(-1)[mask.numel() // 2 :: 7] = 1 if (len(shape) > 0 and shape[-1] == S) or kind == "added" else 0
     given = (*inputs(), mask)
     program = decomposed(Masked(), *given)
-    after = improved(program, "attention")
+    after = improved(program, "fuse_attention")
     assert targets(after).count(SDPA) == 1
     agree(program, after, *given, rtol=2e-3, atol=2e-3)

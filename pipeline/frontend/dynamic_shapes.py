@@ -1,4 +1,4 @@
-"""What the user said of the sizes that vary: ``pipeline.Input`` and torch.export's ``dynamic_shapes``, as one.
+"""Merge the ranges of ``pipeline.Input`` with torch.export's ``dynamic_shapes``.
 
 torch.export takes a size of 0 or 1 in an example, and in the range of a dim that no input has by itself, to say that
 the size is at least 2. Here examples are made larger, and such dims counted from 2, so that a range is what it says.
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.aten.arguments import argument
 from pipeline.errors import CaptureError
-from pipeline.frontend.given import bound, check_shapes
+from pipeline.frontend.input_checks import bound, check_shapes
 from pipeline.frontend.unaliased import unaliased
 from pipeline.inputs import Input
 from pipeline.shapes.environment import expression, solved
@@ -37,7 +37,7 @@ def is_dynamic(value: Any) -> bool:
     return isinstance(value, Input) and value.is_dynamic
 
 
-def dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+def merged_dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
     """torch.export's dynamic_shapes for these inputs: what Inputs say and what was given beside them.
 
     Raises:
@@ -91,7 +91,7 @@ class _Merger:
         return tree_unflatten(merged, structure) if isinstance(value, tuple | dict) else merged
 
     def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Any]:
-        own: dict[int, Any] = {dim: self.renamed(entry) for dim, entry in value.dims(self.count).items()}
+        own: dict[int, Any] = {dim: self.renamed(entry) for dim, entry in value.dynamic_shapes(self.count).items()}
         for dim, entry in entries.items():
             if value.shape is None:
                 low, _, high = value.ranges[dim]

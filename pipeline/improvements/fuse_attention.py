@@ -1,4 +1,4 @@
-"""Attention recognised where a model spells it out, so that it is converted as the model's own attention would be.
+"""fuse_attention: recognize attention where a model spells it out, so that it is converted as one operator.
 
 The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere on the way, the scale before or after
 the product, and masks that are added, filled in or selected. It is replaced where TensorRT has one kernel for it, and
@@ -58,8 +58,8 @@ class Scores:
 
 
 @improvement
-def attention(rewriting: Rewriting) -> None:
-    """Products around a softmax become scaled_dot_product_attention."""
+def fuse_attention(rewriting: Rewriting) -> None:
+    """Replace products around a softmax by one scaled_dot_product_attention."""
     for node in rewriting.nodes(*PRODUCTS):
         weights, value = node.args[:2]
         softmax = _source(weights)

@@ -1,5 +1,5 @@
-"""Masks of attention of which something is known when a program is compiled: that they hide nothing, or what comes
-later, or that they hide with a finite number, so that no row is without anything to attend to.
+"""simplify_masks: replace attention masks that are known when a program is compiled to hide nothing or later positions,
+and mark those that hide with a finite number, so that no row is without anything to attend to.
 
 Models make masks out of counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
 """
@@ -14,7 +14,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.traits import PART, Does, does
-from pipeline.improvements.attention import SDPA
+from pipeline.improvements.fuse_attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,
@@ -35,9 +35,9 @@ AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 
 
 @improvement
-def masks(rewriting: Rewriting) -> None:
-    """Attention whose mask lets all through needs none; one that hides later positions is causal; one that is finite
-    says so, which spares the question whether a row has nothing to attend to."""
+def simplify_masks(rewriting: Rewriting) -> None:
+    """Drop masks that let everything through, replace those that hide later positions by ``is_causal``, and mark finite
+    ones, for which no row has nothing to attend to."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")

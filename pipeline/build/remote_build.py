@@ -1,4 +1,4 @@
-"""Networks on their way to the workers of an executor, as descriptions with their weights in a file, and plans back."""
+"""Build networks in the workers of an executor: send descriptions with the weights in a file, collect plans."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from attrs import define, field, frozen
 
+from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
-from pipeline.build.spill import leave_memory
 from pipeline.errors import BuildError, PipelineError
 from pipeline.network.description import Network, Weight, describe
 from pipeline.network.handle import NetworkHandle
@@ -39,8 +39,8 @@ Index: TypeAlias = Mapping[str, Stored]
 
 
 @define(eq=False)
-class Parcel:
-    """A network that can be pickled. In the process where it was made, its handle is the network itself.
+class RemoteBuild:
+    """The build of one network, which can be pickled. In the process that made it, its handle is the network itself.
 
     When it is first pickled its weights are written to ``path``, once. Elsewhere ``opened`` maps that file and replays
     the description: all processes of a machine share the pages, so that the weights are in memory once.
@@ -57,7 +57,7 @@ class Parcel:
         with self._lock:
             if self.index is None and self.handle is not None:
                 self.index = write(self.path, self.handle.weights)
-        return Parcel, (self.network, self.path, None, self.index)
+        return RemoteBuild, (self.network, self.path, None, self.index)
 
     def opened(self) -> NetworkHandle:
         """The network, replayed in a process that is not its own. `BuildError` where it cannot be."""
@@ -89,7 +89,7 @@ def _bytes(tensor: torch.Tensor) -> Any:
 
 
 class MappedFile:
-    """A parcel's weights, read only."""
+    """The weights of a remote build, read only."""
 
     def __init__(self, path: Path) -> None:
         self.mapping = mapped(path)
@@ -124,13 +124,13 @@ class Job:
     """One engine to build: its plan goes to ``path``, a file that is there as soon as a worker has begun."""
 
     order: Order
-    parcel: Parcel
+    remote_build: RemoteBuild
     path: Path
 
     def __call__(self) -> Plan:
         """What a worker does."""
         file = PlanFile(self.path)
-        return serialize(self.parcel.opened(), self.order, file, Monitor(stopped=self.parcel.stopped))
+        return serialize(self.remote_build.opened(), self.order, file, Monitor(stopped=self.remote_build.stopped))
 
 
 def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
@@ -150,7 +150,7 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
     except BaseException:
         for future, job in futures.items():
             future.cancel()
-            job.parcel.stopped.set()
+            job.remote_build.stopped.set()
         raise
     return [future.result() for future in futures]
 

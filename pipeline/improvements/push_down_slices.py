@@ -1,4 +1,6 @@
-"""Rows of which few are read: a classifier that looks at one token needs no more of the last layer than that token.
+"""push_down_slices: select rows before the layers that compute each row by itself, not after them.
+
+A classifier that looks at one token needs no more of the last layer than that token.
 
 A selection moves before the operators that work on each row by itself, as far up as nothing else reads what they give.
 TensorRT selects where the model does, after all has been computed. Attention computes all of its rows: with fewer
@@ -56,8 +58,8 @@ class Selection:
 
 
 @improvement
-def selections(rewriting: Rewriting) -> None:
-    """A selection of few rows moves before what computes each row by itself."""
+def push_down_slices(rewriting: Rewriting) -> None:
+    """Move a selection of few rows before the operators that compute each row by itself."""
     for node in reversed(list(rewriting.nodes(aten.select.int, aten.slice.Tensor))):
         chosen = None if node._erased else _selection(node)
         if chosen is not None:

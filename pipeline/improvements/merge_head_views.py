@@ -1,16 +1,14 @@
-"""Passes over products that read one tensor, as queries, keys and values do: one product, and one layout for all."""
+"""merge_head_views: view a merged projection as heads once, before it is cut into queries, keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import accumulate
 
 from attrs import frozen
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.naming import module_path
 from pipeline.aten.traits import Does, does
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, only_reader, rank_of
 from pipeline.shapes.environment import shape_of
@@ -19,51 +17,11 @@ SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 
 
 @improvement
-def products(rewriting: Rewriting) -> None:
-    """Linear layers of one module that read one tensor become one, with the weights one below the other, and slices of
-    its result. Those of other modules, a hundred experts say, are needed at other times: all results at once would not
-    fit. TensorRT-RTX 1.4 makes the same engine of both, but keeps a copy of all such weights while it builds: the peak
-    for a Llama-like model falls from 1.74 to 1.43 times its weights."""
-    groups: dict[Any, list[Node]] = {}
-    for node in rewriting.nodes(aten.linear.default):
-        if _may_be_merged(rewriting, node):
-            module = module_path(node).rpartition(".")[0]
-            groups.setdefault((node.args[0], argument(node, "bias") is None, module), []).append(node)
-    for nodes in groups.values():
-        if len(nodes) > 1:
-            _merged(rewriting, nodes)
+def merge_head_views(rewriting: Rewriting) -> None:
+    """Replace slices of a last dim, each viewed as heads, by slices of the heads of one view.
 
-
-def _may_be_merged(rewriting: Rewriting, node: Node) -> bool:
-    """Whether a converter takes it, nothing else reads its constants, and it is no output."""
-    x, *constants = node.args
-    own = [c for c in constants if isinstance(c, Node)]
-    alone = all(c.op == "placeholder" and rewriting.is_constant(c) and only_reader(c) is node for c in own)
-    return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]
-
-
-def _merged(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
-    x, first = nodes[0].args[0], nodes[0]
-
-    def below(constants: list[Any]) -> Any:
-        return constants[0] and rewriting.create(aten.cat.default, (constants,), {}, first)
-
-    weights, biases = zip(*[(node.args[1], argument(node, "bias")) for node in nodes], strict=True)
-    whole = rewriting.create(aten.linear.default, (x, below(list(weights)), below(list(biases))), {}, first)
-    ends = list(accumulate(int(weight.meta["val"].shape[0]) for weight in weights))
-    cuts = [(whole, rank_of(whole) - 1, *between) for between in pairwise([0, *ends])]
-    parts = [rewriting.create(aten.slice.Tensor, cut, {}, node) for cut, node in zip(cuts, nodes, strict=True)]
-    if all(map(rewriting.accepted, [whole, *parts])):
-        for node, part in zip(nodes, parts, strict=True):
-            rewriting.replace(node, part)
-    for part in parts:
-        rewriting.erase(part)
-
-
-@improvement
-def heads(rewriting: Rewriting) -> None:
-    """Slices along the last dim, each seen as heads, become slices of the heads of one view. TensorRT-RTX 1.4 then
-    brings the queries, keys and values of an attention into its order with one kernel instead of three."""
+    TensorRT-RTX 1.4 then reorders the queries, keys and values of an attention with one kernel instead of three.
+    """
     for node in list(rewriting.graph.nodes):
         parts = list(_parts(node))
         if len(parts) > 1 and _are_heads(node, parts):

@@ -1,4 +1,4 @@
-"""products, heads: what reads one tensor is one product, whose heads are slices of one view; all else stays."""
+"""merge_linears, merge_head_views: linear layers of one tensor become one, its heads slices of one view."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ROWS = ({0: Dim("batch", max=8), 1: Dim("rows", max=16)},)
 @pytest.mark.parametrize("widths", [(8, 8, 8), (8, 2, 3)], ids=str)
 def test_layers_of_one_tensor_become_one(widths: tuple[int, ...], bias: bool, dynamic: Any) -> None:
     program = decomposed(Branches(widths, bias), X, dynamic_shapes=dynamic)
-    after = improved(program, "products")
+    after = improved(program, "merge_linears")
     assert targets(after).count("linear.default") == 1 and targets(after).count("slice.Tensor") == len(widths)
     made = [recipe for recipe in after.constants.values() if len(recipe.parameters) == len(widths)]
     assert len(made) == 1 + bias
@@ -108,7 +108,7 @@ class Experts(nn.Module):
 
 def test_each_module_has_a_product_of_its_own() -> None:
     program = decomposed(Experts(), X)
-    after = improved(program, "products")
+    after = improved(program, "merge_linears")
     assert targets(program).count("linear.default") == 6 and targets(after).count("linear.default") == 3
     agree(program, after, X, **CLOSE)
 
@@ -116,21 +116,21 @@ def test_each_module_has_a_product_of_its_own() -> None:
 @pytest.mark.parametrize("model", [Twice(), Apart(True), Apart(False)], ids=["tied", "two tensors", "one bias"])
 def test_others_stay(model: nn.Module) -> None:
     program = decomposed(model, X)
-    assert str(improved(program, "products")) == str(program)
+    assert str(improved(program, "merge_linears")) == str(program)
 
 
 @pytest.mark.parametrize("kept", ["aten.slice.Tensor", "aten.unflatten.int"])
 def test_nothing_is_introduced_that_no_converter_takes(kept: str) -> None:
     """Else an engine would be cut for it."""
     program = decomposed(Branches((8, 8)), X, torch_executed_ops={"aten.slice.Tensor"})
-    assert str(improved(program, "products")) == str(program)
+    assert str(improved(program, "merge_linears")) == str(program)
     program = decomposed(Heads(CUTS["split"]), X, torch_executed_ops={kept})
-    assert str(improved(program, "heads")) == str(program)
+    assert str(improved(program, "merge_head_views")) == str(program)
 
 
 def test_what_is_kept_in_pytorch_stays_there() -> None:
     program = decomposed(Branches((8, 8, 8)), X, torch_executed_ops={lambda path: path == "branches.1"})
-    after = improved(program, "products")
+    after = improved(program, "merge_linears")
     assert targets(after).count("linear.default") == 2
     agree(program, after, X, **CLOSE)
 
@@ -145,9 +145,9 @@ class Outputs(Branches):
 
 def test_an_output_stays_a_tensor_of_its_own() -> None:
     program = decomposed(Outputs((8, 3)), X)
-    assert str(improved(program, "products")) == str(program)
+    assert str(improved(program, "merge_linears")) == str(program)
     program = decomposed(Views(CUTS["split"]), X)
-    assert str(improved(program, "heads")) == str(program)
+    assert str(improved(program, "merge_head_views")) == str(program)
 
 
 CUTS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -176,7 +176,7 @@ KEPT: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_heads_are_cut_from_one_view(name: str, dynamic: bool) -> None:
     shapes = ({0: Dim("batch", max=8)},) if dynamic else None
     program = decomposed(Heads(CUTS[name]), X, dynamic_shapes=shapes)
-    after = improved(program, "heads")
+    after = improved(program, "merge_head_views")
     found = targets(after)
     assert [t for t in found if t in ("view.default", "reshape.default", "unflatten.int")] == ["unflatten.int"]
     assert not any(t.startswith("split") for t in found)
@@ -186,7 +186,7 @@ def test_heads_are_cut_from_one_view(name: str, dynamic: bool) -> None:
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_not_heads_stays(name: str) -> None:
     program = decomposed(Heads(KEPT[name]), X)
-    assert str(improved(program, "heads")) == str(program)
+    assert str(improved(program, "merge_head_views")) == str(program)
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Activations recognised in the forms that models spell them in."""
+"""fuse_gelu: recognize GPT-2's spelling of GELU as one operator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, imp
 
 
 @improvement
-def gelus(rewriting: Rewriting) -> None:
-    """``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))``, as GPT-2 spells it, is one activation."""
+def fuse_gelu(rewriting: Rewriting) -> None:
+    """Replace ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))``, as GPT-2 spells it, by one GELU."""
     for node in rewriting.nodes(aten.mul.Tensor):
         for half, other in _orders(node):
             x = _times(rewriting, half, 0.5)

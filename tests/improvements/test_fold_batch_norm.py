@@ -1,4 +1,4 @@
-"""scales: convolutions take in what multiplies their channels, and nothing else."""
+"""fold_batch_norm: convolutions take in what multiplies their channels, and nothing else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_batch_norms_become_part_of_convolutions(name: str, fixed: bool) -> None:
     program = decomposed(seeded(NORMS[name]).half(), X, immutable_weights=fixed)
-    after = improved(program, "scales")
+    after = improved(program, "fold_batch_norm")
     assert [t for t in targets(after) if "flatten" not in t and "view" not in t] == ["convolution.default"]
     agree(program, after, X, rtol=2e-2, atol=2e-2)
 
@@ -77,20 +77,20 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_other_products_stay(name: str) -> None:
     program = decomposed(seeded(KEPT[name]).half(), X)
-    assert str(improved(program, "scales")) == str(program)
+    assert str(improved(program, "fold_batch_norm")) == str(program)
 
 
 @pytest.mark.parametrize("x", [X[:2], X.float(), X.bfloat16()], ids=["a small batch", "float32", "bfloat16"])
 def test_tensorrt_does_as_well_or_better_elsewhere(x: torch.Tensor) -> None:
     program = decomposed(seeded(NORMS["conv2d"]).to(x.dtype), x)
-    assert str(improved(program, "scales")) == str(program)
+    assert str(improved(program, "fold_batch_norm")) == str(program)
 
 
 @pytest.mark.parametrize(("opt", "folded"), [(2, False), (4, True)])
 def test_a_dynamic_batch_is_judged_by_its_opt(opt: int, folded: bool) -> None:
     batch = {0: Dim("batch", min=1, max=8)}
     program = decomposed(seeded(NORMS["conv2d"]).half(), X[:opt], dynamic_shapes=(batch,))
-    assert (str(improved(program, "scales")) != str(program)) is folded
+    assert (str(improved(program, "fold_batch_norm")) != str(program)) is folded
 
 
 def test_a_folded_batch_norm_has_its_recipe_and_can_be_refitted() -> None:
@@ -98,7 +98,7 @@ def test_a_folded_batch_norm_has_its_recipe_and_can_be_refitted() -> None:
     for parameter in second.parameters():
         parameter.data.mul_(1.5)
     program = decomposed(first.half(), X, immutable_weights=False)
-    after = improved(program, "scales")
+    after = improved(program, "fold_batch_norm")
     recipes = sorted(recipe.parameters for recipe in after.constants.values())
     assert [set(r) for r in recipes] == [
         {"0.bias", "1.weight", "1.running_var", "1.bias", "1.running_mean"},

@@ -1,4 +1,4 @@
-"""Weights that are made for TensorRT lie in a nameless, mapped file: only what is being read of them is in memory."""
+"""Keep weights made for TensorRT in a nameless, memory-mapped file: only what is being read of them is in memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LEAST = 1 << 16
 _ALIGNMENT = 4096
 
 
-class Spill:
-    """Room in a file for tensors of known sizes in bytes. Where there is no such room, they stay in memory."""
+class MemoryMappedWeights:
+    """A memory-mapped file for tensors of known sizes in bytes. Where the disk has no room, they stay in memory."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.room = sum(_aligned(size) for size in sizes if size >= LEAST)

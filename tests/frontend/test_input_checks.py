@@ -109,9 +109,14 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "decompositions is a NoneType",
     ),
     "a number of workers": (
-        lambda: pipeline.default(executor=4),  # type: ignore[arg-type]
+        lambda: pipeline.default(build_executor=4),  # type: ignore[arg-type]
         TypeError,
-        r"executor is a concurrent\.futures\.Executor, such as ThreadPoolExecutor\(4\), not 4",
+        r"a build executor is a concurrent\.futures\.Executor, such as ThreadPoolExecutor\(4\), not 4",
+    ),
+    "the executor of builds by its former name": (
+        lambda: pipeline.default(executor=None),
+        TypeError,
+        r"'executor' is not a compilation setting; default\(build_executor=…\) builds engines in parallel",
     ),
     "a GPU that is not built for": (
         lambda: pipeline.default(compute_capabilities=("99.0",)),
@@ -172,7 +177,7 @@ class Record:
     b: Any
 
 
-torch.export.register_dataclass(Record, serialized_type_name="tests.frontend.test_given.Record")
+torch.export.register_dataclass(Record, serialized_type_name="tests.frontend.test_input_checks.Record")
 Named = collections.namedtuple("Named", "a b")
 
 

@@ -1,4 +1,4 @@
-"""selections: rows of which few are read are computed alone; what anything else reads is computed whole."""
+"""push_down_slices: rows of which few are read are computed alone; what anything else reads is computed whole."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FEW, ALL = {"o", "up", "down"}, {"q", "k", "v"}
 @pytest.mark.parametrize("read", [r for r in READS if r != "first two"])
 def test_a_layer_is_computed_for_what_is_read_of_it(read: str, dynamic: Any) -> None:
     before = decomposed(Layer(READS[read]), X, dynamic_shapes=dynamic)
-    after = improved(before, "selections")
+    after = improved(before, "push_down_slices")
     agree(before, after, X, **CLOSE)
     found = rows(after)
     assert {name for name, size in found.items() if size == 1} >= FEW
@@ -80,7 +80,7 @@ def test_a_layer_is_computed_for_what_is_read_of_it(read: str, dynamic: Any) -> 
 
 def test_several_rows_are_selected_where_they_are_few() -> None:
     before = decomposed(Layer(READS["first two"]), X)
-    after = improved(before, "selections")
+    after = improved(before, "push_down_slices")
     agree(before, after, X, **CLOSE)
     assert {name for name, size in rows(after).items() if size == 2} == {*FEW, "head"}
 
@@ -99,7 +99,7 @@ WHOLE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 @pytest.mark.parametrize("read", WHOLE)
 def test_what_else_is_read_is_computed(read: str) -> None:
     before = decomposed(Layer(WHOLE[read]), X)
-    assert str(improved(before, "selections")) == str(Improve(passes=())(before))
+    assert str(improved(before, "push_down_slices")) == str(Improve(passes=())(before))
 
 
 def test_a_selection_alone_stays_where_it_is() -> None:
@@ -108,7 +108,7 @@ def test_a_selection_alone_stays_where_it_is() -> None:
             return torch.tanh(x * 2)[:, 0]
 
     before = decomposed(Elementwise(), X)
-    assert str(improved(before, "selections")) == str(Improve(passes=())(before))
+    assert str(improved(before, "push_down_slices")) == str(Improve(passes=())(before))
 
 
 def test_products_of_several_kinds() -> None:
@@ -124,7 +124,7 @@ def test_products_of_several_kinds() -> None:
             return (torch.bmm(scores, turned) @ self.weight)[:, -2]
 
     before = decomposed(Products(), X)
-    after = improved(before, "selections")
+    after = improved(before, "push_down_slices")
     agree(before, after, X, **CLOSE)
     sizes = [n.meta["val"].shape[-2] for n in after.graph.nodes if n.target in PRODUCTS]
     assert sizes == [2 * LENGTH, LENGTH, LENGTH, LENGTH, 1]
@@ -145,7 +145,7 @@ def test_models_give_what_they_gave(name: str) -> None:
 
     case = small(name)
     result = pipeline.default()(One(case.model).eval(), kwargs=case.kwargs)
-    whole = pipeline.default().replace("improve", Improve().without("selections"))
+    whole = pipeline.default().replace("improve", Improve().without("push_down_slices"))
     expected = whole(One(case.model).eval(), kwargs=case.kwargs).module("reference")(**case.kwargs)
     torch.testing.assert_close(result.module("reference")(**case.kwargs), expected, rtol=2e-4, atol=2e-4)
 
@@ -191,4 +191,4 @@ class Chain(nn.Module):
 def test_chains(steps: list[str], read: tuple[Any, ...], batch: int) -> None:
     x = X[:batch].double()  # steps may add up what rounds
     before = decomposed(Chain(steps, read), x)
-    agree(before, improved(before, "selections"), x, rtol=1e-9, atol=1e-9)
+    agree(before, improved(before, "push_down_slices"), x, rtol=1e-9, atol=1e-9)

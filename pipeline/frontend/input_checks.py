@@ -1,4 +1,4 @@
-"""What a user gives to be compiled, checked at the front door: here a mistake still has the user's own words."""
+"""Check the model and inputs that a user passes, where a mistake can still be told in the user's own words."""
 
 from __future__ import annotations
 

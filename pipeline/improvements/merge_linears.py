@@ -1,0 +1,55 @@
+"""merge_linears: compute linear layers that read one tensor, as queries, keys and values do, as one product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.naming import module_path
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, only_reader, rank_of
+
+
+@improvement
+def merge_linears(rewriting: Rewriting) -> None:
+    """Merge linear layers of one module that read one tensor: their weights are concatenated, their results are slices.
+
+    Linear layers of other modules, a hundred experts say, are needed at other times: all results at once would not fit.
+    TensorRT-RTX 1.4 makes the same engine of both, but keeps a copy of all such weights while it builds: the peak for a
+    Llama-like model falls from 1.74 to 1.43 times its weights.
+    """
+    groups: dict[Any, list[Node]] = {}
+    for node in rewriting.nodes(aten.linear.default):
+        if _may_be_merged(rewriting, node):
+            module = module_path(node).rpartition(".")[0]
+            groups.setdefault((node.args[0], argument(node, "bias") is None, module), []).append(node)
+    for nodes in groups.values():
+        if len(nodes) > 1:
+            _merged(rewriting, nodes)
+
+
+def _may_be_merged(rewriting: Rewriting, node: Node) -> bool:
+    """Whether a converter takes it, nothing else reads its constants, and it is no output."""
+    x, *constants = node.args
+    own = [c for c in constants if isinstance(c, Node)]
+    alone = all(c.op == "placeholder" and rewriting.is_constant(c) and only_reader(c) is node for c in own)
+    return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]
+
+
+def _merged(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
+    x, first = nodes[0].args[0], nodes[0]
+
+    def below(constants: list[Any]) -> Any:
+        return constants[0] and rewriting.create(aten.cat.default, (constants,), {}, first)
+
+    weights, biases = zip(*[(node.args[1], argument(node, "bias")) for node in nodes], strict=True)
+    whole = rewriting.create(aten.linear.default, (x, below(list(weights)), below(list(biases))), {}, first)
+    ends = list(accumulate(int(weight.meta["val"].shape[0]) for weight in weights))
+    cuts = [(whole, rank_of(whole) - 1, *between) for between in pairwise([0, *ends])]
+    parts = [rewriting.create(aten.slice.Tensor, cut, {}, node) for cut, node in zip(cuts, nodes, strict=True)]
+    if all(map(rewriting.accepted, [whole, *parts])):
+        for node, part in zip(nodes, parts, strict=True):
+            rewriting.replace(node, part)
+    for part in parts:
+        rewriting.erase(part)
