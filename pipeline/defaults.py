@@ -12,7 +12,7 @@ from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable, chosen
 from pipeline.converters.registry import ConverterRegistry
-from pipeline.program import Built
+from pipeline.program import Built, Program
 from pipeline.settings import CompilationSettings
 from pipeline.stages import Build, Decompose, Improve, Validate, convert, partition, refit_map, unbuilt
 from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
@@ -33,7 +33,7 @@ def default(
     torch_disabled_decompositions: Iterable[Any] | None = None,
     build_executor: Executor | None = None,
     **fields: Any,
-) -> Pipeline:
+) -> Pipeline[Program, Compiled]:
     """decompose → improve → validate → partition → convert → build → refit_map, as a ``Pipeline``.
 
     Args:
@@ -71,7 +71,7 @@ def bisect(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     *,
-    compile: Pipeline | None = None,
+    compile: Pipeline[Program, Any] | None = None,
     inputs: Given = None,
     executor: Runs | None = None,
     multiple: float = MULTIPLE,
@@ -105,7 +105,7 @@ def bisect(
     return bisected(compiled, comparison.agreement(compiled), comparison, Again.of(compile.stages), limit)
 
 
-def _up_to_compiled(compile: Pipeline, *, engines: bool) -> Pipeline:
+def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
     """The stages up to the one that gives `Compiled`; without engines for an executor that needs none."""
     last = next((step.name for step in compile if step.gives is Compiled), None)
     compile = compile if last is None else compile.until(last)

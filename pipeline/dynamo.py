@@ -30,7 +30,9 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.exported import UNBOUNDED_FACTOR
 
 
-def backend(compile: Pipeline | None = None, *, executor: Executor | None = None) -> Callable[..., Callable[..., Any]]:
+def backend(
+    compile: Pipeline[Program, Compiled] | None = None, *, executor: Executor | None = None
+) -> Callable[..., Callable[..., Any]]:
     """A backend of ``torch.compile``.
 
     It is for inference: results have no gradients. A size that varies goes as far as Dynamo was told

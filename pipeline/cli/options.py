@@ -10,10 +10,12 @@ import attrs
 import torch
 
 from pipeline.cli.sources import Source, first_line, load
+from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
 from pipeline.errors import PipelineError
 from pipeline.inputs import Input
+from pipeline.program import Program
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
 
@@ -60,7 +62,7 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def pipeline_of(options: argparse.Namespace) -> Pipeline:
+def pipeline_of(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
     """The pipeline that the flags ask for."""
     try:
         compile, dtype = default(_settings(options)), PRECISIONS[options.precision]

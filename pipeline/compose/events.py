@@ -1,7 +1,7 @@
 """What observers are told while a pipeline runs, and how a stage tells them how far it is."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
@@ -36,6 +36,17 @@ class Event:
 
 
 Observer: TypeAlias = Callable[[Event], object]
+
+
+def as_observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
+    """Observers as a tuple; `TypeError` for one that cannot be called."""
+    observers = tuple(value)
+    for observer in observers:
+        if not callable(observer):
+            raise TypeError(f"an observer is called with each Event; {observer!r} cannot be called")
+    return observers
+
+
 _progress: ContextVar[Callable[[Event], None] | None] = ContextVar("pipeline_progress", default=None)
 _stage: ContextVar[str] = ContextVar("pipeline_stage", default="")
 

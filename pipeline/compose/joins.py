@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from pipeline.compose.annotations import accepts, is_instance, type_name
-from pipeline.compose.stage_signature import Stage
+from pipeline.compose.stage_signature import AnyStage
+from pipeline.program import Program
+from pipeline.settings import CompilationSettings
 
 
 def what(model: object) -> str:
@@ -22,7 +26,7 @@ def empty(arguments: object) -> bool:
     return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
-def checked(step: Stage, record: Any) -> Any:
+def checked(step: AnyStage, record: Any) -> Any:
     result = step(record)
     if not is_instance(result, step.gives):
         raise TypeError(
@@ -31,7 +35,7 @@ def checked(step: Stage, record: Any) -> Any:
     return result
 
 
-def check_join(before: Stage, after: Stage) -> None:
+def check_join(before: AnyStage, after: AnyStage) -> None:
     if not accepts(after.takes, before.gives):
         raise TypeError(
             f"stage {before.name!r} gives {type_name(before.gives)}, "
@@ -46,3 +50,33 @@ def check_names(names: tuple[str, ...]) -> None:
             f"two stages are called {twice[0]!r} in {', '.join(names)}: "
             'swap the first with replace(), or give one another name with @stage(name="…")'
         )
+
+
+def check_front_door(stages: Sequence[AnyStage], model: object) -> None:
+    """`TypeError` unless the stages start with a `Program` and this is a model: told before it is captured."""
+    takes = type_name(stages[0].takes) if stages else "nothing"
+    if stages and accepts(stages[0].takes, Program):
+        if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
+            return
+        raise TypeError(
+            f"{what(model)} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
+            f"or only the {takes} that the first stage takes"
+        )
+    first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"
+    raise TypeError(
+        f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or args; "
+        "to compile a model, begin with the stage 'decompose'"
+    )
+
+
+def other_argument(name: str) -> str:
+    """What takes the place of an argument that a pipeline does not have."""
+    ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
+    instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
+    return f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}"
+
+
+def check_settings(_: object, __: object, value: CompilationSettings | None) -> None:
+    """The validator of a pipeline's settings."""
+    if value is not None and not isinstance(value, CompilationSettings):
+        raise TypeError(f"settings are CompilationSettings or None, not {value!r}")

@@ -12,35 +12,43 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from itertools import pairwise
 from types import FunctionType
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
 
 import attrs
-import torch
 
-from pipeline.compose.annotations import accepts, is_instance, type_name
-from pipeline.compose.events import Event, Observer, Run, report
-from pipeline.compose.joins import check_join, check_names, checked, empty, what
-from pipeline.compose.stage_signature import Stage, check_signature, name_of, record_types
-from pipeline.frontend.capture import capture
-from pipeline.program import Program
+from pipeline.compiled import Compiled
+from pipeline.compose.annotations import is_instance, type_name
+from pipeline.compose.events import Event, Observer, Run, as_observers, report
+from pipeline.compose.joins import (
+    check_front_door,
+    check_join,
+    check_names,
+    check_settings,
+    checked,
+    empty,
+    other_argument,
+)
+from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
+from pipeline.frontend.capture import Model, capture
+from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.runtime.ambient import without_autocast
 from pipeline.settings import CompilationSettings
 
 __all__ = ["Event", "FunctionStage", "Observer", "Pipeline", "Stage", "StageLike", "as_stage", "report", "stage"]
 
-Takes = TypeVar("Takes", contravariant=True)
-Gives = TypeVar("Gives", covariant=True)
-StageLike: TypeAlias = Stage | Callable[..., Any]
+Other = TypeVar("Other")
+StageLike: TypeAlias = AnyStage | Callable[[Any], Any]
 
 
 class _Joined:
-    """What a stage needs for `|`."""
+    """The operator `|` of stages."""
 
-    def __or__(self: Stage, other: "StageLike") -> "Pipeline":
+    def __or__(self: Stage[Takes, Gives], other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
         """This stage, then the other stage or pipeline."""
-        return Pipeline((self,)) | other
+        first: Pipeline[Takes, Gives] = Pipeline((self,))
+        return first | other
 
-    def __repr__(self: Stage) -> str:
+    def __repr__(self: AnyStage) -> str:
         """Its name, what it takes and what it gives."""
         return f"<stage {described(self)}>"
 
@@ -90,10 +98,10 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
 
 
 @attrs.frozen(repr=False)
-class Named(_Joined):
+class Named(_Joined, Generic[Takes, Gives]):
     """A stage under another name."""
 
-    stage: Stage
+    stage: Stage[Takes, Gives]
     name: str
 
     @property
@@ -106,7 +114,7 @@ class Named(_Joined):
         """What the stage gives."""
         return self.stage.gives
 
-    def __call__(self, record: Any, /) -> Any:
+    def __call__(self, record: Takes, /) -> Gives:
         """What the stage makes of the record."""
         return self.stage(record)
 
@@ -125,7 +133,7 @@ def stage(function: Callable[[Any], Any] | None = None, /, *, name: str | None =
     return FunctionStage(function, name_of(function))
 
 
-def as_stage(value: Any) -> Stage:
+def as_stage(value: object) -> AnyStage:
     """The value as a stage: one already (pipelines too), or a function or frozen record whose call is annotated.
 
     A record is called by its `name`, or by its class in snake case: `OneEngine()` is `one_engine`.
@@ -135,13 +143,13 @@ def as_stage(value: Any) -> Stage:
     if not callable(value):
         raise TypeError(f"{value!r} is no stage: a stage is called with a record and gives a record")
     if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
-        return value  # type: ignore[no-any-return]
+        return cast(AnyStage, value)
     if type(value).__hash__ is None:
         raise TypeError(f"{type(value).__name__} can be changed; a stage is frozen (attrs.frozen)")
     return FunctionStage(value, name_of(value))
 
 
-def following(step: Stage, before: tuple[Stage, ...]) -> Stage:
+def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
     """A stage that runs after others: told of them, where it has a method ``following`` to be told by.
 
     So a stage that compiles again, such as `verify`, does that as the pipeline does which it is a part of.
@@ -153,7 +161,7 @@ def following(step: Stage, before: tuple[Stage, ...]) -> Stage:
     return step if told is None else as_stage(Named(as_stage(told(before)), step.name))
 
 
-def described(step: Stage) -> str:
+def described(step: AnyStage) -> str:
     """One line: the name, the implementation where it is called otherwise, what the stage takes and gives."""
     inner = step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
     own = name_of(inner)
@@ -164,28 +172,19 @@ def described(step: Stage) -> str:
     return f"{step.name}{f' ({own})' if own != step.name else ''}: {types}"
 
 
-def _stages(value: Iterable[StageLike]) -> tuple[Stage, ...]:
+def _stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:
     if not isinstance(value, Iterable):
         raise TypeError(f"stages are a sequence, such as Pipeline((stage,)), not a {type(value).__name__}")
     return tuple(as_stage(item) for item in value)
 
 
-def _observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
-    observers = tuple(value)
-    for observer in observers:
-        if not callable(observer):
-            raise TypeError(f"an observer is called with each Event; {observer!r} cannot be called")
-    return observers
-
-
-def _check_settings(_: Any, __: Any, value: Any) -> None:
-    if value is not None and not isinstance(value, CompilationSettings):
-        raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
-
-
 @attrs.frozen(repr=False)
-class Pipeline:
+class Pipeline(Generic[Takes, Gives]):
     """Stages run one after the other: callable, immutable, and itself a stage.
+
+    ``Pipeline[Takes, Gives]`` names the record that its first stage takes and the one that its last stage gives:
+    ``pipeline.default()`` is a ``Pipeline[Program, Compiled]``. Where a change by name can give other records than a
+    type checker knows, the result is a ``Pipeline`` of ``Any``; the joins are checked when it is made all the same.
 
     stages: what runs, in order. Each is made a stage by `as_stage`; each takes what the one before it gives.
     settings: what the front door captures with; None means the default settings, and gives way to another's in `|`.
@@ -195,15 +194,27 @@ class Pipeline:
     Pipelines equal when their parts do. `Pipeline()` is the identity of `|`, which is associative.
     """
 
-    stages: tuple[Stage, ...] = attrs.field(default=(), converter=_stages)
-    _settings: CompilationSettings | None = attrs.field(default=None, validator=_check_settings)
-    observers: tuple[Observer, ...] = attrs.field(default=(), converter=_observers)
+    stages: tuple[AnyStage, ...] = attrs.field(default=(), converter=_stages)
+    _settings: CompilationSettings | None = attrs.field(default=None, validator=check_settings)
+    observers: tuple[Observer, ...] = attrs.field(default=(), converter=as_observers)
 
     def __attrs_post_init__(self) -> None:
         check_names(self.names)
         for before, after in pairwise(self.stages):
             check_join(before, after)
 
+    @overload
+    def __call__(
+        self: "Pipeline[Program, Gives]",
+        model: Model,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        dynamic_shapes: Any = None,
+        *,
+        output_names: Sequence[str] | None = None,
+    ) -> Gives: ...
+    @overload
+    def __call__(self, record: Takes, /) -> Gives: ...
     def __call__(
         self,
         model: Any,
@@ -222,12 +233,12 @@ class Pipeline:
         Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.
         """
         if unknown:
-            raise TypeError(_other_argument(next(iter(unknown))))
+            raise TypeError(other_argument(next(iter(unknown))))
         run = Run(self.observers)
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None
         if alone and is_instance(model, self.takes):
             return self._run(run, model)
-        self._check_front_door(model)
+        check_front_door(self.stages, model)
         front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
         return self._run(run, run.call("capture", front))
 
@@ -235,21 +246,6 @@ class Pipeline:
         steps = [following(step, self.stages[:i]) for i, step in enumerate(self.stages)]
         with without_autocast():
             return reduce(lambda given, step: run.call(step.name, lambda: checked(step, given), given), steps, record)
-
-    def _check_front_door(self, model: object) -> None:
-        """Only a pipeline that starts with a Program takes models; said before the model is captured."""
-        if self.stages and accepts(self.takes, Program):
-            if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
-                return
-            raise TypeError(
-                f"{what(model)} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
-                f"or only the {type_name(self.takes)} that the first stage takes"
-            )
-        first = f"with {self.names[0]!r}, which takes {type_name(self.takes)}" if self.stages else "with nothing"
-        raise TypeError(
-            f"this pipeline starts {first}: call it with that record alone, not with {type(model).__name__} or args; "
-            "to compile a model, begin with the stage 'decompose'"
-        )
 
     @property
     def settings(self) -> CompilationSettings:
@@ -276,17 +272,31 @@ class Pipeline:
         """The record that the last stage gives; without stages, whatever it is given."""
         return self.stages[-1].gives if self.stages else object
 
-    def __or__(self, other: StageLike) -> "Pipeline":
+    def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
         """This, then the other. Settings are the leftmost's that has any; observers are those of both."""
         after = _pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
 
-    def __ror__(self, other: StageLike) -> "Pipeline":
+    def __ror__(self, other: Callable[[Other], Takes]) -> "Pipeline[Other, Gives]":
         """The stage, then this."""
         return _pipeline(other) | self
 
-    def replace(self, name: str, stage: StageLike) -> "Pipeline":
+    @overload
+    def replace(self, name: Literal["decompose", "improve"], stage: Callable[[Program], Program]) -> Self: ...
+    @overload
+    def replace(self, name: Literal["validate"], stage: Callable[[Program], Validated]) -> Self: ...
+    @overload
+    def replace(self, name: Literal["partition"], stage: Callable[[Validated], Partitioned]) -> Self: ...
+    @overload
+    def replace(self, name: Literal["convert"], stage: Callable[[Partitioned], Converted]) -> Self: ...
+    @overload
+    def replace(self, name: Literal["build"], stage: Callable[[Converted], Built]) -> Self: ...
+    @overload
+    def replace(self, name: Literal["refit_map", "verify"], stage: Callable[[Any], Compiled]) -> Self: ...
+    @overload
+    def replace(self, name: str, stage: StageLike) -> "Pipeline[Any, Any]": ...
+    def replace(self, name: str, stage: Any) -> Any:
         """The new stage in this one's place, *which keeps its name*, so that it can be replaced again by the same name.
 
         A pipeline in the place of a stage runs there as one stage, with its own observers.
@@ -294,7 +304,11 @@ class Pipeline:
         at = self._index(name)
         return self._with((*self.stages[:at], _named(stage, name), *self.stages[at + 1 :]))
 
-    def insert(self, stage: StageLike, *, before: str | None = None, after: str | None = None) -> "Pipeline":
+    @overload
+    def insert(self, stage: Callable[[Other], Other], *, before: str = ..., after: str = ...) -> Self: ...
+    @overload
+    def insert(self, stage: StageLike, *, before: str = ..., after: str = ...) -> "Pipeline[Any, Any]": ...
+    def insert(self, stage: Any, *, before: str | None = None, after: str | None = None) -> Any:
         """The stage, or all stages of a pipeline and its observers, before or after the stage of that name."""
         if (before is None) == (after is None):
             raise TypeError("insert takes either before= or after=, the name of a stage")
@@ -303,20 +317,38 @@ class Pipeline:
         stages = (*self.stages[:at], *new.stages, *self.stages[at:])
         return Pipeline(stages, self._settings, self.observers + new.observers)
 
-    def without(self, name: str) -> "Pipeline":
+    @overload
+    def without(self, name: Literal["decompose", "improve", "verify"]) -> Self: ...
+    @overload
+    def without(self, name: str) -> "Pipeline[Any, Any]": ...
+    def without(self, name: str) -> Any:
         """All stages but this one."""
         at = self._index(name)
         return self._with(self.stages[:at] + self.stages[at + 1 :])
 
-    def until(self, name: str) -> "Pipeline":
+    @overload
+    def until(self, name: Literal["decompose", "improve"]) -> "Pipeline[Takes, Program]": ...
+    @overload
+    def until(self, name: Literal["validate"]) -> "Pipeline[Takes, Validated]": ...
+    @overload
+    def until(self, name: Literal["partition"]) -> "Pipeline[Takes, Partitioned]": ...
+    @overload
+    def until(self, name: Literal["convert"]) -> "Pipeline[Takes, Converted]": ...
+    @overload
+    def until(self, name: Literal["build"]) -> "Pipeline[Takes, Built]": ...
+    @overload
+    def until(self, name: Literal["refit_map", "verify"]) -> "Pipeline[Takes, Compiled]": ...
+    @overload
+    def until(self, name: str) -> "Pipeline[Takes, Any]": ...
+    def until(self, name: str) -> Any:
         """The stages up to this one, which is the last to run: its record is what the call gives."""
         return self._with(self.stages[: self._index(name) + 1])
 
-    def observed_by(self, *observers: Observer) -> "Pipeline":
+    def observed_by(self, *observers: Observer) -> Self:
         """The same, with these observers called after those it has."""
-        return Pipeline(self.stages, self._settings, self.observers + observers)
+        return attrs.evolve(self, observers=self.observers + observers)
 
-    def _with(self, stages: tuple[Stage, ...]) -> "Pipeline":
+    def _with(self, stages: tuple[AnyStage, ...]) -> "Pipeline[Any, Any]":
         return Pipeline(stages, self._settings, self.observers)
 
     def _index(self, name: str) -> int:
@@ -324,7 +356,7 @@ class Pipeline:
             raise KeyError(f"no stage {name!r}; the stages are {', '.join(self.names) or 'none'}")
         return self.names.index(name)
 
-    def __getitem__(self, name: str) -> Stage:
+    def __getitem__(self, name: str) -> AnyStage:
         """The stage of this name; `KeyError` with the names there are."""
         return self.stages[self._index(name)]
 
@@ -332,7 +364,7 @@ class Pipeline:
         """Whether a stage has this name."""
         return name in self.names
 
-    def __iter__(self) -> Iterator[Stage]:
+    def __iter__(self) -> Iterator[AnyStage]:
         """The stages, in order."""
         return iter(self.stages)
 
@@ -351,20 +383,13 @@ class Pipeline:
         return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {described(step)}" for step in self.stages)])
 
 
-def _pipeline(part: StageLike) -> Pipeline:
+def _pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
 
 
-def _named(part: StageLike, name: str) -> Stage:
+def _named(part: StageLike, name: str) -> AnyStage:
     """The same stage under another name."""
     made = as_stage(part)
     if made.name == name:
         return made
     return Named(made.stage if isinstance(made, Named) else made, name)
-
-
-def _other_argument(name: str) -> str:
-    """What takes the place of an argument that a pipeline does not have."""
-    ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
-    instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
-    return f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}"

@@ -4,10 +4,13 @@ import inspect
 import re
 from collections.abc import Callable
 from types import FunctionType, MethodType, NoneType
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol, TypeAlias, TypeVar, get_type_hints
+
+Takes = TypeVar("Takes", contravariant=True)
+Gives = TypeVar("Gives", covariant=True)
 
 
-class Stage(Protocol):
+class Stage(Protocol[Takes, Gives]):
     """Anything with a name, the record types it takes and gives, and a call from the one to the other; it is pure."""
 
     @property
@@ -22,8 +25,11 @@ class Stage(Protocol):
     def gives(self) -> Any:
         """The record type that it gives."""
 
-    def __call__(self, record: Any, /) -> Any:
+    def __call__(self, record: Takes, /) -> Gives:
         """The record that it makes of this one."""
+
+
+AnyStage: TypeAlias = Stage[Any, Any]
 
 
 def name_of(function: object) -> str:

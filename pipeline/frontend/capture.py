@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve
@@ -47,8 +47,12 @@ log = logging.getLogger(__name__)
 HINT = "ExportedProgram.run_decompositions({}) alone shows the same; write to clones of tensors, not to their views"
 
 
+Model: TypeAlias = torch.nn.Module | ExportedProgram
+"""What can be captured."""
+
+
 def capture(
-    model: torch.nn.Module | ExportedProgram,
+    model: Model,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
@@ -88,9 +92,7 @@ def capture(
     return named(program, output_names)
 
 
-def _captured(
-    model: torch.nn.Module | ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any, settings: CompilationSettings
-) -> Program:
+def _captured(model: Model, args: Any, kwargs: Any, dynamic_shapes: Any, settings: CompilationSettings) -> Program:
     args, kwargs = checks.arguments(args, kwargs)
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:

@@ -13,7 +13,7 @@ from attrs import Attribute, evolve, field, frozen
 
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import as_stage
-from pipeline.compose.stage_signature import Stage
+from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.errors import AgreementError, AgreementWarning
 from pipeline.stages.build import build
@@ -30,7 +30,7 @@ from pipeline.verification.samples import Given
 
 OnFailure = Literal["raise", "warn", "heal"]
 
-STAGES: tuple[Stage, ...] = tuple(map(as_stage, (Validate(DYNAMO_CONVERTERS), partition, convert, build, refit_map)))
+STAGES: tuple[AnyStage, ...] = tuple(map(as_stage, (Validate(DYNAMO_CONVERTERS), partition, convert, build, refit_map)))
 """By which a program is compiled again where `verify` is called by itself, outside a pipeline."""
 
 
@@ -64,10 +64,10 @@ class Verify:
     inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
     executor: Executor | None = field(default=None, kw_only=True, validator=_one_of(Executor))
     multiple: float = field(default=MULTIPLE, kw_only=True, validator=_multiple)
-    before: tuple[Stage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="verify", kw_only=True)
 
-    def following(self, before: tuple[Stage, ...]) -> Verify:
+    def following(self, before: tuple[AnyStage, ...]) -> Verify:
         """This stage after others, with which it compiles again where it heals."""
         return evolve(self, before=before)
 

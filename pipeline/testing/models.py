@@ -202,7 +202,7 @@ def _captured(model: Model, settings: CompilationSettings, entry: Entry) -> tupl
     return capture(exported, settings=settings), [*before, Snapshot.of(exported.state_dict, exported)]
 
 
-def _compiled(model: Model, compile: Pipeline, entry: Entry) -> Compiled:
+def _compiled(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
     """What the pipeline gives, and gives again; what it is given must stay as it is."""
     try:
         program, before = _captured(model, compile.settings, entry)

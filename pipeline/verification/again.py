@@ -8,7 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from pipeline.compiled import Compiled
-from pipeline.compose.stage_signature import Stage
+from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import PipelineError
 from pipeline.program import Built, Partitioned, Program, Validated
 
@@ -17,12 +17,12 @@ from pipeline.program import Built, Partitioned, Program, Validated
 class Again:
     """The stages that give `Validated` and `Partitioned`, and those after them up to `Compiled`."""
 
-    validate: Stage
-    partition: Stage
-    rest: tuple[Stage, ...] = field()
+    validate: AnyStage
+    partition: AnyStage
+    rest: tuple[AnyStage, ...] = field()
 
     @classmethod
-    def of(cls, stages: Sequence[Stage], unbuilt: Stage | None = None) -> Again:
+    def of(cls, stages: Sequence[AnyStage], unbuilt: AnyStage | None = None) -> Again:
         """From the stages of a pipeline. ``unbuilt`` takes the place of the stage that builds engines.
 
         Raises:
@@ -58,5 +58,5 @@ class Again:
         return self.finished(self.partition(validated))
 
 
-def _place(stages: Sequence[Stage], record: Any) -> int | None:
+def _place(stages: Sequence[AnyStage], record: Any) -> int | None:
     return next((i for i, stage in enumerate(stages) if stage.gives is record), None)
