@@ -182,9 +182,12 @@ def _add_profile(builder: Any, config: Any, order: Order) -> None:
         return
     profile = builder.create_optimization_profile()
     for name, low, opt, high in order.network.profile.ranges:
-        if name in order.sizes:
-            profile.set_shape_input(name, low, opt, high)
-        else:
-            profile.set_shape(name, low, opt, high)
+        tell = profile.set_shape_input if name in order.sizes else profile.set_shape
+        try:
+            tell(name, low, opt, high)
+        except RuntimeError as error:
+            raise BuildError(
+                f"{order.name}: TensorRT takes no sizes of {name} from {low} to {high}: {error}"
+            ) from error
     if config.add_optimization_profile(profile) < 0:
         raise BuildError(f"{order.name}: TensorRT refused the profile {order.network.profile}")

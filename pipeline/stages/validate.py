@@ -29,10 +29,14 @@ from pipeline.partitioning.flow import new_symbols
 from pipeline.program import READS_DATA, Program, Validated, Verdict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
+from pipeline.shapes.environment import shape_of
 from pipeline.trt import CAPABILITIES
 
 MAX_RANK = 8
 """TensorRT's limit on the rank of a tensor."""
+
+MAX_SIZE = 2**31 - 2
+"""The largest size that counts as a bound: 2**31 - 1 is what numbers without one may be."""
 
 DTYPES = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8}
@@ -88,7 +92,7 @@ def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdic
     verdicts: dict[str, Verdict] = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
-            verdicts[node.name] = _verdict(node, lookup, program.settings, verdicts)
+            verdicts[node.name] = _verdict(node, lookup, program, verdicts)
     return FrozenDict(verdicts)
 
 
@@ -116,13 +120,11 @@ def _taken_apart(program: Program, refused: Iterable[torch.fx.Node], claims: Cla
     return evolve(made, decomposed=program.decomposed | (claims.decomposed & rewriter.applied))
 
 
-def _verdict(
-    node: torch.fx.Node, lookup: BoundRegistry, settings: CompilationSettings, earlier: dict[str, Verdict]
-) -> Verdict:
+def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earlier: dict[str, Verdict]) -> Verdict:
     target = qualified_name(node.target)
     found = lookup.choose(node)
     limits = tuple(
-        _limits(node, settings, earlier, isinstance(found, Choice) and found.support.requires_output_allocator)
+        _limits(node, program, earlier, isinstance(found, Choice) and found.support.requires_output_allocator)
     )
     if isinstance(found, Choice) and not limits:
         return Verdict(node.name, target, found, others=lookup.others(node))
@@ -130,9 +132,7 @@ def _verdict(
     return Verdict(node.name, target, None, (*limits, *reasons), source_line(node))
 
 
-def _limits(
-    node: torch.fx.Node, settings: CompilationSettings, earlier: dict[str, Verdict], allocated: bool
-) -> Iterator[Rejection]:
+def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
     """What no network can hold, whatever the operator; ``allocated``: its converter asks for an output allocator."""
     yield from islice(_complex_limits(node), 1)
     yield from () if allocated else _size_limits(node)
@@ -141,7 +141,8 @@ def _limits(
             kind = "float" if isinstance(value, torch.SymFloat) else "bool"
             yield Rejection(f"{what} is a symbolic {kind}, which stays in Python")
         elif isinstance(value, torch.Tensor):
-            yield from _tensor_limits(what, value, settings)
+            yield from _tensor_limits(what, value, program.settings)
+            yield from islice(_unbounded(what, value, program), 1)
     for source in node.all_input_nodes:
         verdict, value = earlier.get(source.name), source.meta.get("val")
         if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
@@ -187,6 +188,17 @@ def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings
         yield Rejection(f"{what} has rank {value.dim()}, TensorRT takes at most {MAX_RANK}")
     if value.layout != torch.strided:
         yield Rejection(f"{what} has layout {value.layout}, TensorRT has dense tensors only")
+
+
+def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
+    """A size made of a number in the data (``torch.arange(int(x.item()))``) may be any: no profile fits."""
+    for size in shape_of(value):
+        symbols = () if isinstance(size, int) else (s.name for s in size.free_symbols)
+        if any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in symbols):
+            yield Rejection(
+                f"{what} has a size, {program.shapes.words(size)}, that a number in the data decides, without a bound",
+                "compute it from sizes of inputs, or say its bounds with torch._check",
+            )
 
 
 def _values(node: torch.fx.Node) -> Iterable[tuple[str, Any]]:

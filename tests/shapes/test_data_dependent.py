@@ -154,3 +154,22 @@ def test_a_size_that_data_decides_comes_back_as_an_int() -> None:
     module = compiled(function, [ROWS], torch.randn(4, 4)).module(executor="reference")
     x = torch.randn(5, 4)
     torch.testing.assert_close(module(x), function(x))
+
+
+class _AsManyAsSaid(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        counted = torch.arange(0.0, n.item())
+        return x * 2, torch.cat([counted, counted]) + 1
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch.export takes a float of data as a size from 2.13 on")
+def test_a_size_that_a_number_decides_without_a_bound_stays_in_pytorch() -> None:
+    """No profile has such a size; engines were asked for one of -4294967295."""
+    model, args = _AsManyAsSaid().eval(), (torch.randn(3), torch.tensor(4.7))
+    compiled = pipeline.default(min_block_size=1)(model, args)
+    fallback = {each.node: each.reason for each in compiled.coverage.fallback}
+    assert set(fallback) == {"item", "arange", "cat", "add"}
+    assert "that a number in the data decides, without a bound" in fallback["add"]
+    for value in (4.7, 9.2):
+        expected, found = model(args[0], torch.tensor(value)), compiled(args[0], torch.tensor(value))
+        assert all(map(torch.equal, expected, found))
