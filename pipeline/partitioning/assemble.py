@@ -11,7 +11,7 @@ from attrs import define, field
 
 from pipeline.aten.graphs import results
 from pipeline.errors import Fallback, source_line
-from pipeline.partitioning.flow import Node, copies, maker, new_symbols, operands, sizes_of, symbols_of
+from pipeline.partitioning.flow import Node, copies, maker, new_symbols, operands, sizes_of, symbols_of, told_float
 from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, port
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import bounds, leaves, on_host
@@ -177,7 +177,7 @@ class _Assembly:
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
         wanted = (wanted & part.made) - _told(map(self._port, outputs))
         for node in part.nodes:
-            if wanted and _is_value(node) and (tells := wanted & _told([self._port(node)])):
+            if wanted and (_is_value(node) or told_float(node)) and (tells := wanted & _told([self._port(node)])):
                 wanted -= tells
                 yield node
 

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from pipeline.aten.graphs import results
 from pipeline.aten.kinds import draws_random, is_cheap, moves
 from pipeline.program import Program, is_operator
-from pipeline.shapes.environment import Expr, bounds, expression, shape_of
+from pipeline.shapes.environment import Expr, bounds, expression, number, shape_of
 
 Node = torch.fx.Node
 
@@ -109,9 +109,22 @@ def sizes_of(node: Node) -> list[Expr]:
 
 def new_symbols(node: Node) -> frozenset[str]:
     """The symbols that an operator brings into being: sizes and numbers that only running it tells."""
-    sizes = [e for e in sizes_of(node) if not isinstance(e, int)] if is_operator(node) else []
-    made = frozenset(str(s) for e in sizes for s in free_unbacked_symbols(e))
-    return made - {s for n in node.all_input_nodes for s in symbols_of(n)} if made else made
+    if not is_operator(node):
+        return frozenset()
+    made = frozenset(str(s) for e in sizes_of(node) if not isinstance(e, int) for s in free_unbacked_symbols(e))
+    made |= told_float(node)
+    return made - {s for n in node.all_input_nodes for s in symbols_of(n) | _float_symbols(n)} if made else made
+
+
+def told_float(node: Node) -> frozenset[str]:
+    """The symbol of a float that an operator reads from data (``x.item()``); nothing for other values."""
+    expr = number(value) if isinstance(value := node.meta.get("val"), torch.SymFloat) else None
+    return frozenset({str(expr)}) if expr is not None and expr.is_Symbol else frozenset()
+
+
+def _float_symbols(node: Node) -> frozenset[str]:
+    value = node.meta.get("val")
+    return frozenset(str(s) for s in number(value).free_symbols) if isinstance(value, torch.SymFloat) else frozenset()
 
 
 def _sizes(value: object) -> Iterable[Expr]:

@@ -91,8 +91,12 @@ def _made(value: Any, output: Return, home: torch.device | None) -> Any:
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Any]) -> dict[str, int]:
-    """Sizes that only running a segment tells."""
-    return {s: int(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
+    """Sizes and numbers that only running a segment tells."""
+    return {s: _number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, float) else int(value)
 
 
 W = TypeVar("W")

@@ -173,3 +173,21 @@ def test_a_size_that_a_number_decides_without_a_bound_stays_in_pytorch() -> None
     for value in (4.7, 9.2):
         expected, found = model(args[0], torch.tensor(value)), compiled(args[0], torch.tensor(value))
         assert all(map(torch.equal, expected, found))
+
+
+class _SizesOfAFloatLater(torch.nn.Module):
+    """A size made of a float of the data is an argument in a later PyTorch segment, after an engine."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        counted = torch.arange(0.0, n.item())
+        scale = torch.softmax(x @ x * counted.sum(), -1).amax()
+        return (counted * scale).reshape(counted.shape[0], 1).expand(counted.shape[0], 2) + scale
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch.export takes a float of data as a size from 2.13 on")
+def test_a_float_that_data_decides_reaches_later_segments() -> None:
+    model, args = _SizesOfAFloatLater().eval(), (torch.randn(3, 3), torch.tensor(4.7))
+    compiled = pipeline.default(min_block_size=1)(model, args)
+    assert [segment.kind for segment in compiled.partitioned.segments] == ["torch", "engine", "torch"]
+    for value in (4.7, 9.2):
+        torch.testing.assert_close(compiled(args[0], torch.tensor(value)), model(args[0], torch.tensor(value)))
