@@ -8,6 +8,9 @@ y = compiled(x)
 """
 
 from pipeline.agreement import Agreement
+from pipeline.artifact.cached import cached
+from pipeline.artifact.engine_fsspec import FsspecStore
+from pipeline.artifact.engine_store import DiskStore, EngineStore
 from pipeline.artifact.load import load
 from pipeline.artifact.refit import refit_module_weights
 from pipeline.compiled import Compiled
@@ -76,11 +79,14 @@ __all__ = [
     "ConverterPriority",
     "ConverterRegistry",
     "ConverterSupport",
+    "DiskStore",
     "DtypeError",
+    "EngineStore",
     "Event",
     "ExecutionError",
     "Fallback",
     "FrozenDict",
+    "FsspecStore",
     "Input",
     "Ledger",
     "Partitioned",
@@ -99,6 +105,7 @@ __all__ = [
     "backend",
     "bisect",
     "by_submodule",
+    "cached",
     "capture",
     "default",
     "dynamo_tensorrt_converter",

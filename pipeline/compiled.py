@@ -15,7 +15,8 @@ from pipeline.agreement import Agreement, Healed
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.program import Engine, Output, Partitioned, Port, Program, Segment, segment_lines
+from pipeline.network.engine import Engine
+from pipeline.program import Output, Partitioned, Port, Program, Segment, segment_lines
 from pipeline.recipes import Recipe
 from pipeline.settings import RUNTIME, CompilationSettings
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from pipeline.artifact.cached import cached_by
 from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
 from pipeline.compose.pipelines import Pipeline
@@ -62,7 +63,7 @@ def default(
         Improve(registry),
         Validate(registry, decompositions, whole),
     )
-    return Pipeline((*front, partition, convert, Build(build_executor), refit_map), settings)
+    return Pipeline((*front, partition, convert, cached_by(settings, Build(build_executor)), refit_map), settings)
 
 
 def bisect(

@@ -11,7 +11,8 @@ _TYPED = (
 )
 _AUTOCAST = 'mixed precision is a stage: insert pipeline.autocast(torch.float16, exclude=(…)) before="decompose"'
 _LOG = 'logging.getLogger("pipeline").setLevel(logging.DEBUG) shows more, and observed_by(…) every record'
-_CACHE = "engines are built anew in each process; only the kernels that TensorRT-RTX compiles are kept (runtime_cache)"
+_TIMING = "TensorRT-RTX has no timings to keep; cache_built_engines keeps engines, runtime_cache the kernels"
+_STORE = 'a store of one\'s own is a stage: pipeline.default().replace("build", pipeline.cached(store))'
 _WHERE = "engines are loaded on the current CUDA device; compute_capabilities says what they are built for"
 _REFIT = "immutable_weights=False builds engines that can be refitted; weights cannot be left out of them"
 _PYTHON = "there is one runtime, in Python"
@@ -51,12 +52,8 @@ ELSEWHERE: Final = MappingProxyType(
         "make_refitable": _REFIT,
         "strip_engine_weights": _REFIT,
         "refit_identical_engine_weights": _REFIT,
-        "timing_cache_path": _CACHE,
-        "cache_built_engines": _CACHE,
-        "reuse_cached_engines": _CACHE,
-        "engine_cache_dir": _CACHE,
-        "engine_cache_size": _CACHE,
-        "custom_engine_cache": _CACHE,
+        "timing_cache_path": _TIMING,
+        "custom_engine_cache": _STORE,
         "runtime_cache_path": "runtime_cache takes a folder",
         "cuda_graph_strategy": "engine_graphs has TensorRT-RTX launch engines as graphs, cuda_graphs records all",
         "dynamic_shapes_kernel_specialization_strategy": "it is called kernel_specialization",

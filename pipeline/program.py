@@ -24,6 +24,7 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
+from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
 from pipeline.recipes import Recipe
 from pipeline.settings import CompilationSettings
@@ -367,25 +368,6 @@ class Converted:
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.networks))
-
-
-@frozen
-class Engine:
-    """A serialized engine. ``plan`` is what TensorRT loads, as a buffer; it is good for one version of the library."""
-
-    name: str
-    plan: Any = field(eq=False, repr=False)
-    library: str
-    refittable: bool = False
-    digest: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the plan in bytes."""
-        return memoryview(self.plan).nbytes
-
-    def __bytes__(self) -> bytes:
-        return bytes(memoryview(self.plan))
 
 
 @frozen

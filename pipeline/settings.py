@@ -116,6 +116,12 @@ def _one_of(*words: str) -> Callable[[Any, Any, Any], None]:
     return check
 
 
+def _path(value: object) -> str | None:
+    if value is None or isinstance(value, str | os.PathLike):
+        return None if value is None else os.fspath(value)
+    raise TypeError(f"engine_cache_dir is a folder, an fsspec URL or None, not {value!r}")
+
+
 def _path_or_flag(value: object) -> bool | str:
     if isinstance(value, bool):
         return value
@@ -134,6 +140,15 @@ RUNTIME = (
     "runtime_cache",
 )
 """The settings that say how a compiled program runs."""
+ENGINE = (
+    "version_compatible",
+    "optimization_level",
+    "workspace_size",
+    "max_aux_streams",
+    "compute_capabilities",
+)
+"""The settings that TensorRT's builder is told, beside whether an engine can be refitted: engines that differ in one
+are two entries of a cache. All others reach an engine through its network, or not at all."""
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -173,6 +188,15 @@ class CompilationSettings:
     use_fp32_acc: accumulate matrix products of halves in float32 whatever TensorRT holds best: their inputs are cast,
         which it recognises, and a bias is added before the result is rounded. Default False.
 
+    cache_built_engines: save engines in the engine cache, where other compilations and processes find them. Default
+        False.
+    reuse_cached_engines: take engines from the engine cache, if they are there, in the place of building them. Default
+        False.
+    engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of one that a fleet
+        shares; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default None.
+    engine_cache_size: the most bytes that the folder may have; what was not used for longest is deleted. It does not
+        bound what a URL leads to. Default 5 GiB.
+
     How compiled programs run is told by the following; ``compiled.module(cuda_graphs=True)`` changes one for a module.
 
     cuda_graphs: record a CUDA graph of the whole program at the second call with the same shapes, and replay it from
@@ -208,6 +232,10 @@ class CompilationSettings:
     device: str | None = attrs.field(default=None, converter=_device)
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
     use_fp32_acc: bool = attrs.field(default=False, validator=_flag)
+    cache_built_engines: bool = attrs.field(default=False, validator=_flag)
+    reuse_cached_engines: bool = attrs.field(default=False, validator=_flag)
+    engine_cache_dir: str | None = attrs.field(default=None, converter=_path)
+    engine_cache_size: int = attrs.field(default=5 << 30, validator=_whole(0, optional=False))
     cuda_graphs: bool = attrs.field(default=False, validator=_flag)
     max_cuda_graphs: int = attrs.field(default=8, validator=_whole(1, optional=False))
     engine_graphs: bool = attrs.field(default=True, validator=_flag)

@@ -15,7 +15,7 @@ import torch
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
 from pipeline.artifact.codec import at
 from pipeline.artifact.container import Reader, digest_of
-from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptSegment, KeptVerdict, Manifest
+from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptEngine, KeptSegment, KeptVerdict, Manifest
 from pipeline.artifact.operators import target_of
 from pipeline.artifact.rebuild import KEPT
 from pipeline.artifact.tensors import Kept, Source
@@ -25,7 +25,8 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.program import Engine, Partitioned, Program, Verdict, version
+from pipeline.network.engine import Engine
+from pipeline.program import Partitioned, Program, Verdict, version
 from pipeline.recipes import Recipe
 from pipeline.runtime.inputs import children
 from pipeline.runtime.plan import LayoutBuilder
@@ -149,10 +150,7 @@ class _Loader:
             return ()
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
         rows = [(engine, self.reader.verify(engine.entry, self.digest(engine.entry))) for engine in kept]
-        return tuple(
-            Engine(engine.name, memory[at.data : at.end], engine.library, engine.refittable, engine.digest)
-            for engine, at in rows
-        )
+        return tuple(_engine(engine, memory[at.data : at.end]) for engine, at in rows)
 
     def source(self) -> Source:
         """Where the tensors are."""
@@ -246,6 +244,10 @@ def check_whole(compiled: Compiled, reader: Reader) -> None:
         compiled.report()
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
         raise reader.broken(f"its parts do not fit each other ({type(error).__name__}: {error})") from None
+
+
+def _engine(kept: KeptEngine, plan: memoryview) -> Engine:
+    return Engine(kept.name, plan, kept.library, kept.refittable, kept.digest, kept.bindings, kept.weights)
 
 
 def _verdict(kept: KeptVerdict) -> Verdict:

@@ -46,6 +46,8 @@ class KeptEngine:
     library: str
     refittable: bool = False
     digest: str = ""
+    bindings: FrozenDict[str, str] = field(factory=FrozenDict)
+    weights: FrozenDict[str, str] = field(factory=FrozenDict)
 
 
 @frozen

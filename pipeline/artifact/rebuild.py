@@ -17,7 +17,8 @@ from pipeline.build.remote_build import RemoteBuild, write
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
-from pipeline.program import Engine, Partitioned, Segment
+from pipeline.network.engine import Engine
+from pipeline.program import Partitioned, Segment
 from pipeline.recipes import held
 from pipeline.runtime.snapshot import present
 from pipeline.stages.build import engine

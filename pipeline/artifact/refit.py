@@ -17,7 +17,8 @@ from pipeline.artifact.rebuild import is_loaded, rebuilt
 from pipeline.compiled import Compiled
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
-from pipeline.program import Engine, Partitioned, Program, version
+from pipeline.network.engine import Engine
+from pipeline.program import Partitioned, Program, version
 from pipeline.runtime.engine import refit
 from pipeline.runtime.snapshot import present
 from pipeline.stages import build, convert, refit_map

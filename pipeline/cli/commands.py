@@ -141,6 +141,12 @@ def _add_compile(commands: Any) -> None:
     parser.add_argument("--save", metavar="FILE", type=Path, help="keep the program in a file as well: NAME.trtp")
     parser.add_argument("--no-check", action="store_true", help="do not compare the result with eager")
     parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="take engines from the engine cache, and keep those that are built in it (--cache-built-engines "
+        "--reuse-cached-engines; --engine-cache-dir says where it is)",
+    )
+    parser.add_argument(
         "--verify",
         choices=get_args(OnFailure),
         help="--verify, or --verify=warn, --verify=heal: run the program beside eager at its smallest, optimal and "

@@ -104,6 +104,8 @@ def _setting_texts() -> dict[str, str]:
 def _settings(options: argparse.Namespace) -> CompilationSettings:
     names = CompilationSettings.names()
     fields = {n: v for n in names if (v := getattr(options, f"setting_{n}")) is not None}
+    cache = dict.fromkeys(("cache_built_engines", "reuse_cached_engines"), True)
+    fields = {**(cache if getattr(options, "cache", False) else {}), **fields}
     fields |= {n: tuple(map(_operator, v)) for n, v in fields.items() if n == "torch_executed_ops"}
     try:
         return CompilationSettings(**fields)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.network.description import Network
-from pipeline.program import Engine
+from pipeline.network.engine import Engine
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_refit import refit

@@ -25,10 +25,16 @@ KEPT = 256
 """So many networks' kernels stay on disk; those not used for longest are deleted."""
 
 
-def default_directory() -> Path:
-    """Where the kernels are kept: the user's cache folder, or ``PIPELINE_CACHE``."""
+def cache_folder(name: str) -> Path:
+    """A folder of the user's cache, or of the one that ``PIPELINE_CACHE`` names: kernels are in ``runtime``, engines in
+    ``engines``."""
     chosen = os.environ.get("PIPELINE_CACHE")
-    return Path(chosen) if chosen else platformdirs.user_cache_path("tensorrt-pipeline") / "runtime"
+    return (Path(chosen) if chosen else platformdirs.user_cache_path("tensorrt-pipeline")) / name
+
+
+def default_directory() -> Path:
+    """Where the kernels are kept."""
+    return cache_folder("runtime")
 
 
 def cache_key(network: Network) -> str:

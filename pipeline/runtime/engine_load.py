@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.errors import ExecutionError
-from pipeline.network.description import Network
-from pipeline.program import Engine
+from pipeline.network.description import Network, Profile, Tensor
+from pipeline.network.engine import Engine
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.trt import CAPABILITIES, LIBRARY, Log, enum_member, has_gpu, trt
 
@@ -79,7 +79,7 @@ class LoadedEngine:
         Raises:
             ExecutionError: there is no GPU, or the engine does not load; with TensorRT's words.
         """
-        loaded = cls(load(engine), network, **options)
+        loaded = cls(load(engine), as_bound(network, engine.bindings), **options)
         if loaded.cache is not None:
             loaded.cache.attach(loaded.cuda_engine)
         return loaded
@@ -113,6 +113,19 @@ class LoadedEngine:
         if made is None:
             raise ExecutionError(f"{self.network.name}: TensorRT refused an execution context ({said()})")
         return made
+
+
+def as_bound(network: Network, names: Mapping[str, str]) -> Network:
+    """The network with the names that an engine has for its inputs and outputs."""
+    if not names:
+        return network
+
+    def named(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(evolve(tensor, name=names.get(tensor.name, tensor.name)) for tensor in tensors)
+
+    ranges = network.profile.ranges if network.profile else ()
+    profile = Profile(tuple((names.get(row[0], row[0]), *row[1:]) for row in ranges)) if ranges else None
+    return evolve(network, inputs=named(network.inputs), outputs=named(network.outputs), profile=profile)
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 
 from pipeline.errors import RefitError
-from pipeline.program import Engine
+from pipeline.network.engine import Engine
 from pipeline.recipes import held
 from pipeline.runtime.engine_buffers import described
 from pipeline.runtime.engine_load import LOG, listening, load
@@ -30,7 +30,9 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
         RefitError: names each weight that cannot be refitted, with the reason.
         ExecutionError: there is no GPU, or the engine does not load.
     """
-    due = frozenset(weights if changed is None else changed)
+    names = engine.weights
+    weights = {names.get(name, name): value for name, value in weights.items()}
+    due = frozenset(weights if changed is None else (names.get(name, name) for name in changed))
     if not engine.refittable:
         raise RefitError(dict.fromkeys(sorted(due), f"{engine.name} was built with immutable_weights=True"))
     with listening() as said:

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network
-from pipeline.program import Engine, Program, Segment
+from pipeline.network.engine import Engine
+from pipeline.program import Program, Segment
 from pipeline.recipes import held
 from pipeline.runtime.ambient import is_autocast_on, without_autocast
 from pipeline.runtime.cuda_graphs import CudaGraphs

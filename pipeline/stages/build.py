@@ -20,7 +20,8 @@ from pipeline.build.remote_build import Job, RemoteBuild, gathered
 from pipeline.build.wrong_kernels import of_one_batch, of_other_batches, rounded_last, sources, unwritten
 from pipeline.compose.pipelines import report
 from pipeline.network.description import Network
-from pipeline.program import Built, Converted, Engine
+from pipeline.network.engine import Engine
+from pipeline.program import Built, Converted
 from pipeline.trt import CAPABILITIES
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_structure
 import pipeline
 from pipeline import Compiled
 from pipeline.artifact.manifest import KeptVerdict, Manifest
-from pipeline.program import Engine, Partitioned, Program, Verdict
+from pipeline.network.engine import Engine
+from pipeline.program import Partitioned, Program, Verdict
 from tests.artifact.programs import Case, cases
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")

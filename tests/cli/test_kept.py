@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -111,3 +112,27 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, 4] -> [N, 3]"""
         return torch.softmax(self.linear(x), -1)
+
+
+def small() -> nn.Module:
+    """A model for the command line."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+
+def test_compile_takes_engines_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["compile", f"{__name__}:small", "--input", "2x4", "--no-check", "--force", "-o", "out", "--cache"]
+    engine, caches = tmp_path / "out" / "engine_0.engine", ["--engine-cache-dir", "engines"]
+    assert main([*command, *caches]) == 0
+    (kept,) = (tmp_path / "engines").glob("*.engine")
+    first = engine.read_bytes()
+    assert kept.read_bytes().startswith(first)
+    assert "cache_built_engines=True, reuse_cached_engines=True" in capsys.readouterr().out
+    again = importlib.import_module("pipeline.stages.build")
+    monkeypatch.setattr(again, "serialize", lambda *args: pytest.fail("it is built again"))
+    assert main([*command, *caches]) == 0
+    assert engine.read_bytes() == first
+    assert main([*command[:-1], "--reuse-cached-engines", *caches]) == 0

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from pipeline.network.description import Network, Profile
-from pipeline.program import Engine
+from pipeline.network.engine import Engine
 from pipeline.runtime.engine import EngineRunner
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.trt import trt

@@ -126,7 +126,7 @@ def test_the_folder_is_the_users_or_the_one_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("PIPELINE_CACHE", raising=False)
     assert default_directory().parts[-2:] == ("tensorrt-pipeline", "runtime")
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path))
-    assert default_directory() == tmp_path
+    assert default_directory() == tmp_path / "runtime"
 
 
 WRITER = """

@@ -8,7 +8,7 @@ from attrs import evolve
 
 import pipeline
 from pipeline import ExecutionError
-from pipeline.program import Engine
+from pipeline.network.engine import Engine
 from pipeline.runtime import engine_load
 from pipeline.runtime.engine import EngineRunner
 from pipeline.runtime.engine_load import LIBRARY, LOG, listening

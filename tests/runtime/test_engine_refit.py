@@ -13,7 +13,7 @@ from torch import nn
 
 import pipeline
 from pipeline import Compiled, RefitError
-from pipeline.program import Engine
+from pipeline.network.engine import Engine
 from pipeline.runtime import engine_refit
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.runtime.engine_refit import refit

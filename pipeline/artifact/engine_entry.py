@@ -1,0 +1,100 @@
+"""An engine as an entry of a cache: its plan, and what the program needs to know of it; checked before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import struct
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from attrs import frozen
+
+from pipeline.artifact import codec
+from pipeline.artifact.values import MalformedError
+
+MAGIC = b"trtp-engine\n"
+_FOOT = struct.Struct(f"<Q32s{len(MAGIC)}s")
+PIECE = 1 << 22
+MOST = 1 << 26
+"""No entry has more bytes of text than this."""
+
+
+class CorruptEntryError(ValueError):
+    """An entry that is not what was written."""
+
+
+@frozen
+class EngineEntry:
+    """What an entry says of its plan.
+
+    Attributes:
+        key: the key it was saved under.
+        library: the library that built the plan.
+        digest: the plan's SHA-256.
+        bindings: the names that the plan has for inputs and outputs, in the network's order.
+        weights: the names that it has for weights, in the order of their first use.
+        values: the SHA-256 of each weight that the plan holds and that could be refitted, in the same order; empty for
+            a plan that cannot be refitted.
+    """
+
+    key: str
+    library: str
+    digest: str
+    bindings: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+
+def packed(entry: EngineEntry, plan: Any) -> Iterator[memoryview | bytes]:
+    """The parts of an entry: the plan, so that it can be mapped alone; the text; and how long and what both are."""
+    text = json.dumps(codec.written(entry, EngineEntry), separators=(",", ":")).encode()
+    yield memoryview(plan)
+    yield text
+    yield _FOOT.pack(len(text), hashlib.sha256(text).digest(), MAGIC)
+
+
+def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, Any]:
+    """The entry that the first bytes of an open file are, and its plan: mapped where it is a file of the system's.
+
+    Raises:
+        CorruptEntryError: it was truncated or altered, or saved under another key.
+    """
+    if size < _FOOT.size:
+        raise CorruptEntryError("it is too short")
+    length, digest, magic = _FOOT.unpack(_at(file, size - _FOOT.size, _FOOT.size))
+    if magic != MAGIC or length > min(MOST, size - _FOOT.size):
+        raise CorruptEntryError("its end is not as it was written")
+    text = _at(file, size - _FOOT.size - length, length)
+    if hashlib.sha256(text).digest() != digest:
+        raise CorruptEntryError("its description is not as it was written")
+    entry = _read(text)
+    if entry.key != key:
+        raise CorruptEntryError(f"it was saved as {entry.key[:16]}…")
+    plan = _plan(file, size - _FOOT.size - length)
+    if hashlib.sha256(plan).hexdigest() != entry.digest:
+        raise CorruptEntryError("its plan is not as it was written")
+    return entry, plan
+
+
+def _at(file: BinaryIO, offset: int, size: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)
+
+
+def _read(text: bytes) -> EngineEntry:
+    try:
+        found: EngineEntry = codec.read(json.loads(text), EngineEntry)
+        return found
+    except (MalformedError, ValueError, RecursionError) as error:
+        raise CorruptEntryError(f"its description is none: {error}") from None
+
+
+def _plan(file: BinaryIO, size: int) -> Any:
+    if not size:
+        raise CorruptEntryError("it has no plan")
+    try:
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # io.UnsupportedOperation is both
+        return _at(file, 0, size)

@@ -1,0 +1,65 @@
+"""A store of engines at a URL that fsspec opens, so that a fleet builds each engine once."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from attrs import field, frozen
+
+from pipeline.frozen import FrozenDict
+
+
+@frozen
+class FsspecStore:
+    """Entries at a URL: ``s3://bucket/engines``, ``gcs://…``, ``file:///mnt/shared/engines``, whatever fsspec knows.
+
+    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). What the place holds is not
+    bounded: rules of the bucket do that. Nobody waits for anybody: two machines may build the same engine at the same
+    time.
+
+    url: the folder. It is made when something is saved.
+    options: what fsspec's file system takes: ``{"profile": "ci"}``.
+
+    Raises:
+        ImportError: fsspec, or the protocol's library, is not installed.
+        ValueError: fsspec does not know the protocol.
+    """
+
+    url: str
+    options: FrozenDict[str, Any] = field(factory=FrozenDict, converter=FrozenDict, hash=False)
+    _system: Any = field(init=False, eq=False, repr=False)
+    _root: str = field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            extra = "pip install 'tensorrt-pipeline[fsspec]', and the library of the URL's protocol (s3fs, gcsfs)"
+            raise ImportError(f"an engine cache at {self.url} needs fsspec: {extra}") from None
+        system, root = url_to_fs(self.url, **self.options)
+        object.__setattr__(self, "_system", system)
+        object.__setattr__(self, "_root", root.rstrip("/"))
+
+    def load(self, key: str) -> bytes | None:
+        """The entry of a key, or None."""
+        try:
+            data: bytes = self._system.cat_file(self._path(key))
+        except FileNotFoundError:
+            return None
+        return data
+
+    def save(self, key: str, data: bytes) -> None:
+        """Keep an entry: in one step where the system puts files so, as object stores do; elsewhere under another name
+        first."""
+        path = self._path(key)
+        if self._system.async_impl:
+            self._system.pipe_file(path, data)
+            return
+        self._system.makedirs(self._root, exist_ok=True)
+        part = f"{path}.{secrets.token_hex(4)}.part"
+        self._system.pipe_file(part, data)
+        self._system.mv(part, path)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}.engine"

@@ -1,0 +1,229 @@
+"""Where a cache keeps engines: an interface of two methods, and a folder of this machine that is bounded."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, runtime_checkable
+
+import filelock
+from attrs import field, frozen
+
+from pipeline.errors import ArtifactWarning
+from pipeline.runtime.atomic import replacing
+from pipeline.runtime.engine_cache import cache_folder
+
+SUFFIX = ".engine"
+ABANDONED = 3600.0
+"""A part of a file that has not been written to for so many seconds belongs to a process that was killed."""
+_KEY = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,199}", re.ASCII)
+_DIGEST = 32
+
+
+def warn(text: str) -> None:
+    """Warn of what a cache cannot do: the compilation goes on without it."""
+    warnings.warn(ArtifactWarning(text), stacklevel=3)
+
+
+@runtime_checkable
+class EngineStore(Protocol):
+    """Keeps entries of an engine cache by key: all that `pipeline.cached` needs. Keys are 64 hexadecimal digits.
+
+    Entries check themselves: what a store gives back altered is dropped with a warning, and the engine is built.
+    """
+
+    def load(self, key: str) -> bytes | None:
+        """The entry of a key, or None."""
+
+    def save(self, key: str, data: bytes, /) -> None:
+        """Keep an entry. One that is there may be replaced or left: entries of one key serve alike."""
+
+
+@runtime_checkable
+class FileStore(EngineStore, Protocol):
+    """A store whose entries are files, so that plans are mapped and not read, and which processes share."""
+
+    def opened(self, key: str) -> tuple[BinaryIO, int] | None:
+        """The entry as an open file and its size in bytes, or None."""
+
+    def write(self, key: str, parts: Iterable[Any]) -> None:
+        """Keep an entry, given in parts."""
+
+    def drop(self, key: str) -> None:
+        """Forget an entry."""
+
+    def building(self, keys: Iterable[str]) -> Any:
+        """A context in which nobody else builds the engines of these keys."""
+
+
+@frozen
+class InMemory:
+    """A store of two methods as one of files."""
+
+    store: EngineStore
+
+    def load(self, key: str) -> bytes | None:
+        """As the store."""
+        return self.store.load(key)
+
+    def save(self, key: str, data: bytes) -> None:
+        """As the store."""
+        self.store.save(key, data)
+
+    def opened(self, key: str) -> tuple[BinaryIO, int] | None:
+        """The entry in memory and its size, or None."""
+        data = self.load(key)
+        return None if data is None else (io.BytesIO(data), len(data))
+
+    def write(self, key: str, parts: Iterable[Any]) -> None:
+        """Saves the parts joined."""
+        self.save(key, b"".join(parts))
+
+    def drop(self, key: str) -> None:
+        """Nothing: the entry is replaced when its engine is built."""
+
+    @contextmanager
+    def building(self, keys: Iterable[str]) -> Iterator[None]:
+        """Nothing: two processes may build the same engine, and the later one's is kept."""
+        yield
+
+
+def as_files(store: EngineStore) -> FileStore:
+    """Any store as one of files."""
+    return store if isinstance(store, FileStore) else InMemory(store)
+
+
+def _folder(value: str | os.PathLike[str] | None) -> Path:
+    return cache_folder("engines") if value is None else Path(value).expanduser()
+
+
+@frozen
+class DiskStore:
+    """A folder of entries. Beyond its size, those that were not used for longest are deleted.
+
+    Any number of threads and processes may share it. An entry appears whole or not at all, also if a process is killed;
+    one that was altered is deleted with a warning. While one process builds an engine, others that want the same one
+    wait for it.
+
+    folder: where; None for ``engines`` in the user's cache folder (`PIPELINE_CACHE` names another).
+    size: the most bytes that all entries may have together.
+    """
+
+    folder: Path = field(default=None, converter=_folder)
+    size: int = 5 << 30
+
+    def load(self, key: str) -> bytes | None:
+        """The bytes saved under a key, or None. Bytes that were altered are deleted, with a warning."""
+        found = self.opened(key)
+        if found is None:
+            return None
+        with found[0] as file:
+            data = file.read()
+        body, digest = data[:-_DIGEST], data[-_DIGEST:]
+        if hashlib.sha256(body).digest() == digest:
+            return body
+        warn(f"the entry {key} of the engine cache {self.folder} was altered; it is dropped")
+        self.drop(key)
+        return None
+
+    def save(self, key: str, data: bytes) -> None:
+        """Keep bytes under a key, then delete what was not used for longest. More bytes than ``size`` are not kept."""
+        self.write(key, [data])
+
+    def opened(self, key: str) -> tuple[BinaryIO, int] | None:
+        """The entry's file, which counts as used now, and the entry's size; the SHA-256 of the entry follows it."""
+        path = self._path(key)
+        try:
+            file = path.open("rb")
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            warn(f"the engine cache {self.folder} cannot be read: {error}")
+            return None
+        return file, os.fstat(file.fileno()).st_size - _DIGEST
+
+    def write(self, key: str, parts: Iterable[Any]) -> None:
+        """As `save`, in parts that are never joined. A folder that cannot be written to is a warning."""
+        path, views = self._path(key), [memoryview(part) for part in parts]
+        size = sum(view.nbytes for view in views) + _DIGEST
+        if size > self.size:
+            warn(
+                f"an engine of {size} bytes is not kept: the cache {self.folder} holds {self.size} (engine_cache_size)"
+            )
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                sha256 = hashlib.sha256()
+                for view in views:
+                    sha256.update(view)
+                    file.write(view)
+                file.write(sha256.digest())
+            self._evict(path)
+        except OSError as error:
+            warn(f"an engine cannot be kept in {self.folder}: {error}")
+
+    def drop(self, key: str) -> None:
+        """Delete an entry, if it is there."""
+        self._path(key).unlink(missing_ok=True)
+
+    @contextmanager
+    def building(self, keys: Iterable[str]) -> Iterator[None]:
+        """While it lasts, other threads and processes wait that enter with one of these keys. The system ends the wait
+        for a process that is killed."""
+        with ExitStack() as held:
+            for stripe in sorted({key[:2] for key in keys}):  # in order, so that no two wait for each other
+                held.enter_context(self._lock(f"{stripe}.lock"))
+            yield
+
+    def _path(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key[:80]!r} is no key: letters, digits, - and _ make one")
+        return self.folder / f"{key}{SUFFIX}"
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """A lock that all processes share; nothing where the folder's file system has none."""
+        folder = self.folder / "locks"
+        lock = filelock.FileLock(folder / name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except (OSError, NotImplementedError) as error:
+            warn(f"the engine cache {self.folder} cannot be locked ({error}): an engine may be built twice")
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _evict(self, newest: Path) -> None:
+        """Delete the entries used longest ago until the rest fits, and what killed processes left."""
+        with self._lock("all.lock"):
+            found = [(path, stat) for path in self.folder.glob(f"*{SUFFIX}") if (stat := _stat(path)) is not None]
+            total = sum(stat.st_size for _, stat in found)
+            for path, stat in sorted(found, key=lambda row: row[1].st_mtime_ns):
+                if total <= self.size:
+                    break
+                if path != newest:
+                    path.unlink(missing_ok=True)
+                    total -= stat.st_size
+            for part in self.folder.glob(f".*{SUFFIX}.*.part"):
+                if (stat := _stat(part)) is not None and time.time() - stat.st_mtime > ABANDONED:
+                    part.unlink(missing_ok=True)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,34 @@
+"""``Engine``: what TensorRT made of a network, serialized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen
+
+from pipeline.frozen import FrozenDict
+
+
+@frozen
+class Engine:
+    """A serialized engine. ``plan`` is what TensorRT loads, as a buffer; it is good for one version of the library.
+
+    ``bindings`` and ``weights``: what the plan calls inputs, outputs and weights, by the network's names, where the two
+    differ: a plan from a cache may have been built for a program with other names.
+    """
+
+    name: str
+    plan: Any = field(eq=False, repr=False)
+    library: str
+    refittable: bool = False
+    digest: str = ""
+    bindings: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
+    weights: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the plan in bytes."""
+        return memoryview(self.plan).nbytes
+
+    def __bytes__(self) -> bytes:
+        return bytes(memoryview(self.plan))

@@ -1,0 +1,179 @@
+"""Stores of the engine cache: bounded, shared by processes, and never wrong after damage or a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline
+from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, packed, unpacked
+from pipeline.artifact.engine_store import ABANDONED, InMemory, as_files
+from pipeline.runtime.engine_cache import cache_folder
+
+ROOT = Path(__file__).parents[2]
+KEY, OTHER = "a" * 64, "b" * 64
+
+
+def used(store: pipeline.DiskStore, key: str, at: int) -> None:
+    """Has an entry been used at a time."""
+    os.utime(store.folder / f"{key}.engine", ns=(at, at))
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    store = pipeline.DiskStore(tmp_path / "engines")
+    assert store.load(KEY) is None
+    store.save(KEY, b"one")
+    store.save(OTHER, b"")
+    assert (store.load(KEY), store.load(OTHER)) == (b"one", b"")
+    store.save(KEY, b"two")
+    assert pipeline.DiskStore(tmp_path / "engines").load(KEY) == b"two"
+
+
+def test_the_folder_is_the_users_or_the_one_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path))
+    assert pipeline.DiskStore().folder == tmp_path / "engines" == cache_folder("engines")
+    monkeypatch.delenv("PIPELINE_CACHE")
+    assert pipeline.DiskStore().folder.parts[-2:] == ("tensorrt-pipeline", "engines")
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    store = pipeline.DiskStore(tmp_path, size=3 * (100 + 32))
+    for i, key in enumerate("abc"):
+        store.save(key, bytes(100))
+        used(store, key, (i + 1) * 10**9)
+    store.load("a")
+    store.save("d", bytes(100))
+    assert [key for key in "abcd" if store.load(key) is not None] == ["a", "c", "d"]
+    store.save("e", bytes(300))
+    assert [key for key in "abcde" if store.load(key) is not None] == ["e"]
+
+
+def test_more_than_the_size_is_not_kept(tmp_path: Path) -> None:
+    store = pipeline.DiskStore(tmp_path, size=100)
+    with pytest.warns(pipeline.ArtifactWarning, match="is not kept"):
+        store.save(KEY, bytes(100))
+    assert store.load(KEY) is None
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: b"x" + d[1:], lambda d: b"", lambda d: d + b"x"])
+def test_altered_bytes_are_dropped_with_a_warning(damage: Any, tmp_path: Path) -> None:
+    store = pipeline.DiskStore(tmp_path)
+    store.save(KEY, b"plan")
+    (tmp_path / f"{KEY}.engine").write_bytes(damage((tmp_path / f"{KEY}.engine").read_bytes()))
+    with pytest.warns(pipeline.ArtifactWarning, match="was altered; it is dropped"):
+        assert store.load(KEY) is None
+    assert not list(tmp_path.glob("*.engine"))
+
+
+def test_keys_stay_in_the_folder(tmp_path: Path) -> None:
+    for key in ("../x", "", "a/b", ".x", "a" * 300):
+        with pytest.raises(ValueError, match="is no key"):
+            pipeline.DiskStore(tmp_path / "engines").save(key, b"")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = pipeline.DiskStore(tmp_path / "file" / "engines")
+    with pytest.warns(pipeline.ArtifactWarning, match="cannot be kept"):
+        store.save(KEY, b"plan")
+    with pytest.warns(pipeline.ArtifactWarning, match="cannot be read"):
+        assert store.load(KEY) is None
+    with pytest.warns(pipeline.ArtifactWarning, match="may be built twice"), store.building([KEY]):
+        pass
+
+
+def test_what_killed_processes_left_is_deleted(tmp_path: Path) -> None:
+    store = pipeline.DiskStore(tmp_path)
+    old, new = tmp_path / f".{KEY}.engine.1.part", tmp_path / f".{KEY}.engine.2.part"
+    for part in (old, new):
+        part.write_bytes(b"half")
+    past = time.time() - 2 * ABANDONED
+    os.utime(old, (past, past))
+    store.save(KEY, b"plan")
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_plain_object_is_a_store() -> None:
+    class Plain(dict[str, bytes]):
+        def load(self, key: str) -> bytes | None:
+            return self.get(key)
+
+        def save(self, key: str, data: bytes) -> None:
+            self[key] = data
+
+    store = Plain()
+    files = as_files(store)
+    assert isinstance(store, pipeline.EngineStore)
+    assert isinstance(files, InMemory)
+    files.write(KEY, [b"a", memoryview(b"bc")])
+    file, size = files.opened(KEY) or (None, 0)
+    assert file is not None
+    assert (file.read(), size, files.opened(OTHER)) == (b"abc", 3, None)
+    with pytest.raises(TypeError, match="load"):
+        pipeline.cached(object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="load"):
+        pipeline.cached(Plain)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", ["memory://engines/one", "file://{}/shared/engines", "local://{}/more"])
+def test_a_store_at_a_url(url: str, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    store = pipeline.FsspecStore(url.format(tmp_path))
+    assert store.load(KEY) is None
+    store.save(KEY, b"one")
+    store.save(KEY, b"two")
+    assert store.load(KEY) == b"two"
+    assert pipeline.FsspecStore(url.format(tmp_path)).load(KEY) == b"two"
+    assert not list(tmp_path.rglob("*.part"))
+    with pytest.raises(ValueError, match="nonsense"):
+        pipeline.FsspecStore("nonsense://x")
+
+
+def entry(plan: bytes) -> bytes:
+    """An entry with this plan."""
+    return b"".join(packed(EngineEntry(KEY, "tensorrt", hashlib.sha256(plan).hexdigest(), ("x",), (), ()), plan))
+
+
+def test_every_byte_of_an_entry_counts(tmp_path: Path) -> None:
+    whole = entry(b"plan" * 10)
+    for at in range(len(whole)):
+        made = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        (tmp_path / "e").write_bytes(made)
+        with (tmp_path / "e").open("rb") as file, pytest.raises(CorruptEntryError):
+            unpacked(file, len(made), KEY)
+    for at in range(len(whole)):
+        (tmp_path / "e").write_bytes(whole[:at])
+        with (tmp_path / "e").open("rb") as file, pytest.raises(CorruptEntryError):
+            unpacked(file, at, KEY)
+    (tmp_path / "e").write_bytes(whole)
+    with (tmp_path / "e").open("rb") as file:
+        assert bytes(unpacked(file, len(whole), KEY)[1]) == b"plan" * 10
+        with pytest.raises(CorruptEntryError, match="saved as"):
+            unpacked(file, len(whole), OTHER)
+
+
+def script(name: str, *args: object) -> str:
+    """What a script of this folder says, run in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(Path(__file__).parent / name), *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=550, cwd=ROOT)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def test_a_kill_leaves_no_entry_that_loads_wrongly(tmp_path: Path) -> None:
+    """A sample of ``python tests/artifact/killed_caches.py FOLDER 200``."""
+    assert "20 kills" in script("killed_caches.py", tmp_path, 20)
+
+
+def test_processes_lose_nothing_and_build_nothing_twice(tmp_path: Path) -> None:
+    """A sample of ``python tests/artifact/shared_caches.py FOLDER 8 500``."""
+    assert "2 processes, 12 compilations: 4 engines, none built twice" in script("shared_caches.py", tmp_path, 2, 12)
