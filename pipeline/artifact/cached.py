@@ -229,7 +229,7 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
             ``load(key) -> bytes | None`` and ``save(key, data)``.
-        stage: builds what the store does not have: ``pipeline.stages.Build(executor)``, say.
+        stage: builds what the store does not have: ``pipeline.stages.Build(build_executor)``, say.
         reuse: take engines from the store.
         keep: save engines that were built.
 
