@@ -170,7 +170,7 @@ def check_model(
         raise ValueError(f"entry is one of {', '.join(map(repr, get_args(Entry)))}, not {entry!r}")
     if isinstance(args, TensorSpec | str):
         raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(TensorSpec((2, 3)),)")
-    model = Model(make, tuple(args), dict(kwargs or {}), Call(None, (*_specs(args, kwargs),), sizes=sizes or {}).sizes)
+    model = _model(make, args, kwargs, sizes)
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)
     compile = compile if build else compile.replace("build", unbuilt)
@@ -180,6 +180,24 @@ def check_model(
     for executor in executors or (("reference", "tensorrt") if build and has_gpu() else ("reference",)):
         _run(model, compiled, executor, strided)
     return compiled
+
+
+def capture_model(
+    make: Callable[[], torch.nn.Module],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Any] | None = None,
+    *,
+    entry: Entry = "dims",
+    **options: Any,
+) -> Program:
+    """The program that ``check_model`` compiles, for the same arguments; those that say how to check say nothing here."""
+    settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
+    return _captured(_model(make, args, kwargs, sizes), default(**settings).settings, entry)[0]
+
+
+def _model(make: Callable[[], torch.nn.Module], args: Any, kwargs: Any, sizes: Mapping[str, Any] | None) -> Model:
+    return Model(make, tuple(args), dict(kwargs or {}), Call(None, (*_specs(args, kwargs),), sizes=sizes or {}).sizes)
 
 
 def _specs(args: Any, kwargs: Any) -> Iterator[Any]:

@@ -91,13 +91,22 @@ class Snippet:
 
     def run(self) -> Any:
         """Run the script: the compiled program, or ``ModelError`` with the script in its message."""
-        text = str(self)
-        with _module(text) as module:
-            try:
-                exec(compile(text, module.__name__, "exec"), vars(module))
-            except ModelError as error:
-                raise ModelError(error.kind, f"{error.message}\n\n{text}") from error
-            return module.checked
+        return _ran(str(self))
+
+    def captured(self) -> Any:
+        """The ``Program`` that the script compiles, not compiled; ``CaptureError`` if torch.export does not take it."""
+        loaded = "from pipeline.testing.models import capture_model"
+        return _ran(str(self).replace("checked = check_model(", f"{loaded}\n\nchecked = capture_model("))
+
+
+def _ran(text: str) -> Any:
+    """What a script leaves as ``checked``."""
+    with _module(text) as module:
+        try:
+            exec(compile(text, module.__name__, "exec"), vars(module))
+        except ModelError as error:
+            raise ModelError(error.kind, f"{error.message}\n\n{text}") from error
+        return module.checked
 
 
 @contextmanager
