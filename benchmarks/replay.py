@@ -1,4 +1,4 @@
-"""``python -m benchmarks.replay record DIR`` and ``compare A B``: what two versions of the compiler make of the same things.
+"""``python -m benchmarks.replay record DIR`` and ``compare A B``: what two versions make of the same programs.
 
 ``record`` compiles example models, architectures of the zoo, random programs and calls of single operators, and writes
 a text file for each: the program, its networks, engines' digests, the refit map, and what stays in PyTorch. ``compare``

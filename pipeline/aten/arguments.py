@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,17 @@ import torch
 
 @lru_cache(maxsize=4096)
 def _schema(target: Any) -> tuple[tuple[str, bool, Any], ...]:
+    """Names, and defaults if there are any: an operator's, or a Python function's."""
+    if not hasattr(target, "_schema"):
+        parameters = inspect.signature(target).parameters.values()
+        return tuple((p.name, p.default is not p.empty, p.default) for p in parameters)
     return tuple((a.name, a.has_default_value(), a.default_value) for a in target._schema.arguments)
+
+
+@lru_cache(maxsize=4096)
+def names_of(target: Any) -> tuple[str, ...]:
+    """The names of an operator's arguments as converters have them: the schema's, with ``self`` as ``input``."""
+    return tuple("input" if name == "self" else name for name, _, _ in _schema(target))
 
 
 def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -1,4 +1,13 @@
-"""The converters: ``DYNAMO_CONVERTERS`` is what the families declare, ``DECOMPOSITIONS`` our own decompositions."""
+"""The converters: ``DYNAMO_CONVERTERS`` is what the families declare, ``DECOMPOSITIONS`` our own decompositions.
+
+A family is a file of functions that `converts` declares. Each has the name of its operator, takes a `Net` and the
+operator's arguments by their names in the schema, and appends layers by building blocks of `pipeline.impl`:
+
+    @converts(aten.permute.default)
+    def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
+        '''permute(Tensor self, int[] dims) -> Tensor'''
+        return base.permute(net, base.tensor(net, input), dims)
+"""
 
 from __future__ import annotations
 
@@ -13,6 +22,7 @@ from pipeline.converters.registry import ConverterRegistry
 _MECHANISM: Final = frozenset(
     {
         *(
+            "binding",
             "claims",
             "converter_utils",
             "declare",

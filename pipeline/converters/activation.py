@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, declared_rows
+from pipeline.converters.binding import converts
+from pipeline.converters.results import as_result, by_row
 from pipeline.impl import activation, elementwise
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 
 aten = torch.ops.aten
 
@@ -18,7 +19,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.sigmoid.default: (activation.tailed, "SIGMOID"),
     aten.tanh.default: (activation.smooth, "TANH"),
     aten.relu.default: (activation.relu,),
-    aten.relu6.default: (lambda ctx, name, x: elementwise.clamp(ctx, name, x, 0, 6),),
+    aten.relu6.default: (lambda net, x: elementwise.clamp(net, x, 0, 6),),
     aten.hardtanh.default: (elementwise.clamp,),
     aten.gelu.default: (activation.gelu,),
     aten.silu.default: (activation.silu,),
@@ -32,12 +33,14 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.softshrink.default: (activation.soft_shrink,),
 }
 
-CONVERTERS = declared_rows(TABLE)
+
+@converts(TABLE)
+def activated(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """Give an activation function the operator's arguments."""
+    return by_row(net, row, operands)
 
 
-@dynamo_tensorrt_converter(aten.log_sigmoid_forward.default, supports_dynamic_shapes=True)
-def log_sigmoid_forward(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+@converts(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(net: Net, input: Value) -> Any:
     """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). The buffer is for the gradient."""
-    return as_result(ctx, name, activation.log_sigmoid(ctx, name, args[0])), None
+    return as_result(net, activation.log_sigmoid(net, input)), None

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
-from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl.attention import fused, lets_all_attend, plain
 from pipeline.impl.attention_limits import Case, fitted, unmet
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
@@ -92,16 +92,16 @@ def _has_nothing(rows: Any, mask: Any) -> bool:
 
 
 @converts(aten.scaled_dot_product_attention.default, validator=attends_only)
-def attention(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def attention(
+    net: Net, query: Value, key: Value, value: Value, attn_mask: Value | None, scale: float | None
+) -> ITensor:
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,
     float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
-    assert ctx.node is not None
-    given = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | dict(kwargs)
-    query, key, value = (base.tensor(ctx, name, given[n]) for n in ("query", "key", "value"))
-    mask, scale, case = given.get("attn_mask"), given.get("scale"), _case(ctx.node)
-    some = is_open(argument(ctx.node, "attn_mask")) or lets_all_attend(ctx, mask)
+    query, key, value = (base.tensor(net, x) for x in (query, key, value))
+    case = _case(net.node)
+    some = is_open(argument(net.node, "attn_mask")) or lets_all_attend(net, attn_mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
     how: dict[str, Any] = {"some": some, "causal": case.causal, "scale": scale}
-    if fuses(ctx.node, ctx.compilation_settings):
-        return fused(ctx, name, query, key, value, mask, **how)
-    return plain(ctx, name, query, key, value, mask, gqa=case.gqa, **how)
+    if fuses(net.node, net.ctx.compilation_settings):
+        return fused(net, query, key, value, attn_mask, **how)
+    return plain(net, query, key, value, attn_mask, gqa=case.gqa, **how)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
+from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.results import as_result, converts, result_of
+from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -20,25 +22,30 @@ Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 
-def _converted(ctx: ConversionContext, name: str, x: Any) -> Any:
+def _converted(net: Net, x: Any) -> Any:
     """``x`` in the dtype of the node's result; bytes stay as they are."""
-    value = base.tensor(ctx, name, x)
-    if result_of(ctx).dtype == torch.uint8 and _is_byte(ctx):
+    value = base.tensor(net, x)
+    if result_of(net).dtype == torch.uint8 and _is_byte(net):
         return value
-    return as_result(ctx, name, value)
+    return as_result(net, value)
 
 
-def _is_byte(ctx: ConversionContext) -> bool:
+def _is_byte(net: Net) -> bool:
     """Whether what the node copies is of bytes already."""
-    assert ctx.node is not None
-    given: torch.Tensor = ctx.node.all_input_nodes[-1].meta["val"]
+    given: torch.Tensor = net.node.all_input_nodes[-1].meta["val"]
     return given.dtype == torch.uint8
 
 
-@converts(aten._to_copy.default, prims.convert_element_type.default)
-def _to_copy(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten._to_copy.default)
+def to_copy(net: Net, input: Value) -> ITensor:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor"""
-    return _converted(ctx, name, args[0])
+    return _converted(net, input)
+
+
+@converts(prims.convert_element_type.default)
+def convert_element_type(net: Net, a: Value) -> ITensor:
+    """prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor"""
+    return _converted(net, a)
 
 
 @converts(
@@ -51,9 +58,9 @@ def _to_copy(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, na
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
 )
-def identity(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+def identity(net: Net, input: Value) -> Any:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
-    return args[0]
+    return input
 
 
 @register_torch_trt_decomposition(aten.copy.default)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.impl import conv as impl
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import Value
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -35,14 +37,22 @@ def floating_with_static_kernel(node: torch.fx.Node, settings: CompilationSettin
     return True
 
 
-@dynamo_tensorrt_converter(
-    aten.convolution.default, capability_validator=floating_with_static_kernel, supports_dynamic_shapes=True
-)
-def convolution(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.convolution.default, validator=floating_with_static_kernel)
+def convolution(
+    net: Net,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
     """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = bind(target, args, kwargs)
     common: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     if transposed:
-        return impl.deconvolution(ctx, name, x, weight, bias, output_padding=output_padding, **common)
-    return impl.convolution(ctx, name, x, weight, bias, **common)
+        return impl.deconvolution(net, input, weight, bias, output_padding=output_padding, **common)
+    return impl.convolution(net, input, weight, bias, **common)

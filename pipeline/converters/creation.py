@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
-from pipeline.converters.results import as_result, converts, result_of
+from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, creation
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.shape import result_sizes
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -22,11 +24,10 @@ Kwargs = Mapping[str, Any]
 
 
 @converts(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor, aten.new_full.default)
-def full(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-    """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
-    place = 2 if target is aten.new_full.default else 1
-    value = bind(target, args, kwargs)[place]
-    return creation.full(ctx, name, result_sizes(ctx), value, result_of(ctx).dtype)
+def full(net: Net, fill_value: Value = None, value: Value = None) -> ITensor:
+    """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor;
+    fill(Tensor self, Scalar value) -> Tensor"""
+    return creation.full(net, result_sizes(net), fill_value if value is None else value, result_of(net).dtype)
 
 
 @converts(
@@ -37,24 +38,22 @@ def full(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: 
     aten.new_empty.default,
     aten.new_empty_strided.default,
 )
-def empty(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+def empty(net: Net) -> Any:
     """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any value will do: zeros."""
-    return creation.full(ctx, name, result_sizes(ctx), 0, result_of(ctx).dtype)
+    return creation.full(net, result_sizes(net), 0, result_of(net).dtype)
 
 
 @converts(aten.scalar_tensor.default)
-def scalar_tensor(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+def scalar_tensor(net: Net, s: float) -> Any:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, …) -> Tensor"""
-    return as_result(ctx, name, base.tensor(ctx, name, args[0], result_of(ctx).dtype))
+    return as_result(net, base.tensor(net, s, result_of(net).dtype))
 
 
 @converts(aten.arange.start_step, aten.arange.start, aten.arange.default)
-def arange(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+def arange(net: Net, start: Size = 0, step: Size = 1) -> ITensor:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, …) -> Tensor"""
-    start = args[0] if target is not aten.arange.default else 0
-    step = bind(target, args, kwargs)[2] if target is aten.arange.start_step else 1
-    (length,) = result_sizes(ctx)
-    return creation.arange(ctx, name, start, step, length, result_of(ctx).dtype)
+    (length,) = result_sizes(net)
+    return creation.arange(net, start, step, length, result_of(net).dtype)
 
 
 def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -64,6 +63,6 @@ def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool |
 
 
 @converts(aten.native_dropout.default, validator=without_chance)
-def native_dropout(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+def native_dropout(net: Net, input: Value) -> Any:
     """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
-    return args[0], creation.full(ctx, name, result_sizes(ctx), True, torch.bool)
+    return input, creation.full(net, result_sizes(net), True, torch.bool)

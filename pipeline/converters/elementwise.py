@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import bind
-from pipeline.converters.declare import dynamo_tensorrt_converter
-from pipeline.converters.results import as_result, declared_rows, result_of
+from pipeline.converters.binding import converts
+from pipeline.converters.results import as_result, by_row, result_of
 from pipeline.impl import base, elementwise, elementwise_division, elementwise_power, unary
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 
 aten = torch.ops.aten
 
@@ -73,40 +74,42 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def among_bytes(ctx: ConversionContext, target: Any, values: list[Any], name: str) -> list[Any]:
+def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
     """Numbers and 0-d integers beside tensors of bytes are bytes as well, and wrap: -3 is 253. Networks have bytes as
     int32, so that only the node knows."""
-    assert ctx.node is not None
-    inputs = (n.meta["val"] for n in ctx.node.all_input_nodes)
+    node = net.node
+    inputs = (n.meta["val"] for n in node.all_input_nodes)
     if not any(isinstance(v, torch.Tensor) and v.dtype == torch.uint8 for v in inputs):
         return values
-    metas = [v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in bind(target, ctx.node.args, ctx.node.kwargs)]
+    given = bind(node.target, node.args, node.kwargs)
+    metas = [v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in given]
     taken = [m for m in metas if isinstance(m, torch.Tensor | int | float)]
-    if base.result_type(*taken) != torch.uint8 or result_of(ctx).dtype not in (torch.uint8, torch.bool):
+    if base.result_type(*taken) != torch.uint8 or result_of(net).dtype not in (torch.uint8, torch.bool):
         return values
 
     def wrapped(value: Any, meta: Any) -> Any:
         if isinstance(meta, torch.Tensor):
-            return base.byte(ctx, name, base.tensor(ctx, name, value)) if meta.dtype in INTEGERS else value
+            return base.byte(net, base.tensor(net, value)) if meta.dtype in INTEGERS else value
         return value % 256 if isinstance(value, int) and not isinstance(value, bool) else value
 
     return list(map(wrapped, values, metas))
 
 
-CONVERTERS = declared_rows(TABLE, operands=among_bytes)
+@converts(TABLE)
+def of_two(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """Give an elementwise function the operator's arguments."""
+    return by_row(net, row, among_bytes(net, operands))
 
 
-@dynamo_tensorrt_converter(aten.rsub.Tensor, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.rsub.Scalar, supports_dynamic_shapes=True)
-def rsub(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(net: Net, input: Value, other: Value, alpha: Value) -> ITensor:
     """rsub(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    self, other, alpha = among_bytes(ctx, target, bind(target, args, kwargs), name)
-    return as_result(ctx, name, elementwise.add(ctx, name, "SUB", other, self, alpha))
+    input, other, alpha = among_bytes(net, (input, other, alpha))
+    return as_result(net, elementwise.add(net, "SUB", other, input, alpha))
 
 
-@dynamo_tensorrt_converter(aten.masked_fill.Scalar, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.masked_fill.Tensor, supports_dynamic_shapes=True)
-def masked_fill(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(net: Net, input: Value, mask: Value, value: Value) -> ITensor:
     """masked_fill(Tensor self, Tensor mask, Tensor value) -> Tensor"""
-    self, mask, value = among_bytes(ctx, target, bind(target, args, kwargs), name)
-    return elementwise.where(ctx, name, mask, value, self, base.dtype_of(self))
+    input, mask, value = among_bytes(net, (input, mask, value))
+    return elementwise.where(net, mask, value, input, base.dtype_of(input))

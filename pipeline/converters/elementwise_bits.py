@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
+from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.elementwise import among_bytes
-from pipeline.converters.results import declared_rows
+from pipeline.converters.results import by_row
 from pipeline.impl import elementwise_bits
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -48,4 +51,13 @@ def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return Rejection(f"the digits of integers of rank {value.dim()} need one dim more than TensorRT's 8")
 
 
-CONVERTERS = [*declared_rows(BITWISE, validator=rank_below_8), *declared_rows(SHIFTS, operands=among_bytes)]
+@converts(BITWISE, validator=rank_below_8)
+def bitwise(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return by_row(net, row, operands)
+
+
+@converts(SHIFTS)
+def shift(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor"""
+    return by_row(net, row, among_bytes(net, operands))

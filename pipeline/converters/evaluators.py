@@ -4,24 +4,25 @@ where one reads them (``pipeline.impl.base.shape_tensor``)."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
-from pipeline.converters.results import converts
-from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
+from pipeline.network.context import SymbolicInt
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 
 aten = torch.ops.aten
 
 
-@dynamo_tensorrt_converter(operator.getitem, supports_dynamic_shapes=True)
-def getitem(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(operator.getitem)
+def getitem(net: Net, a: Sequence[Any], b: int) -> Any:
     """getitem(sequence, index): one of an operator's results."""
-    return args[0][args[1]]
+    return a[b]
 
 
 def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -49,10 +50,9 @@ def _is_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reject
     torch.sym_min,
     validator=_is_int,
 )
-def size(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def size(net: Net) -> Any:
     """The node's value: an int, or its expression."""
-    assert ctx.node is not None
-    expr = expression(ctx.node.meta["val"])
+    expr = expression(net.node.meta["val"])
     return expr if isinstance(expr, int) else SymbolicInt(expr)
 
 
@@ -65,14 +65,12 @@ def _is_known(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
     *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, torch.sym_not),
     validator=_is_known,
 )
-def condition(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def condition(net: Net) -> bool:
     """The node's value: a bool."""
-    assert ctx.node is not None
-    return ctx.node.meta["val"]
+    value: bool = net.node.meta["val"]
+    return value
 
 
-@dynamo_tensorrt_converter(aten._assert_tensor_metadata.default, supports_dynamic_shapes=True)
-def _assert_tensor_metadata(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> None:
+@converts(aten._assert_tensor_metadata.default)
+def _assert_tensor_metadata(net: Net) -> None:
     """_assert_tensor_metadata(Tensor a, …) -> (). What it asserts was checked when the model was captured."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.converters.index_signs import counted
 from pipeline.impl import base
 from pipeline.impl import index as _index
+from pipeline.impl.base import Value
 from pipeline.impl.shape import result_sizes
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -31,26 +33,22 @@ def _no_mask(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejec
     return True
 
 
-@dynamo_tensorrt_converter(aten.index.Tensor, capability_validator=_no_mask, supports_dynamic_shapes=True)
-def index(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.index.Tensor, validator=_no_mask)
+def index(net: Net, input: Value, indices: Sequence[Value | None]) -> Any:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end."""
-    x, indices = bind(target, args, kwargs)
-    assert ctx.node is not None
-    return _index.index(ctx, name, base.tensor(ctx, name, x), indices, counted(argument(ctx.node, "indices")))
+    return _index.index(net, base.tensor(net, input), indices, counted(argument(net.node, "indices")))
 
 
-@dynamo_tensorrt_converter(aten.index_select.default, supports_dynamic_shapes=True)
-def index_select(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.index_select.default)
+def index_select(net: Net, input: Value, dim: int, index: Value) -> Any:
     """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
-    x, dim, indices = bind(target, args, kwargs)
-    return _index.index_select(ctx, name, base.tensor(ctx, name, x), dim, indices)
+    return _index.index_select(net, base.tensor(net, input), dim, index)
 
 
-@dynamo_tensorrt_converter(aten.gather.default, supports_dynamic_shapes=True)
-def gather(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.gather.default)
+def gather(net: Net, input: Value, dim: int, index: Value) -> Any:
     """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
-    x, dim, indices, _ = bind(target, args, kwargs)
-    x = base.tensor(ctx, name, x)
-    if base.rank(x) == 0:
-        return base.expand(ctx, name, x, result_sizes(ctx))
-    return _index.gather(ctx, name, x, indices, dim)
+    input = base.tensor(net, input)
+    if base.rank(input) == 0:
+        return base.expand(net, input, result_sizes(net))
+    return _index.gather(net, input, index, dim)

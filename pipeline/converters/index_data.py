@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
+from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import moves
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
-from pipeline.converters.results import converts
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import index
 from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast
 from pipeline.impl.shape import sampled
-from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.network.context import SymbolicInt
+from pipeline.network.net import Net
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
@@ -37,63 +39,45 @@ def runs_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return CAPABILITIES.nonzero or NO_NONZERO
 
 
-@dynamo_tensorrt_converter(
-    aten.nonzero.default,
-    capability_validator=runs_nonzero,
-    supports_dynamic_shapes=True,
-    requires_output_allocator=True,
-)
-def nonzero(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.nonzero.default, validator=runs_nonzero, requires_output_allocator=True)
+def nonzero(net: Net, input: Value) -> Any:
     """nonzero(Tensor self) -> Tensor. An element of rank 0 has no coordinates, and may be there or not."""
-    found = _nonzero(ctx, name, base.tensor(ctx, name, args[0], rank=1))
-    found = found if base.rank(args[0]) else sampled(ctx, name, found, [0], [0], [0])
-    return base.permute(ctx, name, found, [1, 0])
+    found = _nonzero(net, base.tensor(net, input, rank=1))
+    found = found if base.rank(input) else sampled(net, found, [0], [0], [0])
+    return base.permute(net, found, [1, 0])
 
 
-@dynamo_tensorrt_converter(
-    aten.index.Tensor, capability_validator=runs_nonzero, supports_dynamic_shapes=True, requires_output_allocator=True
-)
-def index_by_mask(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+@converts(aten.index.Tensor, validator=runs_nonzero, requires_output_allocator=True)
+def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> Any:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the places where they hold are the indices."""
-    x, indices = bind(target, args, kwargs)
-    assert ctx.node is not None
     given: list[Any] = []
-    for each, node in zip(indices, argument(ctx.node, "indices"), strict=True):
+    for each, node in zip(indices, argument(net.node, "indices"), strict=True):
         if each is None or node.meta["val"].dtype not in MASKS:
             given.append(each)
         else:
-            given += _places(ctx, name, each)
-    return index(ctx, name, base.tensor(ctx, name, x), given)
+            given += _places(net, each)
+    return index(net, base.tensor(net, input), given)
 
 
-def _places(ctx: ConversionContext, name: str, mask: Any) -> list[Any]:
+def _places(net: Net, mask: Any) -> list[Any]:
     """For each dim of a mask, the coordinates where it holds."""
-    found = _nonzero(ctx, name, mask)
-    return [base.squeeze(ctx, name, found_at(ctx, name, found, i), [0]) for i in range(base.rank(mask))]
+    found = _nonzero(net, mask)
+    return [base.squeeze(net, found_at(net, found, i), [0]) for i in range(base.rank(mask))]
 
 
-def found_at(ctx: ConversionContext, name: str, found: Any, dim: int) -> Any:
+def found_at(net: Net, found: Any, dim: int) -> Any:
     """The row of coordinates of one dim."""
-    layer = ctx.add(name, "gather", found, base.constant(ctx, name, torch.tensor([dim])), 0)
+    layer = net.add("gather", found, base.constant(net, torch.tensor([dim])), 0)
     return layer.get_output(0)
 
 
-@dynamo_tensorrt_converter(
-    aten.masked_select.default,
-    capability_validator=runs_nonzero,
-    supports_dynamic_shapes=True,
-    requires_output_allocator=True,
-)
-def masked_select(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+@converts(aten.masked_select.default, validator=runs_nonzero, requires_output_allocator=True)
+def masked_select(net: Net, input: Value, mask: Value) -> ITensor:
     """masked_select(Tensor self, Tensor mask) -> Tensor"""
-    x, mask = (base.tensor(ctx, name, value, rank=1) for value in bind(target, args, kwargs))
-    sizes = broadcast(ctx, [x, mask])
-    mask = base.expand(ctx, name, mask, sizes)
-    return index(ctx, name, base.expand(ctx, name, x, sizes), _places(ctx, name, mask))
+    x, mask = (base.tensor(net, value, rank=1) for value in (input, mask))
+    sizes = broadcast(net, [x, mask])
+    mask = base.expand(net, mask, sizes)
+    return index(net, base.expand(net, x, sizes), _places(net, mask))
 
 
 READERS: Mapping[Any, tuple[int, ...]] = {
@@ -146,10 +130,9 @@ def _reads(user: torch.fx.Node, node: torch.fx.Node) -> bool:
 
 
 @converts(aten._local_scalar_dense.default, aten.item.default, validator=_names_an_element)
-def item(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def item(net: Net, input: Value) -> Any:
     """_local_scalar_dense(Tensor self) -> Scalar"""
-    assert ctx.node is not None
-    expr = expression(ctx.node.meta["val"])
-    value = base.reshape(ctx, name, base.tensor(ctx, name, args[0], torch.int64), [])
-    ctx.symbols[str(expr)] = (value, None)
+    expr = expression(net.node.meta["val"])
+    value = base.reshape(net, base.tensor(net, input, torch.int64), [])
+    net.ctx.symbols[str(expr)] = (value, None)
     return expr if isinstance(expr, int) else SymbolicInt(expr)

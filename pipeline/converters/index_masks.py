@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.impl import base, index_masks
+from pipeline.impl.base import Value
 from pipeline.impl.shape import result_sizes
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 aten = torch.ops.aten
 
 
-@dynamo_tensorrt_converter(aten.tril.default, supports_dynamic_shapes=True)
-def tril(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.tril.default)
+def tril(net: Net, input: Value, diagonal: int) -> Any:
     """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
-    x, diagonal = bind(target, args, kwargs)
-    return index_masks.triangle(ctx, name, base.tensor(ctx, name, x), diagonal, lower=True)
+    return index_masks.triangle(net, base.tensor(net, input), diagonal, lower=True)
 
 
-@dynamo_tensorrt_converter(aten.triu.default, supports_dynamic_shapes=True)
-def triu(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.triu.default)
+def triu(net: Net, input: Value, diagonal: int) -> Any:
     """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
-    x, diagonal = bind(target, args, kwargs)
-    return index_masks.triangle(ctx, name, base.tensor(ctx, name, x), diagonal, lower=False)
+    return index_masks.triangle(net, base.tensor(net, input), diagonal, lower=False)
 
 
 def _has_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -40,10 +39,10 @@ def _has_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return Rejection("the number of classes is the largest index, which is data", "give one_hot its num_classes")
 
 
-@dynamo_tensorrt_converter(aten.one_hot.default, capability_validator=_has_classes, supports_dynamic_shapes=True)
-def one_hot(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.one_hot.default, validator=_has_classes)
+def one_hot(net: Net, input: Value, num_classes: int) -> Any:
     """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
-    return index_masks.one_hot(ctx, name, *bind(target, args, kwargs))
+    return index_masks.one_hot(net, input, num_classes)
 
 
 def _cumulative(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -51,11 +50,8 @@ def _cumulative(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
     return CAPABILITIES.cumulative or Rejection(f"{LIBRARY} has no cumulative sum")
 
 
-@dynamo_tensorrt_converter(aten.masked_scatter.default, capability_validator=_cumulative, supports_dynamic_shapes=True)
-def masked_scatter(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+@converts(aten.masked_scatter.default, validator=_cumulative)
+def masked_scatter(net: Net, input: Value, mask: Value, source: Value) -> Any:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
-    x, mask, source = bind(target, args, kwargs)
-    whole = base.expand(ctx, name, base.tensor(ctx, name, x), result_sizes(ctx))
-    return index_masks.masked_scatter(ctx, name, whole, mask, source)
+    whole = base.expand(net, base.tensor(net, input), result_sizes(net))
+    return index_masks.masked_scatter(net, whole, mask, source)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.index_signs import counted
 from pipeline.converters.scatter import compared
 from pipeline.impl import base
 from pipeline.impl import index_put as _index_put
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import Value
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -52,14 +54,12 @@ def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: 
     return row.reshape(x.shape)
 
 
-@dynamo_tensorrt_converter(aten.index_put.default, capability_validator=_writable, supports_dynamic_shapes=True)
-def index_put(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.index_put.default, validator=_writable)
+def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Any:
     """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
-    x, indices, values, accumulate = bind(target, args, kwargs)
-    x = base.tensor(ctx, name, x)
-    assert ctx.node is not None
-    place, given = _tensors(ctx.node)[0]
+    input = base.tensor(net, input)
+    place, given = _tensors(net.node)[0]
     if given.dtype not in INTEGERS:
-        return _index_put.mask_put(ctx, name, x, indices[place], place, values, accumulate)
-    signs = counted(argument(ctx.node, "indices"))
-    return _index_put.index_put(ctx, name, x, indices, values, accumulate, signs)
+        return _index_put.mask_put(net, input, indices[place], place, values, accumulate)
+    signs = counted(argument(net.node, "indices"))
+    return _index_put.index_put(net, input, indices, values, accumulate, signs)

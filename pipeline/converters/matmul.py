@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.traits import Does, does
-from pipeline.converters.results import converts
+from pipeline.converters.binding import converts
 from pipeline.impl import base
 from pipeline.impl import matmul as impl
 from pipeline.impl.attention import first_row, not_alone
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 
 aten = torch.ops.aten
 
 
 @converts(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default)
-def matmul(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def matmul(net: Net, *factors: Value) -> ITensor:
     """matmul(Tensor self, Tensor other) -> Tensor"""
-    x, y = bind(target, args, kwargs)
-    if not _are_weights(ctx.node):
-        return impl.matmul(ctx, name, x, y)
-    weights, lone = not_alone(ctx, name, base.tensor(ctx, name, x))
-    result = impl.matmul(ctx, name, weights, y)
-    return first_row(ctx, name, result) if lone else result
+    a, b = factors
+    if not _are_weights(net.node):
+        return impl.matmul(net, a, b)
+    weights, lone = not_alone(net, base.tensor(net, a))
+    result = impl.matmul(net, weights, b)
+    return first_row(net, result) if lone else result
 
 
 _PASSING = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
@@ -41,15 +41,15 @@ def _are_weights(product: torch.fx.Node | None) -> bool:
 
 
 @converts(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
-def addmm(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def addmm(net: Net, *operands: Value) -> ITensor:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
-    return impl.plus_product(ctx, name, *bind(target, args, kwargs))
+    return impl.plus_product(net, *operands)
 
 
 @converts(aten.linear.default)
-def linear(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def linear(net: Net, input: Value, weight: Value, bias: Value | None) -> Any:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
-    return impl.linear(ctx, name, *bind(target, args, kwargs), turned=_is_turned(ctx.node))
+    return impl.linear(net, input, weight, bias, turned=_is_turned(net.node))
 
 
 def _is_turned(node: torch.fx.Node | None) -> bool:

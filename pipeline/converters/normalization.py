@@ -3,52 +3,53 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import normalization as impl
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import Value
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
-def _statistics(ctx: ConversionContext, name: str, x: Any, axes: Sequence[int], eps: float, keepdim: bool) -> Any:
+def _statistics(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool) -> Any:
     """The mean and rstd that the operator gives beside its result, if anything reads them."""
-    assert ctx.node is not None
-    if all(u.target is operator.getitem and u.args[1] == 0 for u in ctx.node.users):
+    if all(u.target is operator.getitem and u.args[1] == 0 for u in net.node.users):
         return None, None
-    dtype = base.network_dtype(ctx.node.meta["val"][1].dtype)
-    values = impl.statistics(ctx, name, x, axes, eps, keepdim=keepdim)
-    return tuple(base.cast(ctx, name, value, dtype) for value in values)
+    dtype = base.network_dtype(net.node.meta["val"][1].dtype)
+    values = impl.statistics(net, x, axes, eps, keepdim=keepdim)
+    return tuple(base.cast(net, value, dtype) for value in values)
 
 
-@dynamo_tensorrt_converter(aten.layer_norm.default, supports_dynamic_shapes=True)
-def layer_norm(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.layer_norm.default)
+def layer_norm(
+    net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+) -> Any:
     """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05,
     bool cudnn_enable=True) -> Tensor"""
-    x, normalized_shape, weight, bias, eps, _ = bind(target, args, kwargs)
-    return impl.layer_norm(ctx, name, base.tensor(ctx, name, x), len(normalized_shape), weight, bias, eps)
+    return impl.layer_norm(net, base.tensor(net, input), len(normalized_shape), weight, bias, eps)
 
 
-@dynamo_tensorrt_converter(aten.native_layer_norm.default, supports_dynamic_shapes=True)
+@converts(aten.native_layer_norm.default)
 def native_layer_norm(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> Any:
     """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)
     -> (Tensor, Tensor, Tensor)"""
-    x, normalized_shape, weight, bias, eps = bind(target, args, kwargs)
-    x, count = base.tensor(ctx, name, x), len(normalized_shape)
-    axes = range(base.rank(x) - count, base.rank(x))
-    result = impl.layer_norm(ctx, name, x, count, weight, bias, eps)
-    return result, *_statistics(ctx, name, x, axes, eps, True)
+    input, count = base.tensor(net, input), len(normalized_shape)
+    axes = range(base.rank(input) - count, base.rank(input))
+    result = impl.layer_norm(net, input, count, weight, bias, eps)
+    return result, *_statistics(net, input, axes, eps, True)
 
 
 def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -57,43 +58,30 @@ def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> b
     return not isinstance(channels, torch.SymInt) or Rejection(f"dim 1 of its input, the channels, is {channels}")
 
 
-@dynamo_tensorrt_converter(
-    aten.group_norm.default, capability_validator=channels_are_static, supports_dynamic_shapes=True
-)
-def group_norm(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.group_norm.default, validator=channels_are_static)
+def group_norm(net: Net, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float) -> Any:
     """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05,
     bool cudnn_enabled=True) -> Tensor"""
-    x, groups, weight, bias, eps, _ = bind(target, args, kwargs)
-    return impl.group_norm(ctx, name, base.tensor(ctx, name, x), groups, weight, bias, eps)
+    return impl.group_norm(net, base.tensor(net, input), num_groups, weight, bias, eps)
 
 
-@dynamo_tensorrt_converter(
-    aten.native_group_norm.default, capability_validator=channels_are_static, supports_dynamic_shapes=True
-)
-def native_group_norm(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+@converts(aten.native_group_norm.default, validator=channels_are_static)
+def native_group_norm(net: Net, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float) -> Any:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group,
     float eps) -> (Tensor, Tensor, Tensor)"""
-    x, weight, bias, _, _, _, groups, eps = bind(target, args, kwargs)
-    x = base.tensor(ctx, name, x)
-    result = impl.group_norm(ctx, name, x, groups, weight, bias, eps)
-    return result, *_statistics(ctx, name, impl.by_group(ctx, name, x, groups), [2], eps, False)
+    input = base.tensor(net, input)
+    result = impl.group_norm(net, input, group, weight, bias, eps)
+    return result, *_statistics(net, impl.by_group(net, input, group), [2], eps, False)
 
 
-@dynamo_tensorrt_converter(
-    aten._native_batch_norm_legit.no_stats, capability_validator=channels_are_static, supports_dynamic_shapes=True
-)
-def batch_norm_of_the_batch(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+@converts(aten._native_batch_norm_legit.no_stats, validator=channels_are_static)
+def batch_norm_of_the_batch(net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float) -> Any:
     """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
     float eps) -> (Tensor, Tensor, Tensor)"""
-    x, weight, bias, _, _, eps = bind(target, args, kwargs)
-    x = base.tensor(ctx, name, x)
-    axes = [0, *range(2, base.rank(x))]
-    result = impl.channel_norm(ctx, name, x, axes, weight, bias, eps)
-    return result, *_statistics(ctx, name, x, axes, eps, False)
+    input = base.tensor(net, input)
+    axes = [0, *range(2, base.rank(input))]
+    result = impl.channel_norm(net, input, axes, weight, bias, eps)
+    return result, *_statistics(net, input, axes, eps, False)
 
 
 def of_its_own_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -103,27 +91,20 @@ def of_its_own_statistics(node: torch.fx.Node, settings: CompilationSettings) ->
     return Rejection("it uses running statistics")
 
 
-@dynamo_tensorrt_converter(
-    aten.instance_norm.default, capability_validator=of_its_own_statistics, supports_dynamic_shapes=True
-)
-def instance_norm(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+@converts(aten.instance_norm.default, validator=of_its_own_statistics)
+def instance_norm(net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float) -> Any:
     """instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
     bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"""
-    x, weight, bias, _, _, _, _, eps, _ = bind(target, args, kwargs)
-    x = base.tensor(ctx, name, x)
-    return impl.channel_norm(ctx, name, x, range(2, base.rank(x)), weight, bias, eps)
+    input = base.tensor(net, input)
+    return impl.channel_norm(net, input, range(2, base.rank(input)), weight, bias, eps)
 
 
-@dynamo_tensorrt_converter(aten.rms_norm.default, supports_dynamic_shapes=True)
-def rms_norm(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.rms_norm.default)
+def rms_norm(net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Any:
     """rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"""
-    x, normalized_shape, weight, eps = bind(target, args, kwargs)
-    assert ctx.node is not None
-    wide = torch.promote_types(ctx.node.meta["val"].dtype, torch.float32)
+    wide = torch.promote_types(net.node.meta["val"].dtype, torch.float32)
     eps = torch.finfo(wide).eps if eps is None else eps
-    return impl.rms_norm(ctx, name, base.tensor(ctx, name, x), len(normalized_shape), weight, eps)
+    return impl.rms_norm(net, base.tensor(net, input), len(normalized_shape), weight, eps)
 
 
 def _inference(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float) -> Tensor:

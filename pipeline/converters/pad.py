@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import bind
-from pipeline.converters.results import converts
+from pipeline.converters.binding import converts
 from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.pad import pad as _pad
 from pipeline.impl.shape import result_sizes
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 
 aten = torch.ops.aten
 
@@ -23,29 +23,29 @@ MODES = {
     aten.replication_pad1d.default: "replicate",
     aten.replication_pad2d.default: "replicate",
     aten.replication_pad3d.default: "replicate",
-    aten._pad_circular.default: "circular",
 }
 
 
-@converts(*MODES)
-def pad_nd(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(MODES)
+def pad_nd(net: Net, mode: str, input: Value, padding: Sequence[int]) -> Any:
     """reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"""
-    x, amounts = bind(target, args, kwargs)
-    return _pad(ctx, name, base.tensor(ctx, name, x), amounts, result_sizes(ctx), MODES[target])
+    return _pad(net, base.tensor(net, input), padding, result_sizes(net), mode)
+
+
+@converts(aten._pad_circular.default)
+def pad_circular(net: Net, input: Value, pad: Sequence[Size]) -> ITensor:
+    """_pad_circular(Tensor self, SymInt[] pad) -> Tensor"""
+    return _pad(net, base.tensor(net, input), pad, result_sizes(net), "circular")
 
 
 @converts(aten.constant_pad_nd.default)
-def constant_pad_nd(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+def constant_pad_nd(net: Net, input: Value, pad: Sequence[int], value: float) -> Any:
     """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
-    x, amounts, value = bind(target, args, kwargs)
-    return _pad(ctx, name, base.tensor(ctx, name, x), amounts, result_sizes(ctx), "constant", value)
+    return _pad(net, base.tensor(net, input), pad, result_sizes(net), "constant", value)
 
 
 @converts(aten.pad.default)
-def pad(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def pad(net: Net, input: Value, pad: Sequence[int], mode: str, value: float | None) -> Any:
     """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor"""
-    x, amounts, mode, value = bind(target, args, kwargs)
     value = 0 if value is None else value
-    return _pad(ctx, name, base.tensor(ctx, name, x), amounts, result_sizes(ctx), mode, value)
+    return _pad(net, base.tensor(net, input), pad, result_sizes(net), mode, value)

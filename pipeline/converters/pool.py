@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
-from pipeline.impl import base
-from pipeline.impl.pool import avg_pool, max_pool
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
+from pipeline.impl import base, pool
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.pool_gather import gathered_argmax, gathered_max
 from pipeline.impl.pool_windows import Windows
 from pipeline.impl.reduce import all_dims, reduce
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
 
-MAX = {
+MAX: dict[Any, int] = {
     aten.max_pool1d.default: 1,
     aten.max_pool2d.default: 2,
     aten.max_pool3d.default: 3,
     aten.max_pool2d_with_indices.default: 2,
     aten.max_pool3d_with_indices.default: 3,
 }
-AVERAGE = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+AVERAGE: dict[Any, int] = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
 
 
 def _windows(node: torch.fx.Node, rank: int) -> Windows:
@@ -72,38 +72,32 @@ def _rounds_safely(windows: Windows) -> bool:
     return all(d * (k - 1) + 1 >= s + p for k, s, p, d in rows)
 
 
-def _max(target: Any, rank: int) -> Callable[..., Any]:
-    with_indices = len(target._schema.returns) == 2
+def _max_limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT's layer has no dilation, integers or indices: those are gathered, which needs static sizes."""
+    windows = _windows(node, MAX[node.target])
+    if windows.static:
+        return True
+    if max(windows.dilation) > 1:
+        return _dynamic(node, "dilated pooling")
+    if not argument(node, "self").meta["val"].is_floating_point():
+        return _dynamic(node, "pooling of integers")
+    if indices_are_read(node):
+        return _dynamic(node, "pooling with indices")
+    return not windows.ceil_mode or _rounds_safely(windows) or _dynamic(node, "this ceil_mode")
 
-    def limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-        """TensorRT's layer has no dilation, integers or indices: those are gathered, which needs static sizes."""
-        windows = _windows(node, rank)
-        if windows.static:
-            return True
-        if max(windows.dilation) > 1:
-            return _dynamic(node, "dilated pooling")
-        if not argument(node, "self").meta["val"].is_floating_point():
-            return _dynamic(node, "pooling of integers")
-        if indices_are_read(node):
-            return _dynamic(node, "pooling with indices")
-        return not windows.ceil_mode or _rounds_safely(windows) or _dynamic(node, "this ceil_mode")
 
-    @dynamo_tensorrt_converter(target, capability_validator=limits, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
-        bool ceil_mode=False) -> Tensor"""
-        assert ctx.node is not None
-        windows = _windows(ctx.node, rank)
-        x = base.tensor(ctx, name, args[0])
-        if indices_are_read(ctx.node):
-            return gathered_argmax(ctx, name, x, windows.places(), [s or 0 for s in windows.sizes])
-        if max(windows.dilation) > 1 or not base.dtype_of(x).is_floating_point:
-            result = gathered_max(ctx, name, x, windows.places())
-        else:
-            result = max_pool(ctx, name, x, windows)
-        return (result, None) if with_indices else result
-
-    return convert
+@converts(MAX, validator=_max_limits)
+def max_pool(net: Net, rank: int, input: Value) -> Any:
+    """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
+    bool ceil_mode=False) -> Tensor"""
+    windows, x = _windows(net.node, rank), base.tensor(net, input)
+    if indices_are_read(net.node):
+        return gathered_argmax(net, x, windows.places(), [s or 0 for s in windows.sizes])
+    if max(windows.dilation) > 1 or not base.dtype_of(x).is_floating_point:
+        result = gathered_max(net, x, windows.places())
+    else:
+        result = pool.max_pool(net, x, windows)
+    return result if isinstance(net.node.meta["val"], torch.Tensor) else (result, None)
 
 
 def indices_are_read(node: torch.fx.Node) -> bool:
@@ -122,36 +116,27 @@ def _takes_all(node: torch.fx.Node, windows: Windows) -> bool:
     )
 
 
-def _average(target: Any, rank: int) -> Callable[..., Any]:
-    def limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-        """TensorRT averages floating-point tensors, and rounds the number of windows up for static sizes only, unless
-        there is one window for everything."""
-        x = argument(node, "self").meta["val"]
-        if not x.is_floating_point():
-            return Rejection(f"its input is {x.dtype}, TensorRT averages floating-point tensors only")
-        windows = _windows(node, rank)
-        if not windows.rounds_up or _takes_all(node, windows):
-            return True
-        return _dynamic(node, "averaging with ceil_mode, which RTX 1.4 builds and then refuses to run at some sizes,")
-
-    @dynamo_tensorrt_converter(target, capability_validator=limits, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False,
-        bool count_include_pad=True, int? divisor_override=None) -> Tensor"""
-        assert ctx.node is not None
-        given, _, _, _, _, count_include_pad, *divisor = bind(target, args, kwargs)
-        x = base.tensor(ctx, name, given)
-        windows = _windows(ctx.node, rank)
-        if windows.rounds_up and _takes_all(ctx.node, windows):
-            wide = base.cast(ctx, name, x, torch.float32)
-            mean = reduce(ctx, name, "AVG", wide, all_dims(range(-rank, 0), base.rank(x)), keepdim=True)
-            return base.cast(ctx, name, mean, base.dtype_of(x))
-        return avg_pool(ctx, name, x, windows, count_include_pad, divisor[0] if divisor else None)
-
-    return convert
+def _average_limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT averages floating-point tensors, and rounds the number of windows up for static sizes only, unless
+    there is one window for everything."""
+    x = argument(node, "self").meta["val"]
+    if not x.is_floating_point():
+        return Rejection(f"its input is {x.dtype}, TensorRT averages floating-point tensors only")
+    windows = _windows(node, AVERAGE[node.target])
+    if not windows.rounds_up or _takes_all(node, windows):
+        return True
+    return _dynamic(node, "averaging with ceil_mode, which RTX 1.4 builds and then refuses to run at some sizes,")
 
 
-CONVERTERS = [
-    *(_max(target, rank) for target, rank in MAX.items()),
-    *(_average(target, rank) for target, rank in AVERAGE.items()),
-]
+@converts(AVERAGE, validator=_average_limits)
+def avg_pool(
+    net: Net, rank: int, input: Value, count_include_pad: bool, divisor_override: int | None = None
+) -> ITensor:
+    """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False,
+    bool count_include_pad=True, int? divisor_override=None) -> Tensor"""
+    x, windows = base.tensor(net, input), _windows(net.node, rank)
+    if windows.rounds_up and _takes_all(net.node, windows):
+        wide = base.cast(net, x, torch.float32)
+        mean = reduce(net, "AVG", wide, all_dims(range(-rank, 0), base.rank(x)), keepdim=True)
+        return base.cast(net, mean, base.dtype_of(x))
+    return pool.avg_pool(net, x, windows, count_include_pad, divisor_override)

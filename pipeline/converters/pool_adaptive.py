@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.converters.pool import indices_are_read
 from pipeline.impl import base
-from pipeline.impl.base import ITensor
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.pool import avg_pool, max_pool
 from pipeline.impl.pool_gather import gathered_argmax, gathered_max, gathered_mean
 from pipeline.impl.pool_windows import Windows, adaptive_places
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 from pipeline.trt import trt
 
 aten = torch.ops.aten
 
-AVERAGE = {
+AVERAGE: dict[Any, int] = {
     aten.adaptive_avg_pool1d.default: 1,
     aten.adaptive_avg_pool2d.default: 2,
     aten.adaptive_avg_pool3d.default: 3,
     aten._adaptive_avg_pool2d.default: 2,
     aten._adaptive_avg_pool3d.default: 3,
 }
-MAX = {
+MAX: dict[Any, int] = {
     aten.adaptive_max_pool1d.default: 1,
     aten.adaptive_max_pool2d.default: 2,
     aten.adaptive_max_pool3d.default: 3,
 }
+RANKS = {**AVERAGE, **MAX}
 
 
 Sizes = tuple[list[Any], list[Any]]
@@ -47,18 +49,15 @@ def _sizes(node: torch.fx.Node, rank: int) -> Sizes:
     return [expression(s) for s in before], [expression(s) for s in result.shape[-rank:]]
 
 
-def _limits(rank: int) -> Callable[[torch.fx.Node, CompilationSettings], bool | Rejection]:
-    def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-        """Windows of a dynamic dim are known only if there is one, or one for each element."""
-        x = argument(node, "self").meta["val"]
-        for dim, (before, after) in enumerate(zip(*_sizes(node, rank), strict=True), x.dim() - rank):
-            if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
-                return Rejection(f"dim {dim} of its input is {before}; adaptive pooling to {after} needs a static size")
-            if not isinstance(before, int) and indices_are_read(node):
-                return Rejection(f"dim {dim} of its input is {before}; pooling with indices needs a static size")
-        return True
-
-    return pooled_dims_are_static
+def pooled_dims_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Windows of a dynamic dim are known only if there is one, or one for each element."""
+    x, rank = argument(node, "self").meta["val"], RANKS[node.target]
+    for dim, (before, after) in enumerate(zip(*_sizes(node, rank), strict=True), x.dim() - rank):
+        if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
+            return Rejection(f"dim {dim} of its input is {before}; adaptive pooling to {after} needs a static size")
+        if not isinstance(before, int) and indices_are_read(node):
+            return Rejection(f"dim {dim} of its input is {before}; pooling with indices needs a static size")
+    return True
 
 
 def _places(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
@@ -81,63 +80,47 @@ def _regular(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
     return Windows(kernel, kernel, [0] * len(kernel), ones, list(before), list(after))
 
 
-def _whole(ctx: ConversionContext, name: str, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
+def _whole(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
     """One window a dim: a reduction, of the dims that have more than one element."""
     first = base.rank(x) - len(sizes[0])
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
     if not dims:
         return x
-    wide = base.cast(ctx, name, x, torch.float32) if operation == trt.ReduceOperation.AVG else x
-    reduced = ctx.add(name, "reduce", wide, operation, base.axes_mask(dims, base.rank(x)), True).get_output(0)
-    return base.cast(ctx, name, reduced, base.dtype_of(x))
+    wide = base.cast(net, x, torch.float32) if operation == trt.ReduceOperation.AVG else x
+    reduced = net.add("reduce", wide, operation, base.axes_mask(dims, base.rank(x)), True).get_output(0)
+    return base.cast(net, reduced, base.dtype_of(x))
 
 
-def _without_dynamic(
-    ctx: ConversionContext, name: str, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes
-) -> tuple[ITensor, Sizes]:
+def _without_dynamic(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> tuple[ITensor, Sizes]:
     """``x`` with those dims reduced to their one window of which only the engine knows the size; and the sizes then."""
     rows = [(1, 1, b, a) if not isinstance(b, int) and a == 1 else (b, a, 1, 1) for b, a in zip(*sizes, strict=True)]
     before, after, dynamic, one = ([row[i] for row in rows] for i in range(4))
-    return _whole(ctx, name, x, operation, (dynamic, one)), (before, after)
+    return _whole(net, x, operation, (dynamic, one)), (before, after)
 
 
-def _average(target: Any, rank: int) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=_limits(rank), supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
-        assert ctx.node is not None
-        x, sizes = base.tensor(ctx, name, args[0]), _sizes(ctx.node, rank)
-        if _one_window(*sizes):
-            return _whole(ctx, name, x, trt.ReduceOperation.AVG, sizes)
-        if (windows := _regular(*sizes)) is not None:
-            return avg_pool(ctx, name, x, windows, False, None)
-        wide = base.cast(ctx, name, x, torch.float32)
-        wide, sizes = _without_dynamic(ctx, name, wide, trt.ReduceOperation.AVG, sizes)
-        return base.cast(ctx, name, gathered_mean(ctx, name, wide, _places(*sizes)), base.dtype_of(x))
-
-    return convert
+@converts(AVERAGE, validator=pooled_dims_are_static)
+def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
+    """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
+    x, sizes = base.tensor(net, input), _sizes(net.node, rank)
+    if _one_window(*sizes):
+        return _whole(net, x, trt.ReduceOperation.AVG, sizes)
+    if (windows := _regular(*sizes)) is not None:
+        return avg_pool(net, x, windows, False, None)
+    wide = base.cast(net, x, torch.float32)
+    wide, sizes = _without_dynamic(net, wide, trt.ReduceOperation.AVG, sizes)
+    return base.cast(net, gathered_mean(net, wide, _places(*sizes)), base.dtype_of(x))
 
 
-def _max(target: Any, rank: int) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=_limits(rank), supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
-        assert ctx.node is not None
-        x, sizes = base.tensor(ctx, name, args[0]), _sizes(ctx.node, rank)
-        if indices_are_read(ctx.node):
-            places = [adaptive_places(b, a) for b, a in zip(*sizes, strict=True)]
-            return gathered_argmax(ctx, name, x, places, sizes[0])
-        if _one_window(*sizes):
-            return _whole(ctx, name, x, trt.ReduceOperation.MAX, sizes), None
-        if (windows := _regular(*sizes)) is not None and base.dtype_of(x).is_floating_point:
-            return max_pool(ctx, name, x, windows), None
-        x, sizes = _without_dynamic(ctx, name, x, trt.ReduceOperation.MAX, sizes)
-        return gathered_max(ctx, name, x, _places(*sizes)), None
-
-    return convert
-
-
-CONVERTERS = [
-    *(_average(target, rank) for target, rank in AVERAGE.items()),
-    *(_max(target, rank) for target, rank in MAX.items()),
-]
+@converts(MAX, validator=pooled_dims_are_static)
+def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITensor | None]:
+    """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
+    x, sizes = base.tensor(net, input), _sizes(net.node, rank)
+    if indices_are_read(net.node):
+        places = [adaptive_places(b, a) for b, a in zip(*sizes, strict=True)]
+        return gathered_argmax(net, x, places, sizes[0])
+    if _one_window(*sizes):
+        return _whole(net, x, trt.ReduceOperation.MAX, sizes), None
+    if (windows := _regular(*sizes)) is not None and base.dtype_of(x).is_floating_point:
+        return max_pool(net, x, windows), None
+    x, sizes = _without_dynamic(net, x, trt.ReduceOperation.MAX, sizes)
+    return gathered_max(net, x, _places(*sizes)), None

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import bind
-from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.binding import converts
 from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, elementwise_division, reduce
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import Value
+from pipeline.network.net import Net
 
 prims = torch.ops.prims
 
@@ -19,17 +19,16 @@ Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 
-@dynamo_tensorrt_converter(prims.div.default, supports_dynamic_shapes=True)
-def div(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(prims.div.default)
+def div(net: Net, input: Value, other: Value) -> Any:
     """prims::div(Tensor self, Tensor other) -> Tensor. Of integers, toward zero."""
-    rounding = None if result_of(ctx).dtype.is_floating_point else "trunc"
-    return as_result(ctx, name, elementwise_division.divide(ctx, name, args[0], args[1], rounding))
+    rounding = None if result_of(net).dtype.is_floating_point else "trunc"
+    return as_result(net, elementwise_division.divide(net, input, other, rounding))
 
 
-@dynamo_tensorrt_converter(prims.sum.default, supports_dynamic_shapes=True)
-def sum(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(prims.sum.default)
+def sum(net: Net, inp: Value, dims: Sequence[int] | None) -> Any:
     """prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor"""
-    inp, dims, *_ = bind(target, args, kwargs)
     if dims == []:  # here nothing is reduced, and everything in aten.sum
-        return as_result(ctx, name, base.tensor(ctx, name, inp))
-    return as_result(ctx, name, reduce.total(ctx, name, "SUM", inp, dims, False, result_of(ctx).dtype))
+        return as_result(net, base.tensor(net, inp))
+    return as_result(net, reduce.total(net, "SUM", inp, dims, False, result_of(net).dtype))

@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
-from pipeline.converters.results import converts
 from pipeline.impl import base
 from pipeline.impl import recurrent as impl
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import Value
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
@@ -42,15 +43,23 @@ def _weights(params: Sequence[Any], has_biases: bool, projected: bool) -> Iterat
         yield impl.Weights(own[0], own[1], biases, own[-1] if projected else None)
 
 
-@converts(*CELLS, validator=drops_nothing)
-def recurrent(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(CELLS, validator=drops_nothing)
+def recurrent(
+    net: Net,
+    cell: impl.Cell,
+    input: Value,
+    hx: Value,
+    params: Sequence[Value],
+    has_biases: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
     """gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train,
     bool bidirectional, bool batch_first) -> (Tensor, Tensor)"""
-    x, hx, params, has_biases, _, _, _, bidirectional, batch_first = bind(target, args, kwargs)
     states = hx if isinstance(hx, (list, tuple)) else [hx]
     projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
     weights = list(_weights(params, has_biases, projected))
-    x = base.tensor(ctx, name, x)
-    x = base.permute(ctx, name, x, [1, 0, 2]) if batch_first else x
-    output, *last = impl.recurrent(ctx, name, CELLS[target], x, states, weights, bidirectional)
-    return (base.permute(ctx, name, output, [1, 0, 2]) if batch_first else output, *last)
+    input = base.tensor(net, input)
+    input = base.permute(net, input, [1, 0, 2]) if batch_first else input
+    output, *last = impl.recurrent(net, cell, input, states, weights, bidirectional)
+    return (base.permute(net, output, [1, 0, 2]) if batch_first else output, *last)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, reduce, reduce_histogram, reduce_moments, reduce_scan
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
 
-Args = Sequence[Any]
-Kwargs = Mapping[str, Any]
+Dims = Sequence[int] | int | None
+Test = Callable[[Net, Value, Dims, bool], ITensor]
 
 TOTALS = {
     aten.sum.default: "SUM",
@@ -51,104 +53,81 @@ DEVIATIONS = {
 }
 
 
-def named(target: Any, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """The arguments by their names; a dim and keepdim that are not among them are what they are by default."""
-    names = [a.name for a in target._schema.arguments]
-    return {"dim": None, "keepdim": False} | dict(zip(names, bind(target, args, kwargs), strict=True))
+@converts(TOTALS)
+def total(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
+    """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    return as_result(net, reduce.total(net, operation, input, dim, keepdim, result_of(net).dtype))
 
 
-def _total(target: Any, operation: str) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        a, dtype = named(target, args, kwargs), result_of(ctx).dtype
-        result = reduce.total(ctx, name, operation, a["self"], a["dim"], a["keepdim"], dtype)
-        return as_result(ctx, name, result)
-
-    convert.__doc__ = str(target._schema)
-    return convert
+@converts(EXTREMA)
+def extremum(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
+    """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
+    return reduce.extremum(net, operation, input, dim, keepdim)
 
 
-def _extremum(target: Any, operation: str) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        a = named(target, args, kwargs)
-        return reduce.extremum(ctx, name, operation, a["self"], a["dim"], a["keepdim"])
-
-    convert.__doc__ = str(target._schema)
-    return convert
+@converts(TESTS)
+def test(net: Net, block: Test, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
+    """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
+    if dim == []:  # here ATen reduces nothing, and everything in sum and amax
+        return as_result(net, base.tensor(net, input, torch.bool))
+    return as_result(net, block(net, input, dim, keepdim))
 
 
-def _test(target: Any, implementation: Callable[..., Any]) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        a = named(target, args, kwargs)
-        if a["dim"] == []:  # here ATen reduces nothing, and everything in sum and amax
-            return as_result(ctx, name, base.tensor(ctx, name, a["self"], torch.bool))
-        return as_result(ctx, name, implementation(ctx, name, a["self"], a["dim"], a["keepdim"]))
-
-    convert.__doc__ = str(target._schema)
-    return convert
-
-
-def _deviation(target: Any, results: tuple[str, ...]) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        a = named(target, args, kwargs)
-        correction = float(a["unbiased"]) if "unbiased" in a else 1.0 if a["correction"] is None else a["correction"]
-        variance, mean = reduce_moments.variance(ctx, name, a["self"], a["dim"], correction, a["keepdim"])
-        deviation = base.unary(ctx, name, "SQRT", variance) if "deviation" in results else variance
-        made = [as_result(ctx, name, r) for r in (deviation, mean)[: len(results)]]
-        return made[0] if len(made) == 1 else tuple(made)
-
-    convert.__doc__ = str(target._schema)
-    return convert
+@converts(DEVIATIONS)
+def deviation(
+    net: Net,
+    results: Sequence[str],
+    input: Value,
+    dim: Dims = None,
+    unbiased: bool = True,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> ITensor | tuple[ITensor, ...]:
+    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor;
+    var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"""
+    correction = float(unbiased) if correction is None else correction
+    variance, mean = reduce_moments.variance(net, input, dim, correction, keepdim)
+    spread = base.unary(net, "SQRT", variance) if "deviation" in results else variance
+    made = [as_result(net, r) for r in (spread, mean)[: len(results)]]
+    return made[0] if len(made) == 1 else tuple(made)
 
 
-CONVERTERS = [
-    *(_total(target, operation) for target, operation in TOTALS.items()),
-    *(_extremum(target, operation) for target, operation in EXTREMA.items()),
-    *(_test(target, implementation) for target, implementation in TESTS.items()),
-    *(_deviation(target, results) for target, results in DEVIATIONS.items()),
-]
-
-
-@dynamo_tensorrt_converter(aten.linalg_vector_norm.default, supports_dynamic_shapes=True)
-def linalg_vector_norm(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.linalg_vector_norm.default)
+def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | None, keepdim: bool) -> Any:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, …) -> Tensor"""
-    self, order, dim, keepdim, _ = bind(target, args, kwargs)
-    return as_result(ctx, name, reduce_moments.vector_norm(ctx, name, self, order, dim, keepdim))
+    return as_result(net, reduce_moments.vector_norm(net, input, ord, dim, keepdim))
 
 
-@dynamo_tensorrt_converter(aten.logsumexp.default, supports_dynamic_shapes=True)
-def logsumexp(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.logsumexp.default)
+def logsumexp(net: Net, input: Value, dim: Sequence[int], keepdim: bool) -> Any:
     """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
-    return as_result(ctx, name, reduce_moments.log_sum_exp(ctx, name, *bind(target, args, kwargs)))
+    return as_result(net, reduce_moments.log_sum_exp(net, input, dim, keepdim))
 
 
-@dynamo_tensorrt_converter(aten.cumsum.default, supports_dynamic_shapes=True)
-def cumsum(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.cumsum.default)
+def cumsum(net: Net, input: Value, dim: int) -> Any:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    dtype = result_of(ctx).dtype
-    return as_result(ctx, name, reduce_scan.cumulative_sum(ctx, name, args[0], args[1], dtype))
+    dtype = result_of(net).dtype
+    return as_result(net, reduce_scan.cumulative_sum(net, input, dim, dtype))
 
 
-@dynamo_tensorrt_converter(aten.cumprod.default, supports_dynamic_shapes=True)
-def cumprod(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.cumprod.default)
+def cumprod(net: Net, input: Value, dim: int) -> Any:
     """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    dtype = result_of(ctx).dtype
-    return as_result(ctx, name, reduce_scan.cumulative_product(ctx, name, args[0], args[1], dtype))
+    dtype = result_of(net).dtype
+    return as_result(net, reduce_scan.cumulative_product(net, input, dim, dtype))
 
 
-@dynamo_tensorrt_converter(aten.cummax.default, supports_dynamic_shapes=True)
-def cummax(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.cummax.default)
+def cummax(net: Net, input: Value, dim: int) -> Any:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return reduce_scan.cumulative_extremum(ctx, name, True, *bind(target, args, kwargs))
+    return reduce_scan.cumulative_extremum(net, True, input, dim)
 
 
-@dynamo_tensorrt_converter(aten.cummin.default, supports_dynamic_shapes=True)
-def cummin(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.cummin.default)
+def cummin(net: Net, input: Value, dim: int) -> Any:
     """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
-    return reduce_scan.cumulative_extremum(ctx, name, False, *bind(target, args, kwargs))
+    return reduce_scan.cumulative_extremum(net, False, input, dim)
 
 
 def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -159,7 +138,7 @@ def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
     return low < high or Rejection("min and max are equal: the bins span the range of the data", "give min and max")
 
 
-@dynamo_tensorrt_converter(aten.histc.default, capability_validator=known_range, supports_dynamic_shapes=True)
-def histc(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.histc.default, validator=known_range)
+def histc(net: Net, input: Value, bins: int, min: float, max: float) -> Any:
     """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
-    return as_result(ctx, name, reduce_histogram.histogram(ctx, name, *bind(target, args, kwargs)))
+    return as_result(net, reduce_histogram.histogram(net, input, bins, min, max))

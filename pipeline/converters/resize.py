@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.resize import Resize, grid_sample, resize
 from pipeline.impl.resize_taps import resize_by_taps
-from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.network.context import SymbolicInt
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 
@@ -31,6 +33,12 @@ MODES = {
     aten.upsample_bicubic2d: "cubic",
     aten._upsample_bilinear2d_aa: "linear",
     aten._upsample_bicubic2d_aa: "cubic",
+}
+TARGETS: dict[Any, str] = {
+    getattr(packet, overload): mode
+    for packet, mode in MODES.items()
+    for overload in ("default", "vec")
+    if overload in packet.overloads()
 }
 
 
@@ -93,68 +101,53 @@ def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
     return dynamic_batch and all(_short(after / before) for before, after, _ in rows)
 
 
-def _limits(mode: str) -> Callable[[torch.fx.Node, CompilationSettings], bool | Rejection]:
-    def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-        """TensorRT resizes floats; dynamic dims to sizes, or by scales whose products are exact in its float32."""
-        x, how = node.all_input_nodes[0].meta["val"], _how(node, mode)
-        if not x.is_floating_point() and not how.nearest:
-            return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")
-        rows = _rows(node)
-        by_scales = _by_scales(rows, False)
-        for dim, (before, after, scale) in enumerate(rows, 2):
-            if isinstance(before, int) and isinstance(after, int):
-                continue
-            if how.antialias:
-                return Rejection(f"dim {dim} of its input is {before}; antialiasing needs static sizes")
-            if scale is not None and not by_scales and not scale.is_integer():
-                return Rejection(
-                    f"dim {dim} of its input is {before}, and TensorRT rounds its product with the scale {scale}",
-                    "give a size, or a scale such as 0.5, 1.5 or 2",
-                )
-        return True
-
-    return places_elements_as_eager
+def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT resizes floats; dynamic dims to sizes, or by scales whose products are exact in its float32."""
+    x, how = node.all_input_nodes[0].meta["val"], _how(node, TARGETS[node.target])
+    if not x.is_floating_point() and not how.nearest:
+        return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")
+    rows = _rows(node)
+    by_scales = _by_scales(rows, False)
+    for dim, (before, after, scale) in enumerate(rows, 2):
+        if isinstance(before, int) and isinstance(after, int):
+            continue
+        if how.antialias:
+            return Rejection(f"dim {dim} of its input is {before}; antialiasing needs static sizes")
+        if scale is not None and not by_scales and not scale.is_integer():
+            return Rejection(
+                f"dim {dim} of its input is {before}, and TensorRT rounds its product with the scale {scale}",
+                "give a size, or a scale such as 0.5, 1.5 or 2",
+            )
+    return True
 
 
-def _converter(target: Any, mode: str) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, capability_validator=_limits(mode), supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors)
-        -> Tensor"""
-        assert ctx.node is not None
-        x, how = base.tensor(ctx, name, args[0]), _how(ctx.node, mode)
-        dtype = base.dtype_of(x)
-        wide = x if dtype.is_floating_point else base.cast(ctx, name, x, torch.float32)
-        return base.cast(ctx, name, _resized(ctx, name, wide, how, _rows(ctx.node)), dtype)
-
-    return convert
+@converts(TARGETS, validator=places_elements_as_eager)
+def upsample(net: Net, mode: str, input: Value) -> ITensor:
+    """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors)
+    -> Tensor"""
+    x, how = base.tensor(net, input), _how(net.node, mode)
+    dtype = base.dtype_of(x)
+    wide = x if dtype.is_floating_point else base.cast(net, x, torch.float32)
+    return base.cast(net, _resized(net, wide, how, _rows(net.node)), dtype)
 
 
-def _resized(ctx: ConversionContext, name: str, x: Any, how: Resize, rows: list[Row]) -> Any:
+def _resized(net: Net, x: Any, how: Resize, rows: list[Row]) -> Any:
     """Some dims by taps, and the others by the layer."""
     by_scales = _by_scales(rows, -1 in base.dims(x)[:2])
     taps = [_needs_taps(how, row, by_scales) for row in rows]
     if any(taps):
         before = [row[0] if tap else None for row, tap in zip(rows, taps, strict=True)]
-        x = resize_by_taps(ctx, name, x, how, before, [after for _, after, _ in rows], [scale for _, _, scale in rows])
+        x = resize_by_taps(net, x, how, before, [after for _, after, _ in rows], [scale for _, _, scale in rows])
     if all(tap or before == after for tap, (before, after, _) in zip(taps, rows, strict=True)):
         return x
     if by_scales:
-        return resize(ctx, name, x, how, [], [_factor(row, tap) for row, tap in zip(rows, taps, strict=True)])
-    return resize(ctx, name, x, how, [a if isinstance(a, int) else SymbolicInt(a) for _, a, _ in rows], None)
+        return resize(net, x, how, [], [_factor(row, tap) for row, tap in zip(rows, taps, strict=True)])
+    return resize(net, x, how, [a if isinstance(a, int) else SymbolicInt(a) for _, a, _ in rows], None)
 
 
 def _factor(row: Row, tapped: bool) -> float:
     before, after, scale = row
     return 1.0 if tapped else after / before if scale is None or _static(row) else scale
-
-
-CONVERTERS = [
-    _converter(getattr(packet, overload), mode)
-    for packet, mode in MODES.items()
-    for overload in ("default", "vec")
-    if overload in packet.overloads()
-]
 
 
 def of_four_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -163,10 +156,12 @@ def of_four_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     return dims == 4 or Rejection(f"its input has {dims} dims; TensorRT samples on grids of planes, in 4 dims")
 
 
-@dynamo_tensorrt_converter(aten.grid_sampler.default, capability_validator=of_four_dims, supports_dynamic_shapes=True)
-@dynamo_tensorrt_converter(aten.grid_sampler_2d.default, supports_dynamic_shapes=True)
-def grid_sampler(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.grid_sampler.default, aten.grid_sampler_2d.default, validator=of_four_dims)
+def grid_sampler(
+    net: Net, input: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> ITensor:
     """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners)
     -> Tensor"""
-    x, grid, *how = bind(target, args, kwargs)
-    return grid_sample(ctx, name, base.tensor(ctx, name, x), base.tensor(ctx, name, grid), *how)
+    return grid_sample(
+        net, base.tensor(net, input), base.tensor(net, grid), interpolation_mode, padding_mode, align_corners
+    )

@@ -2,88 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.impl import base
 from pipeline.impl import slice as _slice
+from pipeline.impl.base import Value
 from pipeline.impl.index import iota, take, take_one
 from pipeline.impl.shape import product, result_sizes
 from pipeline.impl.slice import first, narrow
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
 
 
-@dynamo_tensorrt_converter(aten.slice.Tensor, supports_dynamic_shapes=True)
-def slice_(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.slice.Tensor)
+def slice_(net: Net, input: Value, dim: int, start: int | None, step: int) -> Any:
     """slice.Tensor(Tensor self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""
-    x, dim, start, _, step = bind(target, args, kwargs)
-    x, dim = base.tensor(ctx, name, x), base.axis(dim, base.rank(x))
-    return narrow(ctx, name, x, dim, first(ctx, start, base.known_sizes(ctx, x)[dim]), result_sizes(ctx)[dim], step)
+    input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
+    return narrow(net, input, dim, first(net, start, base.known_sizes(net, input)[dim]), result_sizes(net)[dim], step)
 
 
-@dynamo_tensorrt_converter(aten.select.int, supports_dynamic_shapes=True)
-def select(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.select.int)
+def select(net: Net, input: Value, dim: int, index: int) -> Any:
     """select.int(Tensor self, int dim, SymInt index) -> Tensor"""
-    x, dim, index = bind(target, args, kwargs)
-    x, dim = base.tensor(ctx, name, x), base.axis(dim, base.rank(x))
-    if _slice.is_data(ctx, index):
-        return take_one(ctx, name, x, base.scalar_of(ctx, name, index), dim)
-    return _slice.select(ctx, name, x, dim, index)
+    input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
+    if _slice.is_data(net, index):
+        return take_one(net, input, base.scalar_of(net, index), dim)
+    return _slice.select(net, input, dim, index)
 
 
-@dynamo_tensorrt_converter(aten.unbind.int, supports_dynamic_shapes=True)
-def unbind(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.unbind.int)
+def unbind(net: Net, input: Value, dim: int) -> Any:
     """unbind.int(Tensor self, int dim=0) -> Tensor[]"""
-    x, dim = bind(target, args, kwargs)
-    x, dim = base.tensor(ctx, name, x), base.axis(dim, base.rank(x))
-    assert ctx.node is not None
-    return [_slice.select(ctx, name, x, dim, i) for i in range(len(ctx.node.meta["val"]))]
+    input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
+    return [_slice.select(net, input, dim, i) for i in range(len(net.node.meta["val"]))]
 
 
-@dynamo_tensorrt_converter(aten.flip.default, supports_dynamic_shapes=True)
-def flip(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.flip.default)
+def flip(net: Net, input: Value, dims: Sequence[int]) -> Any:
     """flip(Tensor self, int[] dims) -> Tensor"""
-    x, dims = bind(target, args, kwargs)
-    return _slice.flip(ctx, name, base.tensor(ctx, name, x), dims if base.rank(x) else [])
+    return _slice.flip(net, base.tensor(net, input), dims if base.rank(input) else [])
 
 
-@dynamo_tensorrt_converter(aten.roll.default, supports_dynamic_shapes=True)
-def roll(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.roll.default)
+def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> Any:
     """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims the elements are shifted in a row."""
-    x, shifts, dims = bind(target, args, kwargs)
-    x = base.tensor(ctx, name, x)
-    if dims or base.rank(x) == 0:
-        return _slice.roll(ctx, name, x, shifts, dims) if base.rank(x) else x
-    sizes = result_sizes(ctx)
-    row = base.reshape(ctx, name, x, [product(sizes)])
-    return base.reshape(ctx, name, _slice.roll(ctx, name, row, shifts, [0]), sizes)
+    input = base.tensor(net, input)
+    if dims or base.rank(input) == 0:
+        return _slice.roll(net, input, shifts, dims) if base.rank(input) else input
+    sizes = result_sizes(net)
+    row = base.reshape(net, input, [product(sizes)])
+    return base.reshape(net, _slice.roll(net, row, shifts, [0]), sizes)
 
 
-@dynamo_tensorrt_converter(aten.diagonal.default, supports_dynamic_shapes=True)
-def diagonal(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.diagonal.default)
+def diagonal(net: Net, input: Value, offset: int, dim1: int, dim2: int) -> Any:
     """diagonal(Tensor self, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
-    x, offset, dim1, dim2 = bind(target, args, kwargs)
-    return _slice.diagonal(ctx, name, base.tensor(ctx, name, x), offset, dim1, dim2, result_sizes(ctx)[-1])
+    return _slice.diagonal(net, base.tensor(net, input), offset, dim1, dim2, result_sizes(net)[-1])
 
 
-@dynamo_tensorrt_converter(aten.unfold.default, supports_dynamic_shapes=True)
-def unfold(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.unfold.default)
+def unfold(net: Net, input: Value, dimension: int, size: int, step: int) -> Any:
     """unfold(Tensor self, int dimension, int size, int step) -> Tensor"""
-    x, dim, size, step = bind(target, args, kwargs)
-    x, rank = base.tensor(ctx, name, x), base.rank(x)
+    input, rank = base.tensor(net, input), base.rank(input)
     if rank == 0:
-        return base.expand(ctx, name, x, result_sizes(ctx))
-    dim = base.axis(dim, rank)
-    windows = take(ctx, name, x, iota(ctx, name, [result_sizes(ctx)[dim], size], [step, 1]), dim)
-    return base.permute(ctx, name, windows, [*range(dim + 1), *range(dim + 2, rank + 1), dim + 1])
+        return base.expand(net, input, result_sizes(net))
+    dimension = base.axis(dimension, rank)
+    windows = take(net, input, iota(net, [result_sizes(net)[dimension], size], [step, 1]), dimension)
+    return base.permute(net, windows, [*range(dimension + 1), *range(dimension + 2, rank + 1), dimension + 1])
 
 
 def is_contiguous(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -94,21 +88,20 @@ def is_contiguous(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
     return Rejection("as_strided of a view of another tensor: an engine has no strides", "call contiguous() first")
 
 
-@dynamo_tensorrt_converter(aten.as_strided.default, capability_validator=is_contiguous, supports_dynamic_shapes=True)
-def as_strided(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.as_strided.default, validator=is_contiguous)
+def as_strided(net: Net, input: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Any:
     """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
-    x, size, stride, offset = bind(target, args, kwargs)
-    row = _row(ctx, name, x)
+    row = _row(net, input)
     if list(stride) == [product(size[i + 1 :]) for i in range(len(size))]:
-        part = narrow(ctx, name, row, 0, offset or 0, product(size))
-        return base.reshape(ctx, name, part, size)
-    return take(ctx, name, row, iota(ctx, name, size, stride, offset or 0), 0)
+        part = narrow(net, row, 0, storage_offset or 0, product(size))
+        return base.reshape(net, part, size)
+    return take(net, row, iota(net, size, stride, storage_offset or 0), 0)
 
 
-def _row(ctx: ConversionContext, name: str, x: Any) -> Any:
+def _row(net: Net, x: Any) -> Any:
     """All elements in a row."""
-    x = base.tensor(ctx, name, x)
-    return base.reshape(ctx, name, x, [product(base.known_sizes(ctx, x))])
+    x = base.tensor(net, x)
+    return base.reshape(net, x, [product(base.known_sizes(net, x))])
 
 
 def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -119,8 +112,8 @@ def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
     return Rejection(f"resizes {old} elements to {new}: others than there are would be undefined")
 
 
-@dynamo_tensorrt_converter(aten.resize.default, capability_validator=no_larger, supports_dynamic_shapes=True)
-def resize(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.resize.default, validator=no_larger)
+def resize(net: Net, input: Value, size: Sequence[int]) -> Any:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
-    part = narrow(ctx, name, _row(ctx, name, args[0]), 0, 0, product(args[1]))
-    return base.reshape(ctx, name, part, args[1])
+    part = narrow(net, _row(net, input), 0, 0, product(size))
+    return base.reshape(net, part, size)

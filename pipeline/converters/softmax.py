@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
-from pipeline.aten.arguments import bind
-from pipeline.converters.results import converts
+from pipeline.converters.binding import converts
 from pipeline.impl import base
 from pipeline.impl import softmax as impl
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 
 aten = torch.ops.aten
+
+Softmax = Callable[[Net, ITensor, int], ITensor]
 
 SOFTMAX = {
     aten._softmax.default: impl.softmax,
@@ -23,12 +24,11 @@ SOFTMAX = {
 }
 
 
-@converts(*SOFTMAX)
-def softmax(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(SOFTMAX)
+def softmax(
+    net: Net, block: Softmax, input: Value, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False
+) -> ITensor:
     """softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor;
     _softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
-    x, dim, option = bind(target, args, kwargs)
-    dtype = {True: torch.float32, False: None}.get(option, option)
-    if dtype == torch.float64:
-        dtype = torch.float32
-    return SOFTMAX[target](ctx, name, base.tensor(ctx, name, x, dtype), dim)
+    dtype = torch.float32 if half_to_float or dtype == torch.float64 else dtype
+    return block(net, base.tensor(net, input, dtype), dim)

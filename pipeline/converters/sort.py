@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument, bind
-from pipeline.converters.declare import Rejection, dynamo_tensorrt_converter
+from pipeline.aten.arguments import argument
+from pipeline.converters.binding import converts
+from pipeline.converters.declare import Rejection
 from pipeline.impl import sort as _sort
-from pipeline.network.context import ConversionContext
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
-
-Args = Sequence[Any]
-Kwargs = Mapping[str, Any]
 
 
 def _largest(size: Any) -> float:
@@ -44,48 +42,31 @@ def length_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> boo
     return Rejection(f"dim {dim} has up to {length} elements, TensorRT sorts at most {_sort.MAX_K}")
 
 
-@dynamo_tensorrt_converter(aten.topk.default, capability_validator=k_up_to_3840, supports_dynamic_shapes=True)
-def topk(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.topk.default, validator=k_up_to_3840)
+def topk(net: Net, input: Value, k: int, dim: int, largest: bool) -> Any:
     """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor, Tensor)"""
-    self, k, dim, largest, _ = bind(target, args, kwargs)
-    return _sort.topk(ctx, name, self, k, dim, largest)
+    return _sort.topk(net, input, k, dim, largest)
 
 
-@dynamo_tensorrt_converter(aten.sort.default, capability_validator=length_up_to_3840, supports_dynamic_shapes=True)
-def sort(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.sort.default, validator=length_up_to_3840)
+def sort(net: Net, input: Value, dim: int, descending: bool) -> Any:
     """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
-    self, dim, descending = bind(target, args, kwargs)
-    return _sort.sort(ctx, name, self, dim, descending, stable=False)
+    return _sort.sort(net, input, dim, descending, stable=False)
 
 
-@dynamo_tensorrt_converter(aten.sort.stable, capability_validator=length_up_to_3840, supports_dynamic_shapes=True)
-def sort_stable(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+@converts(aten.sort.stable, validator=length_up_to_3840)
+def sort_stable(net: Net, input: Value, stable: bool | None, dim: int, descending: bool) -> Any:
     """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor, Tensor)"""
-    self, stable, dim, descending = bind(target, args, kwargs)
-    return _sort.sort(ctx, name, self, dim, descending, bool(stable))
+    return _sort.sort(net, input, dim, descending, bool(stable))
 
 
-def _extremum(target: Any, largest: bool) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        return _sort.extremum(ctx, name, largest, *bind(target, args, kwargs))
-
-    convert.__doc__ = str(target._schema)
-    return convert
+@converts({aten.max.dim: True, aten.min.dim: False})
+def extremum(net: Net, largest: bool, input: Value, dim: int, keepdim: bool) -> tuple[ITensor, ITensor]:
+    """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    return _sort.extremum(net, largest, input, dim, keepdim)
 
 
-def _index(target: Any, largest: bool) -> Callable[..., Any]:
-    @dynamo_tensorrt_converter(target, supports_dynamic_shapes=True)
-    def convert(ctx: ConversionContext, target: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
-        return _sort.index_of_extremum(ctx, name, largest, *bind(target, args, kwargs))
-
-    convert.__doc__ = str(target._schema)
-    return convert
-
-
-CONVERTERS = [
-    _extremum(aten.max.dim, largest=True),
-    _extremum(aten.min.dim, largest=False),
-    _index(aten.argmax.default, largest=True),
-    _index(aten.argmin.default, largest=False),
-]
+@converts({aten.argmax.default: True, aten.argmin.default: False})
+def index_of_extremum(net: Net, largest: bool, input: Value, dim: int | None, keepdim: bool) -> ITensor:
+    """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
+    return _sort.index_of_extremum(net, largest, input, dim, keepdim)

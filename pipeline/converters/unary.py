@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.converters.results import declared_rows
+from pipeline.converters.binding import converts
+from pipeline.converters.results import by_row
 from pipeline.impl import elementwise, elementwise_bits, elementwise_power, unary
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
 
 aten = torch.ops.aten
 
@@ -49,4 +52,8 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.bitwise_not.default: (elementwise_bits.bitwise_not,),
 }
 
-CONVERTERS = declared_rows(TABLE)
+
+@converts(TABLE)
+def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+    """Give a function of one tensor the operator's arguments."""
+    return by_row(net, row, operands)

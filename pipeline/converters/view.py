@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import bind
-from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.results import converts
 from pipeline.impl import base
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import result_sizes
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -26,70 +25,64 @@ aten, prims = torch.ops.aten, torch.ops.prims
     aten.flatten.using_ints,
     aten.unflatten.int,
 )
-def reshape(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def reshape(net: Net, input: Value) -> Any:
     """view(Tensor self, SymInt[] size) -> Tensor"""
-    return base.reshape(ctx, name, base.tensor(ctx, name, args[0]), result_sizes(ctx))
+    return base.reshape(net, base.tensor(net, input), result_sizes(net))
 
 
-@dynamo_tensorrt_converter(aten.permute.default, supports_dynamic_shapes=True)
-def permute(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.permute.default)
+def permute(net: Net, input: Value, dims: Sequence[int]) -> Any:
     """permute(Tensor self, int[] dims) -> Tensor"""
-    x, dims = bind(target, args, kwargs)
-    return base.permute(ctx, name, base.tensor(ctx, name, x), dims)
+    return base.permute(net, base.tensor(net, input), dims)
 
 
-@dynamo_tensorrt_converter(aten.transpose.int, supports_dynamic_shapes=True)
-def transpose(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.transpose.int)
+def transpose(net: Net, input: Value, dim0: int, dim1: int) -> Any:
     """transpose.int(Tensor self, int dim0, int dim1) -> Tensor"""
-    x, dim0, dim1 = bind(target, args, kwargs)
-    order = list(range(base.rank(x)))
+    order = list(range(base.rank(input)))
     if order:
         order[dim0], order[dim1] = order[dim1], order[dim0]
-    return base.permute(ctx, name, base.tensor(ctx, name, x), order)
+    return base.permute(net, base.tensor(net, input), order)
 
 
-@dynamo_tensorrt_converter(aten.t.default, supports_dynamic_shapes=True)
-def t(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.t.default)
+def t(net: Net, input: Value) -> Any:
     """t(Tensor self) -> Tensor"""
-    x = base.tensor(ctx, name, args[0])
-    return base.permute(ctx, name, x, range(base.rank(x))[::-1])
+    x = base.tensor(net, input)
+    return base.permute(net, x, range(base.rank(x))[::-1])
 
 
-@dynamo_tensorrt_converter(aten.expand.default, supports_dynamic_shapes=True)
-def expand(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.expand.default)
+def expand(net: Net, input: Value) -> Any:
     """expand(Tensor self, SymInt[] size, *, bool implicit=False) -> Tensor"""
-    return base.expand(ctx, name, base.tensor(ctx, name, args[0]), result_sizes(ctx))
+    return base.expand(net, base.tensor(net, input), result_sizes(net))
 
 
-@dynamo_tensorrt_converter(prims.broadcast_in_dim.default, supports_dynamic_shapes=True)
-def broadcast_in_dim(
-    ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-) -> Any:
+@converts(prims.broadcast_in_dim.default)
+def broadcast_in_dim(net: Net, a: Value, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Any:
     """broadcast_in_dim(Tensor a, SymInt[] shape, int[] broadcast_dimensions) -> Tensor"""
-    x, shape, places = bind(target, args, kwargs)
-    new = [i for i in range(len(shape)) if i not in places]
-    return base.expand(ctx, name, base.unsqueeze(ctx, name, base.tensor(ctx, name, x), new), result_sizes(ctx))
+    new = [i for i in range(len(shape)) if i not in broadcast_dimensions]
+    return base.expand(net, base.unsqueeze(net, base.tensor(net, a), new), result_sizes(net))
 
 
-@dynamo_tensorrt_converter(aten.unsqueeze.default, supports_dynamic_shapes=True)
-def unsqueeze(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+@converts(aten.unsqueeze.default)
+def unsqueeze(net: Net, input: Value, dim: int) -> Any:
     """unsqueeze(Tensor self, int dim) -> Tensor"""
-    x, sizes = base.tensor(ctx, name, args[0]), result_sizes(ctx)
+    x, sizes = base.tensor(net, input), result_sizes(net)
     if all(isinstance(s, int) for s in sizes):
-        return base.reshape(ctx, name, x, sizes)
-    return base.unsqueeze(ctx, name, x, [base.axis(bind(target, args, kwargs)[1], len(sizes))])
+        return base.reshape(net, x, sizes)
+    return base.unsqueeze(net, x, [base.axis(dim, len(sizes))])
 
 
 @converts(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def squeeze(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def squeeze(net: Net, input: Value, dim: Sequence[int] | int | None = None) -> ITensor:
     """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dim that is dynamic is not of size 1, and stays."""
-    x, sizes = base.tensor(ctx, name, args[0]), result_sizes(ctx)
+    x, sizes = base.tensor(net, input), result_sizes(net)
     if all(isinstance(s, int) for s in sizes):
-        return base.reshape(ctx, name, x, sizes)
-    dims = bind(target, args, kwargs)[1:]
-    named = range(base.rank(x)) if not dims else dims[0] if isinstance(dims[0], (list, tuple)) else dims
-    known = base.known_sizes(ctx, x)
-    return base.squeeze(ctx, name, x, sorted({base.axis(d, base.rank(x)) for d in named if known[d] == 1}))
+        return base.reshape(net, x, sizes)
+    dims = range(base.rank(x)) if dim is None else [dim] if isinstance(dim, int) else dim
+    known = base.known_sizes(net, x)
+    return base.squeeze(net, x, sorted({base.axis(d, base.rank(x)) for d in dims if known[d] == 1}))
 
 
 COPIES = {

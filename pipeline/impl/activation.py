@@ -6,17 +6,17 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import add, arithmetic, binary, clamp, is_nan, layer, where
 from pipeline.impl.unary import absolute, expm1, floating, log1p, widened
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 
-def activation(
-    ctx: ConversionContext, name: str, kind: str, x: ITensor, alpha: float | None = None, beta: float | None = None
-) -> ITensor:
+@block
+def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta: float | None = None) -> ITensor:
     """One activation layer, by the name of its ``trt.ActivationType``."""
-    made = ctx.add(name, "activation", x, trt.ActivationType.__members__[kind])
+    made = net.add("activation", x, trt.ActivationType.__members__[kind])
     if alpha is not None:
         made.alpha = alpha
     if beta is not None:
@@ -24,110 +24,124 @@ def activation(
     return made.get_output(0)
 
 
-def smooth(ctx: ConversionContext, name: str, kind: str, x: Value) -> ITensor:
+@block
+def smooth(net: Net, kind: str, x: Value) -> ITensor:
     """An activation of floats; integers become float32."""
-    return activation(ctx, name, kind, floating(ctx, name, x))
+    return activation(net, kind, floating(net, x))
 
 
-def tailed(ctx: ConversionContext, name: str, kind: str, x: Value) -> ITensor:
+@block
+def tailed(net: Net, kind: str, x: Value) -> ITensor:
     """An activation whose tail is small: bfloat16 is computed in float32 and rounded once, since RTX 1.4's own layers
     lose the tail (gelu gives -0.01465 for -0.01550, sigmoid 0 for 6.6e-36)."""
-    x = floating(ctx, name, x)
+    x = floating(net, x)
     dtype = base.dtype_of(x)
-    return base.cast(ctx, name, activation(ctx, name, kind, base.cast(ctx, name, x, _tail_dtype(dtype))), dtype)
+    return base.cast(net, activation(net, kind, base.cast(net, x, _tail_dtype(dtype))), dtype)
 
 
 def _tail_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
-def relu(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+@block
+def relu(net: Net, x: Value) -> ITensor:
     """What is above zero, else zero; of integers as well."""
     dtype = base.dtype_of(x)
-    return base.cast(ctx, name, activation(ctx, name, "RELU", base.tensor(ctx, name, x, arithmetic(dtype))), dtype)
+    return base.cast(net, activation(net, "RELU", base.tensor(net, x, arithmetic(dtype))), dtype)
 
 
-def gelu(ctx: ConversionContext, name: str, x: Value, approximate: str) -> ITensor:
+@block
+def gelu(net: Net, x: Value, approximate: str) -> ITensor:
     """``x`` times the normal distribution's integral up to it, by erf or its tanh approximation."""
-    return tailed(ctx, name, "GELU_TANH" if approximate == "tanh" else "GELU_ERF", x)
+    return tailed(net, "GELU_TANH" if approximate == "tanh" else "GELU_ERF", x)
 
 
-def silu(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+@block
+def silu(net: Net, x: Value) -> ITensor:
     """``x * sigmoid(x)``, in float32: for x below -10 the sigmoid of a half has few bits left."""
-    x = base.cast(ctx, name, base.tensor(ctx, name, x), torch.float32)
-    return base.elementwise(ctx, name, "PROD", x, activation(ctx, name, "SIGMOID", x))
+    x = base.cast(net, base.tensor(net, x), torch.float32)
+    return base.elementwise(net, "PROD", x, activation(net, "SIGMOID", x))
 
 
-def leaky_relu(ctx: ConversionContext, name: str, x: Value, negative_slope: float) -> ITensor:
+@block
+def leaky_relu(net: Net, x: Value, negative_slope: float) -> ITensor:
     """``x``, times a slope below zero."""
     if negative_slope <= 0:  # the layer gives -0 its own sign
-        return prelu(ctx, name, x, negative_slope)
-    return activation(ctx, name, "LEAKY_RELU", base.tensor(ctx, name, x), negative_slope)
+        return prelu(net, x, negative_slope)
+    return activation(net, "LEAKY_RELU", base.tensor(net, x), negative_slope)
 
 
-def prelu(ctx: ConversionContext, name: str, x: Value, weight: Value) -> ITensor:
+@block
+def prelu(net: Net, x: Value, weight: Value) -> ITensor:
     """``x``, times a slope of its channel below zero; the slopes broadcast."""
-    x = base.tensor(ctx, name, x)
-    above = layer(ctx, name, "GREATER", x, 0.0, base.dtype_of(x))
-    return where(ctx, name, above, x, binary(ctx, name, "PROD", x, weight))
+    x = base.tensor(net, x)
+    above = layer(net, "GREATER", x, 0.0, base.dtype_of(x))
+    return where(net, above, x, binary(net, "PROD", x, weight))
 
 
-def elu(ctx: ConversionContext, name: str, x: Value, alpha: float, scale: float, input_scale: float) -> ITensor:
+@block
+def elu(net: Net, x: Value, alpha: float, scale: float, input_scale: float) -> ITensor:
     """``scale * x``, and ``scale * alpha * (exp(input_scale * x) - 1)`` below zero."""
-    x = widened(ctx, name, x)
-    inner = _times(ctx, name, x, input_scale)
-    below = _times(ctx, name, expm1(ctx, name, inner), float(alpha) * float(scale))
-    negative = layer(ctx, name, "LESS", x, 0.0, torch.float32)
-    return where(ctx, name, negative, below, _times(ctx, name, x, scale))
+    x = widened(net, x)
+    inner = _times(net, x, input_scale)
+    below = _times(net, expm1(net, inner), float(alpha) * float(scale))
+    negative = layer(net, "LESS", x, 0.0, torch.float32)
+    return where(net, negative, below, _times(net, x, scale))
 
 
-def _times(ctx: ConversionContext, name: str, x: ITensor, factor: float) -> ITensor:
-    return x if factor == 1 else layer(ctx, name, "PROD", x, factor, torch.float32)
+def _times(net: Net, x: ITensor, factor: float) -> ITensor:
+    return x if factor == 1 else layer(net, "PROD", x, factor, torch.float32)
 
 
-def hard_sigmoid(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+@block
+def hard_sigmoid(net: Net, x: Value) -> ITensor:
     """``x + 3`` between 0 and 6, over 6: TensorRT's layer multiplies first, which loses digits near -3."""
-    shifted = layer(ctx, name, "SUM", widened(ctx, name, x), 3.0, torch.float32)
-    return layer(ctx, name, "DIV", clamp(ctx, name, shifted, 0.0, 6.0), 6.0, torch.float32)
+    shifted = layer(net, "SUM", widened(net, x), 3.0, torch.float32)
+    return layer(net, "DIV", clamp(net, shifted, 0.0, 6.0), 6.0, torch.float32)
 
 
-def hard_swish(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+@block
+def hard_swish(net: Net, x: Value) -> ITensor:
     """``x * hard_sigmoid(x)``."""
-    x = widened(ctx, name, x)
-    shifted = layer(ctx, name, "SUM", x, 3.0, torch.float32)
-    product = base.elementwise(ctx, name, "PROD", x, clamp(ctx, name, shifted, 0.0, 6.0))
-    return layer(ctx, name, "DIV", product, 6.0, torch.float32)
+    x = widened(net, x)
+    shifted = layer(net, "SUM", x, 3.0, torch.float32)
+    product = base.elementwise(net, "PROD", x, clamp(net, shifted, 0.0, 6.0))
+    return layer(net, "DIV", product, 6.0, torch.float32)
 
 
-def softplus(ctx: ConversionContext, name: str, x: Value, beta: float = 1.0, threshold: float = 20.0) -> ITensor:
+@block
+def softplus(net: Net, x: Value, beta: float = 1.0, threshold: float = 20.0) -> ITensor:
     """``log(1 + exp(beta * x)) / beta``, and ``x`` where ``beta * x`` is above the threshold."""
-    x = widened(ctx, name, x)
-    scaled = _times(ctx, name, x, beta)
-    grown = log1p(ctx, name, base.unary(ctx, name, "EXP", scaled))
-    grown = grown if beta == 1 else layer(ctx, name, "DIV", grown, beta, torch.float32)
-    return where(ctx, name, layer(ctx, name, "GREATER", scaled, threshold, torch.float32), x, grown)
+    x = widened(net, x)
+    scaled = _times(net, x, beta)
+    grown = log1p(net, base.unary(net, "EXP", scaled))
+    grown = grown if beta == 1 else layer(net, "DIV", grown, beta, torch.float32)
+    return where(net, layer(net, "GREATER", scaled, threshold, torch.float32), x, grown)
 
 
-def mish(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+@block
+def mish(net: Net, x: Value) -> ITensor:
     """``x * tanh(softplus(x))``."""
-    x = widened(ctx, name, x)
-    bend = activation(ctx, name, "TANH", softplus(ctx, name, x, threshold=float("inf")))
-    return base.elementwise(ctx, name, "PROD", x, bend)
+    x = widened(net, x)
+    bend = activation(net, "TANH", softplus(net, x, threshold=float("inf")))
+    return base.elementwise(net, "PROD", x, bend)
 
 
-def log_sigmoid(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+@block
+def log_sigmoid(net: Net, x: Value) -> ITensor:
     """``log(1 / (1 + exp(-x)))``, as ``min(x, 0) - log(1 + exp(-|x|))``, which overflows on neither side."""
-    x = widened(ctx, name, x)
-    decay = base.unary(ctx, name, "EXP", base.unary(ctx, name, "NEG", absolute(ctx, name, x)))
-    return base.elementwise(ctx, name, "SUB", clamp(ctx, name, x, None, 0.0), log1p(ctx, name, decay))
+    x = widened(net, x)
+    decay = base.unary(net, "EXP", base.unary(net, "NEG", absolute(net, x)))
+    return base.elementwise(net, "SUB", clamp(net, x, None, 0.0), log1p(net, decay))
 
 
-def soft_shrink(ctx: ConversionContext, name: str, x: Value, bound: float) -> ITensor:
+@block
+def soft_shrink(net: Net, x: Value, bound: float) -> ITensor:
     """``x`` moved toward zero by a bound, and zero inside it."""
-    x = base.tensor(ctx, name, x)
+    x = base.tensor(net, x)
     dtype = base.dtype_of(x)
-    result = where(ctx, name, is_nan(ctx, name, x), x, 0.0, dtype)
+    result = where(net, is_nan(net, x), x, 0.0, dtype)
     for side, operation, move in (("GREATER", "SUB", bound), ("LESS", "SUM", -bound)):
-        beyond = layer(ctx, name, side, x, move, dtype)
-        result = where(ctx, name, beyond, add(ctx, name, operation, x, bound), result, dtype)
+        beyond = layer(net, side, x, move, dtype)
+        result = where(net, beyond, add(net, operation, x, bound), result, dtype)
     return result

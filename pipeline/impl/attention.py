@@ -9,20 +9,22 @@ import torch
 from pipeline.impl import attention_limits as limits
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul
 from pipeline.impl.shape import sampled
 from pipeline.impl.softmax import softmax
-from pipeline.network.context import ConversionContext, NetworkError
+from pipeline.network.context import NetworkError
+from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}
 """Of the four dims of attention those that a tensor of fewer does not have: the heads, and then the batch."""
 
 
+@block
 def fused(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     query: ITensor,
     key: ITensor,
     value: ITensor,
@@ -35,32 +37,31 @@ def fused(
     """One kernel, under the conditions of ``attention_limits`` for the fitted case; a query that may attend to nothing
     gives 0. ``some``: the mask is known to leave something to attend to in every row."""
     rank, own = base.rank(query), base.dims(value)[-1]
-    query, key, value = (_fitted(ctx, name, x) for x in (query, key, value))
-    bias = None if mask is None else _raised(ctx, name, base.tensor(ctx, name, mask, rank=max(rank, 2)))
+    query, key, value = (_fitted(net, x) for x in (query, key, value))
+    bias = None if mask is None else _raised(net, base.tensor(net, mask, rank=max(rank, 2)))
     attend = _layer if limits.BY_LAYER else _spelled
-    result = attend(ctx, name, _scaled(ctx, name, query, scale), key, value, bias, causal=causal)
+    result = attend(net, _scaled(net, query, scale), key, value, bias, causal=causal)
     if bias is not None and not some:
-        result = _alive(ctx, name, result, bias)
+        result = _alive(net, result, bias)
     if own < limits.HEAD_DIMS[0]:
-        result = sampled(ctx, name, result, [3], [0], [own])
-    return base.squeeze(ctx, name, result, ABSENT[rank])
+        result = sampled(net, result, [3], [0], [own])
+    return base.squeeze(net, result, ABSENT[rank])
 
 
-def _fitted(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+def _fitted(net: Net, x: ITensor) -> ITensor:
     """Four dims, and heads for which there are kernels: small ones are padded with zeros."""
-    x = _raised(ctx, name, x)
+    x = _raised(net, x)
     small = base.dims(x)[-1] < limits.HEAD_DIMS[0]
-    return sampled(ctx, name, x, [3], [0], [limits.PADDED_HEAD], mode="FILL") if small else x
+    return sampled(net, x, [3], [0], [limits.PADDED_HEAD], mode="FILL") if small else x
 
 
-def _raised(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+def _raised(net: Net, x: ITensor) -> ITensor:
     """Four dims: what has no heads has one."""
-    return base.unsqueeze(ctx, name, x, ABSENT[base.rank(x)])
+    return base.unsqueeze(net, x, ABSENT[base.rank(x)])
 
 
 def _layer(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     query: ITensor,
     key: ITensor,
     value: ITensor,
@@ -70,21 +71,20 @@ def _layer(
 ) -> ITensor:
     """TensorRT's attention layer."""
     if not CAPABILITIES.attention_gqa_half:
-        key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
+        key, value = (_repeated(net, x, base.dims(query)[1]) for x in (key, value))
     norm = trt.AttentionNormalizationOp.SOFTMAX
-    mark = ctx.log.mark()
-    layer = ctx.net.add_attention(query, key, value, norm, causal)
+    mark = net.ctx.log.mark()
+    layer = net.ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
-        raise NetworkError(f"TensorRT refused the attention layer ({ctx.log.said_since(mark)})")
-    layer.name = ctx.unique(f"{name}:attention")
+        raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.said_since(mark)})")
+    layer.name = net.ctx.unique(f"{net.name}:attention")
     if mask is not None:
         layer.mask = mask
     return layer.get_output(0)
 
 
 def _spelled(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     query: ITensor,
     key: ITensor,
     value: ITensor,
@@ -96,20 +96,21 @@ def _spelled(
     and minus infinity of the query's dtype, and causality as a mask of positions that are counted in the network: the
     kernel then counts for itself. Where scores are selected instead, TensorRT-RTX 1.4 sees causality and loses it."""
     dtype = base.dtype_of(query)
-    key, value = (_repeated(ctx, name, x, base.dims(query)[1]) for x in (key, value))
+    key, value = (_repeated(net, x, base.dims(query)[1]) for x in (key, value))
     if causal and base.dims(query)[-2] == 1:  # the first key is all there is for it; RTX lets it attend to every key
-        return first_row(ctx, name, value)
-    query, lone = not_alone(ctx, name, query)
-    scores = base.cast(ctx, name, matmul(ctx, name, query, key, transpose_b=True), torch.float32)
-    mask = _lower_triangle(ctx, name, scores) if causal else mask
+        return first_row(net, value)
+    query, lone = not_alone(net, query)
+    scores = base.cast(net, matmul(net, query, key, transpose_b=True), torch.float32)
+    mask = _lower_triangle(net, scores) if causal else mask
     if mask is not None:
-        scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, mask, dtype))
-    weights = base.cast(ctx, name, softmax(ctx, name, scores, -1), dtype, bare=True)
-    result = matmul(ctx, name, weights, value, empty=False)
-    return first_row(ctx, name, result) if lone else result
+        scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, dtype))
+    weights = base.cast(net, softmax(net, scores, -1), dtype, bare=True)
+    result = matmul(net, weights, value, empty=False)
+    return first_row(net, result) if lone else result
 
 
-def not_alone(ctx: ConversionContext, name: str, query: ITensor) -> tuple[ITensor, bool]:
+@block
+def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
     """A query, or the weights of its keys, twice if it is one row in each of several batches; and whether it is.
 
     For one row TensorRT-RTX has a kernel, `_gemv_mha`, that reads keys and values batch by batch. Between attentions
@@ -119,29 +120,30 @@ def not_alone(ctx: ConversionContext, name: str, query: ITensor) -> tuple[ITenso
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
     if CAPABILITIES.lone_queries or all(size == 1 for size in batches) or sizes[-2] != 1:
         return query, False
-    *others, width = base.sizes(ctx, name, query)
-    return base.expand(ctx, name, query, [*others[:-1], 2, width]), True
+    *others, width = base.sizes(net, query)
+    return base.expand(net, query, [*others[:-1], 2, width]), True
 
 
-def first_row(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+@block
+def first_row(net: Net, x: ITensor) -> ITensor:
     """The first of the rows, as a matrix of one."""
-    return sampled(ctx, name, x, [base.rank(x) - 2], [0], [1])
+    return sampled(net, x, [base.rank(x) - 2], [0], [1])
 
 
-def _in_numbers(ctx: ConversionContext, name: str, mask: ITensor, dtype: torch.dtype) -> ITensor:
+def _in_numbers(net: Net, mask: ITensor, dtype: torch.dtype) -> ITensor:
     """What a mask adds to scores, in float32."""
     key = ("in numbers", id(mask))
-    if key not in ctx.memo:
+    if key not in net.ctx.memo:
         bools = base.dtype_of(mask) == torch.bool
-        added = where(ctx, name, mask, 0.0, float("-inf"), dtype) if bools else mask
-        ctx.memo[key] = (base.cast(ctx, name, added, torch.float32), mask)
-    result: ITensor = ctx.memo[key][0]
+        added = where(net, mask, 0.0, float("-inf"), dtype) if bools else mask
+        net.ctx.memo[key] = (base.cast(net, added, torch.float32), mask)
+    result: ITensor = net.ctx.memo[key][0]
     return result
 
 
+@block
 def plain(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     query: ITensor,
     key: ITensor,
     value: ITensor,
@@ -154,93 +156,94 @@ def plain(
 ) -> ITensor:
     """Products and a softmax, all in float32, as eager computes halves; a query that may attend to nothing gives 0."""
     dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5
-    query = _scaled(ctx, name, query, scale) if exact else query  # see there why not in float32 alone
-    query, key, value = (base.cast(ctx, name, x, torch.float32) for x in (query, key, value))
+    query = _scaled(net, query, scale) if exact else query  # see there why not in float32 alone
+    query, key, value = (base.cast(net, x, torch.float32) for x in (query, key, value))
     if gqa:
-        key, value = (_repeated(ctx, name, x, base.size(ctx, name, query, -3)) for x in (key, value))
-    query, lone = not_alone(ctx, name, query if exact else _scaled(ctx, name, query, scale))
-    scores = matmul(ctx, name, query, key, transpose_b=True)
-    bias = None if mask is None else base.tensor(ctx, name, mask, rank=base.rank(scores))
-    added = _lower_triangle(ctx, name, scores) if causal else bias
+        key, value = (_repeated(net, x, base.size(net, query, -3)) for x in (key, value))
+    query, lone = not_alone(net, query if exact else _scaled(net, query, scale))
+    scores = matmul(net, query, key, transpose_b=True)
+    bias = None if mask is None else base.tensor(net, mask, rank=base.rank(scores))
+    added = _lower_triangle(net, scores) if causal else bias
     if added is not None:
-        scores = base.elementwise(ctx, name, "SUM", scores, _in_numbers(ctx, name, added, torch.float32))
-    result = matmul(ctx, name, softmax(ctx, name, scores, -1), value, empty=False)
-    result = first_row(ctx, name, result) if lone else result
+        scores = base.elementwise(net, "SUM", scores, _in_numbers(net, added, torch.float32))
+    result = matmul(net, softmax(net, scores, -1), value, empty=False)
+    result = first_row(net, result) if lone else result
     if bias is not None and not some:
-        result = _alive(ctx, name, result, bias)
-    return base.cast(ctx, name, result, dtype)
+        result = _alive(net, result, bias)
+    return base.cast(net, result, dtype)
 
 
-def _scaled(ctx: ConversionContext, name: str, query: ITensor, scale: float) -> ITensor:
+def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
     """The query times the scale, in float32 for halves and rounded again, though it be a power of two: RTX 1.4 loses
     masks that a kernel computes (causality) if it makes a scale part of the kernel, which it does with those."""
     if scale == 1:
         return query
-    wide = base.cast(ctx, name, query, torch.float32)
-    factor = base.constant(ctx, name, scale, torch.float32, rank=base.rank(query))
-    return base.cast(ctx, name, base.elementwise(ctx, name, "PROD", wide, factor), base.dtype_of(query), bare=True)
+    wide = base.cast(net, query, torch.float32)
+    factor = base.constant(net, scale, torch.float32, rank=base.rank(query))
+    return base.cast(net, base.elementwise(net, "PROD", wide, factor), base.dtype_of(query), bare=True)
 
 
-def _repeated(ctx: ConversionContext, name: str, x: ITensor, heads: Size) -> ITensor:
+def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
     """Keys or values with as many heads as the query: each serves a group of them, which lie side by side."""
     rank, own = base.rank(x), base.dims(x)[-3]
     if own == heads:
         return x
-    sizes = base.sizes(ctx, name, x)
+    sizes = base.sizes(net, x)
     grouped = [*sizes[:-2], heads // own, *sizes[-2:]]
-    spread = base.expand(ctx, name, base.unsqueeze(ctx, name, x, [rank - 2]), grouped)
-    return base.reshape(ctx, name, spread, [*sizes[:-3], heads, *sizes[-2:]])
+    spread = base.expand(net, base.unsqueeze(net, x, [rank - 2]), grouped)
+    return base.reshape(net, spread, [*sizes[:-3], heads, *sizes[-2:]])
 
 
-def _lower_triangle(ctx: ConversionContext, name: str, scores: ITensor) -> ITensor:
+def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
     """Whether a key is not after the query, counted from the upper left."""
     rank = base.rank(scores)
-    rows = _counted(ctx, name, base.size(ctx, name, scores, rank - 2), rank, rank - 2)
-    columns = _counted(ctx, name, base.size(ctx, name, scores, rank - 1), rank, rank - 1)
-    return base.unary(ctx, name, "NOT", base.elementwise(ctx, name, "GREATER", columns, rows))
+    rows = _counted(net, base.size(net, scores, rank - 2), rank, rank - 2)
+    columns = _counted(net, base.size(net, scores, rank - 1), rank, rank - 1)
+    return base.unary(net, "NOT", base.elementwise(net, "GREATER", columns, rows))
 
 
-def _counted(ctx: ConversionContext, name: str, size: Size, rank: int, dim: int) -> ITensor:
+def _counted(net: Net, size: Size, rank: int, dim: int) -> ITensor:
     """0, 1, 2 … along a dim."""
     key = ("counted", size if isinstance(size, int) else id(size), rank, dim)
-    if key not in ctx.memo:
-        ctx.memo[key] = (_count(ctx, name, size, rank, dim), size)
-    result: ITensor = ctx.memo[key][0]
+    if key not in net.ctx.memo:
+        net.ctx.memo[key] = (_count(net, size, rank, dim), size)
+    result: ITensor = net.ctx.memo[key][0]
     return result
 
 
-def _count(ctx: ConversionContext, name: str, size: Size, rank: int, dim: int) -> ITensor:
+def _count(net: Net, size: Size, rank: int, dim: int) -> ITensor:
     """Counted by a layer though the size be known: TensorRT does not see through a constant."""
-    layer = ctx.add(name, "fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
+    layer = net.add("fill", (size,) if isinstance(size, int) else (0,), trt.FillOperation.LINSPACE, trt.int64)
     if not isinstance(size, int):
-        layer.set_input(0, base.size_tensor(ctx, name, size))
-    layer.set_input(1, base.constant(ctx, name, 0, torch.int64))
-    layer.set_input(2, base.constant(ctx, name, np.array([1], dtype=np.int64)))
-    return base.unsqueeze(ctx, name, layer.get_output(0), [i for i in range(rank) if i != dim])
+        layer.set_input(0, base.size_tensor(net, size))
+    layer.set_input(1, base.constant(net, 0, torch.int64))
+    layer.set_input(2, base.constant(net, np.array([1], dtype=np.int64)))
+    return base.unsqueeze(net, layer.get_output(0), [i for i in range(rank) if i != dim])
 
 
-def lets_all_attend(ctx: ConversionContext, mask: Value | None) -> bool:
+@fact
+def lets_all_attend(net: Net, mask: Value | None) -> bool:
     """Whether a mask is known to leave something to attend to in every row, and stays as it is."""
-    if not isinstance(mask, torch.Tensor) or not ctx.compilation_settings.immutable_weights:
+    if not isinstance(mask, torch.Tensor) or not net.ctx.compilation_settings.immutable_weights:
         return False
     return bool((mask if mask.dtype == torch.bool else mask > float("-inf")).any(-1).all())
 
 
-def _alive(ctx: ConversionContext, name: str, result: ITensor, mask: ITensor) -> ITensor:
+def _alive(net: Net, result: ITensor, mask: ITensor) -> ITensor:
     """0 where the mask leaves nothing to attend to, which would be NaN."""
     key = ("alive", id(mask))
-    if key not in ctx.memo:
-        ctx.memo[key] = (_has_any(ctx, name, mask), mask)
-    return where(ctx, name, ctx.memo[key][0], result, 0.0, base.dtype_of(result))
+    if key not in net.ctx.memo:
+        net.ctx.memo[key] = (_has_any(net, mask), mask)
+    return where(net, net.ctx.memo[key][0], result, 0.0, base.dtype_of(result))
 
 
-def _has_any(ctx: ConversionContext, name: str, mask: ITensor) -> ITensor:
+def _has_any(net: Net, mask: ITensor) -> ITensor:
     """Whether a row of the mask lets anything through."""
     bools = base.dtype_of(mask) == torch.bool
-    wide = base.cast(ctx, name, mask, torch.int32 if bools else torch.float32)
+    wide = base.cast(net, mask, torch.int32 if bools else torch.float32)
     rank = base.rank(mask)
-    highest = ctx.add(name, "reduce", wide, trt.ReduceOperation.MAX, 1 << (rank - 1), True).get_output(0)
+    highest = net.add("reduce", wide, trt.ReduceOperation.MAX, 1 << (rank - 1), True).get_output(0)
     if bools:
-        return base.cast(ctx, name, highest, torch.bool)
-    lowest = base.constant(ctx, name, float("-inf"), torch.float32, rank=rank)
-    return base.elementwise(ctx, name, "GREATER", highest, lowest)
+        return base.cast(net, highest, torch.bool)
+    lowest = base.constant(net, float("-inf"), torch.float32, rank=rank)
+    return base.elementwise(net, "GREATER", highest, lowest)

@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from pipeline.impl.blocks import block, fact
 from pipeline.impl.expression import operation
-from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt, literal_name
+from pipeline.network.context import NetworkError, SymbolicInt, literal_name
+from pipeline.network.net import Net
 from pipeline.shapes.environment import bounds, on_host
 from pipeline.trt import CAPABILITIES, to_torch, to_trt, trt
 
@@ -23,9 +25,8 @@ Size: TypeAlias = Any
 Value: TypeAlias = Any
 
 
-def constant(
-    ctx: ConversionContext, name: str, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0
-) -> ITensor:
+@block
+def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
     """A constant layer for a tensor, array or number, of at least ``rank`` (leading dims of size 1); made once.
 
     Numbers take ``dtype`` as they are written; tensors are cast by a layer, since a weight stays what the model has.
@@ -35,26 +36,26 @@ def constant(
     tensor = tensor.int() if tensor.dtype == torch.uint8 else tensor
     shape = (1,) * (rank - tensor.dim()) + tuple(tensor.shape)
     key = ("constant", id(value) if given else literal_name(tensor), shape)
-    if key not in ctx.memo:
-        layer = ctx.add(name, "constant", shape, ctx.trt_weights(tensor))
-        ctx.memo[key] = (layer.get_output(0), value)
-    output: ITensor = ctx.memo[key][0]
-    return output if dtype is None else cast(ctx, name, output, dtype)
+    if key not in net.ctx.memo:
+        layer = net.add("constant", shape, net.ctx.trt_weights(tensor))
+        net.ctx.memo[key] = (layer.get_output(0), value)
+    output: ITensor = net.ctx.memo[key][0]
+    return output if dtype is None else cast(net, output, dtype)
 
 
-def tensor(
-    ctx: ConversionContext, name: str, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0
-) -> ITensor:
+@block
+def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
     """Any value as an ``ITensor`` of at least ``rank``, cast to ``dtype`` if given."""
     if isinstance(value, SymbolicInt):
-        value = scalar_of(ctx, name, value)
+        value = scalar_of(net, value)
     if not isinstance(value, trt.ITensor):
-        return constant(ctx, name, value, dtype, rank=rank)
-    value = value if dtype is None else cast(ctx, name, value, dtype)
-    return raise_rank(ctx, name, value, rank)
+        return constant(net, value, dtype, rank=rank)
+    value = value if dtype is None else cast(net, value, dtype)
+    return raise_rank(net, value, rank)
 
 
-def cast(ctx: ConversionContext, name: str, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITensor:
+@block
+def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITensor:
     """``x`` in another dtype; ``x`` itself if it has it already.
 
     A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does: RTX 1.4 gives
@@ -65,22 +66,23 @@ def cast(ctx: ConversionContext, name: str, x: ITensor, dtype: torch.dtype, *, b
     if x.dtype == wanted:
         return x
     if dtype == torch.bool:
-        return unary(ctx, name, "NOT", is_zero(ctx, name, x))
+        return unary(net, "NOT", is_zero(net, x))
     wide = x.dtype == trt.float32
-    made = ctx.add(name, "cast", x, wanted).get_output(0)
+    made = net.add("cast", x, wanted).get_output(0)
     if bare or not wide or dtype != torch.bfloat16 or CAPABILITIES.bfloat16_after_products:
         return made
-    return elementwise(ctx, name, "MAX", made, made)
+    return elementwise(net, "MAX", made, made)
 
 
-def is_zero(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+@block
+def is_zero(net: Net, x: ITensor) -> ITensor:
     """Where a tensor is zero, or False; NaN is not. A bool is a comparison with zero and never a cast: RTX 1.4 drops
     the two casts from int32 to bool and back, and 3 stays 3."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
-        return unary(ctx, name, "NOT", x)
-    x = cast(ctx, name, x, torch.int32) if dtype == torch.int8 else x
-    return elementwise(ctx, name, "EQUAL", x, constant(ctx, name, 0, dtype_of(x), rank=rank(x)))
+        return unary(net, "NOT", x)
+    x = cast(net, x, torch.int32) if dtype == torch.int8 else x
+    return elementwise(net, "EQUAL", x, constant(net, 0, dtype_of(x), rank=rank(x)))
 
 
 def dtype_of(value: Value) -> torch.dtype:
@@ -100,15 +102,16 @@ def network_dtype(dtype: torch.dtype) -> torch.dtype:
     return {torch.float64: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
 
 
-def byte(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+@block
+def byte(net: Net, x: ITensor) -> ITensor:
     """Integers or floats as uint8 holds them: whole, and modulo 256."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
-        return cast(ctx, name, x, torch.int32)
-    x = cast(ctx, name, x, torch.int64) if dtype.is_floating_point else x
-    size = constant(ctx, name, 256, dtype_of(x), rank=rank(x))
-    above = elementwise(ctx, name, "PROD", elementwise(ctx, name, "FLOOR_DIV", x, size), size)
-    return cast(ctx, name, elementwise(ctx, name, "SUB", x, above), torch.int32)
+        return cast(net, x, torch.int32)
+    x = cast(net, x, torch.int64) if dtype.is_floating_point else x
+    size = constant(net, 256, dtype_of(x), rank=rank(x))
+    above = elementwise(net, "PROD", elementwise(net, "FLOOR_DIV", x, size), size)
+    return cast(net, elementwise(net, "SUB", x, above), torch.int32)
 
 
 def dims(x: Value) -> tuple[int, ...]:
@@ -167,209 +170,224 @@ def _of_one_kind(values: list[Any]) -> Any:
     return max(values, key=lambda number: (bool, int, float, complex).index(type(number)))
 
 
-def raise_rank(ctx: ConversionContext, name: str, x: ITensor, to: int) -> ITensor:
+@block
+def raise_rank(net: Net, x: ITensor, to: int) -> ITensor:
     """``x`` with leading dims of size 1 up to a rank, for broadcasting."""
     missing = to - rank(x)
-    return unsqueeze(ctx, name, x, range(missing)) if missing > 0 else x
+    return unsqueeze(net, x, range(missing)) if missing > 0 else x
 
 
-def unsqueeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
+@block
+def unsqueeze(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
     """``x`` with dims of size 1 at the given places of the result; right for dynamic and zero sizes."""
     if not axes:
         return x
-    result = list(known_sizes(ctx, x))
-    places = constant(ctx, name, np.array(list(axes), dtype=np.int64))
+    result = list(known_sizes(net, x))
+    places = constant(net, np.array(list(axes), dtype=np.int64))
     for place in sorted(axis(a, rank(x) + len(axes)) for a in axes):
         result.insert(place, 1)
-    return noted(ctx, ctx.add(name, "unsqueeze", x, places).get_output(0), result)
+    return noted(net, net.add("unsqueeze", x, places).get_output(0), result)
 
 
-def squeeze(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
+@block
+def squeeze(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
     """``x`` without the given dims, which have size 1."""
     if not axes:
         return x
-    places = constant(ctx, name, np.array(list(axes), dtype=np.int64))
+    places = constant(net, np.array(list(axes), dtype=np.int64))
     gone = {axis(a, rank(x)) for a in axes}
-    result = [s for i, s in enumerate(known_sizes(ctx, x)) if i not in gone]
-    return noted(ctx, ctx.add(name, "squeeze", x, places).get_output(0), result)
+    result = [s for i, s in enumerate(known_sizes(net, x)) if i not in gone]
+    return noted(net, net.add("squeeze", x, places).get_output(0), result)
 
 
-def size(ctx: ConversionContext, name: str, x: ITensor, dim: int) -> Size:
+@block
+def size(net: Net, x: ITensor, dim: int) -> Size:
     """The size of a dim: an int where it is static, else a 1-element tensor."""
     static = dims(x)[dim]
     if static >= 0:
         return static
-    known = known_sizes(ctx, x)[dim]
+    known = known_sizes(net, x)[dim]
     if isinstance(known, SymbolicInt):
-        return _expression(ctx, name, known.expr)
+        return _expression(net, known.expr)
     key = ("size", id(x), axis(dim, rank(x)))
-    if key not in ctx.memo:
-        ctx.memo[key] = (_slice1(ctx, name, _shape(ctx, name, x), axis(dim, rank(x))), x)
-    return ctx.memo[key][0]
+    if key not in net.ctx.memo:
+        net.ctx.memo[key] = (_slice1(net, _shape(net, x), axis(dim, rank(x))), x)
+    return net.ctx.memo[key][0]
 
 
-def known_sizes(ctx: ConversionContext, x: Value) -> list[Size]:
+@fact
+def known_sizes(net: Net, x: Value) -> list[Size]:
     """The sizes of a tensor without a layer: expressions where the program knows them, None where it does not."""
-    _, shape = ctx.shapes.get(id(x), (x, None))
+    _, shape = net.ctx.shapes.get(id(x), (x, None))
     if shape is None:
         return [s if s >= 0 else None for s in dims(x)]
     return [s if isinstance(s, int) else SymbolicInt(s) for s in shape]
 
 
-def noted(ctx: ConversionContext, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
+@fact
+def noted(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
     """``x``, whose sizes the program knows if they are ints and ``SymbolicInt``s."""
     if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
-        ctx.note_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
+        net.ctx.note_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
     return x
 
 
-def sizes(ctx: ConversionContext, name: str, x: ITensor) -> list[Size]:
+@block
+def sizes(net: Net, x: ITensor) -> list[Size]:
     """All sizes of a tensor, as ``size`` gives them."""
-    return [size(ctx, name, x, d) for d in range(rank(x))]
+    return [size(net, x, d) for d in range(rank(x))]
 
 
-def _shape(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+def _shape(net: Net, x: ITensor) -> ITensor:
     key = ("shape", id(x))
-    if key not in ctx.memo:
-        shape = ctx.add(name, "shape", x).get_output(0)
-        ctx.memo[key] = (cast(ctx, name, shape, torch.int64), x)
-    output: ITensor = ctx.memo[key][0]
+    if key not in net.ctx.memo:
+        shape = net.add("shape", x).get_output(0)
+        net.ctx.memo[key] = (cast(net, shape, torch.int64), x)
+    output: ITensor = net.ctx.memo[key][0]
     return output
 
 
-def _slice1(ctx: ConversionContext, name: str, x: ITensor, index: int) -> ITensor:
-    return ctx.add(name, "slice", x, (index,), (1,), (1,)).get_output(0)
+def _slice1(net: Net, x: ITensor, index: int) -> ITensor:
+    return net.add("slice", x, (index,), (1,), (1,)).get_output(0)
 
 
-def shape_tensor(ctx: ConversionContext, name: str, shape: Sequence[Size]) -> ITensor:
+@block
+def shape_tensor(net: Net, shape: Sequence[Size]) -> ITensor:
     """A shape as a 1-d int64 tensor."""
     if all(isinstance(s, int) for s in shape):
-        return constant(ctx, name, np.array(shape, dtype=np.int64))
-    parts = [size_tensor(ctx, name, s) for s in shape]
+        return constant(net, np.array(shape, dtype=np.int64))
+    parts = [size_tensor(net, s) for s in shape]
     if len(parts) == 1:
         return parts[0]
-    layer = ctx.add(name, "concatenation", parts)
+    layer = net.add("concatenation", parts)
     layer.axis = 0
     return layer.get_output(0)
 
 
-def size_tensor(ctx: ConversionContext, name: str, value: Size) -> ITensor:
+@block
+def size_tensor(net: Net, value: Size) -> ITensor:
     """A size as a 1-element int64 tensor."""
     if isinstance(value, trt.ITensor):
-        value = cast(ctx, name, value, torch.int64)
-        return value if rank(value) == 1 else unsqueeze(ctx, name, value, [0])
+        value = cast(net, value, torch.int64)
+        return value if rank(value) == 1 else unsqueeze(net, value, [0])
     if isinstance(value, SymbolicInt):
-        return _expression(ctx, name, value.expr)
-    return constant(ctx, name, np.array([value], dtype=np.int64))
+        return _expression(net, value.expr)
+    return constant(net, np.array([value], dtype=np.int64))
 
 
-def scalar_of(ctx: ConversionContext, name: str, value: Size) -> ITensor:
+@block
+def scalar_of(net: Net, value: Size) -> ITensor:
     """A size as a 0-d int64 tensor."""
-    return squeeze(ctx, name, size_tensor(ctx, name, value), [0])
+    return squeeze(net, size_tensor(net, value), [0])
 
 
-def _expression(ctx: ConversionContext, name: str, expr: Any) -> ITensor:
+def _expression(net: Net, expr: Any) -> ITensor:
     """The layers that compute an expression from the shapes of the network's inputs, made once."""
     key = ("expression", str(expr))
-    if key not in ctx.memo:
-        ctx.memo[key] = _compute(ctx, name, expr)
-    output: ITensor = ctx.memo[key]
+    if key not in net.ctx.memo:
+        net.ctx.memo[key] = _compute(net, expr)
+    output: ITensor = net.ctx.memo[key]
     return output
 
 
-def _compute(ctx: ConversionContext, name: str, expr: Any) -> ITensor:
+def _compute(net: Net, expr: Any) -> ITensor:
     if isinstance(expr, int) or expr.is_Integer:
-        return constant(ctx, name, np.array([int(expr)], dtype=np.int64))
+        return constant(net, np.array([int(expr)], dtype=np.int64))
     if expr.is_Symbol or on_host(expr):
-        source, dim = ctx.symbols[str(expr)]
-        return size_tensor(ctx, name, source) if dim is None else _slice1(ctx, name, _shape(ctx, name, source), dim)
+        source, dim = net.ctx.symbols[str(expr)]
+        return size_tensor(net, source) if dim is None else _slice1(net, _shape(net, source), dim)
     layer, operands = operation(expr)
-    result, *rest = [_expression(ctx, name, operand) for operand in operands]
+    result, *rest = [_expression(net, operand) for operand in operands]
     for other in rest:
-        result = elementwise(ctx, name, layer, result, other)
+        result = elementwise(net, layer, result, other)
     return result
 
 
-def elementwise(ctx: ConversionContext, name: str, operation: str, a: ITensor, b: ITensor) -> ITensor:
+@block
+def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
     """One elementwise layer, by the name of its operation; ranks and dtypes are the caller's."""
-    return ctx.add(name, "elementwise", a, b, trt.ElementWiseOperation.__members__[operation]).get_output(0)
+    return net.add("elementwise", a, b, trt.ElementWiseOperation.__members__[operation]).get_output(0)
 
 
-def unary(ctx: ConversionContext, name: str, operation: str, x: ITensor) -> ITensor:
+@block
+def unary(net: Net, operation: str, x: ITensor) -> ITensor:
     """One unary layer, by the name of its operation."""
-    return ctx.add(name, "unary", x, trt.UnaryOperation.__members__[operation]).get_output(0)
+    return net.add("unary", x, trt.UnaryOperation.__members__[operation]).get_output(0)
 
 
-def reshape(ctx: ConversionContext, name: str, x: ITensor, shape: Sequence[Size]) -> ITensor:
+@block
+def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
     """``x`` with another shape of as many elements; one size may be -1. Dynamic sizes that stay at their place, and one
     more, need no shape arithmetic."""
-    known = known_sizes(ctx, x)
+    known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x
-    layer = ctx.add(name, "shuffle", x)
+    layer = net.add("shuffle", x)
     layer.zero_is_placeholder = False
     dynamic = [i for i, s in enumerate(shape) if not isinstance(s, int)]
     kept = [i for i in dynamic if i < len(known) and known[i] == shape[i]]
     inferred = len(dynamic) - len(kept) + list(shape).count(-1)
     if not dynamic:
         layer.reshape_dims = tuple(shape)
-    elif 0 not in shape and inferred <= 1 and (not inferred or len(dynamic) == 1 or _never_empty(ctx, shape)):
+    elif 0 not in shape and inferred <= 1 and (not inferred or len(dynamic) == 1 or _never_empty(net, shape)):
         layer.zero_is_placeholder = bool(kept)
         layer.reshape_dims = tuple(0 if i in kept else s if isinstance(s, int) else -1 for i, s in enumerate(shape))
     else:
-        layer.set_input(1, shape_tensor(ctx, name, _with_wildcard(ctx, shape)))
-    return noted(ctx, layer.get_output(0), [None if s == -1 else s for s in shape])
+        layer.set_input(1, shape_tensor(net, _with_wildcard(net, shape)))
+    return noted(net, layer.get_output(0), [None if s == -1 else s for s in shape])
 
 
-def _with_wildcard(ctx: ConversionContext, shape: Sequence[Size]) -> list[Size]:
+def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:
     """-1 in place of the size that would need most arithmetic, where that determines it."""
     costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]
     place = costs.index(max(costs))
-    if 0 in shape or -1 in shape or not costs[place] or not _never_empty(ctx, shape):
+    if 0 in shape or -1 in shape or not costs[place] or not _never_empty(net, shape):
         return list(shape)
     return [-1 if i == place else s for i, s in enumerate(shape)]
 
 
-def _never_empty(ctx: ConversionContext, shape: Sequence[Size]) -> bool:
+def _never_empty(net: Net, shape: Sequence[Size]) -> bool:
     """Whether no size can be 0, so that -1 is determined beside other dynamic sizes."""
     symbolic = [s.expr for s in shape if isinstance(s, SymbolicInt)]
-    known = all(str(symbol) in ctx.ranges for expr in symbolic for symbol in expr.free_symbols)
-    return known and all(bounds(expr, ctx.ranges).min > 0 for expr in symbolic)
+    known = all(str(symbol) in net.ctx.ranges for expr in symbolic for symbol in expr.free_symbols)
+    return known and all(bounds(expr, net.ctx.ranges).min > 0 for expr in symbolic)
 
 
-def permute(ctx: ConversionContext, name: str, x: ITensor, order: Sequence[int]) -> ITensor:
+@block
+def permute(net: Net, x: ITensor, order: Sequence[int]) -> ITensor:
     """``x`` with its dims in another order."""
     order = [axis(d, rank(x)) for d in order]
     if order == sorted(order):
         return x
-    layer = ctx.add(name, "shuffle", x)
+    layer = net.add("shuffle", x)
     layer.first_transpose = trt.Permutation(order)
-    known = known_sizes(ctx, x)
-    return noted(ctx, layer.get_output(0), [known[d] for d in order])
+    known = known_sizes(net, x)
+    return noted(net, layer.get_output(0), [known[d] for d in order])
 
 
-def expand(ctx: ConversionContext, name: str, x: ITensor, shape: Sequence[Size]) -> ITensor:
+@block
+def expand(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
     """``x`` broadcast to a shape of the same or a higher rank; -1 keeps a size."""
-    x = raise_rank(ctx, name, x, len(shape))
-    known, current = known_sizes(ctx, x), dims(x)
+    x = raise_rank(net, x, len(shape))
+    known, current = known_sizes(net, x), dims(x)
     axes = [i for i, s in enumerate(shape) if s not in (-1, known[i], current[i])]
     if not axes:
         return x
     target, none = [shape[i] for i in axes], (0,) * len(axes)
     if all(isinstance(s, int) for s in target):
-        layer = ctx.add(name, "slice", x, none, tuple(target), none)
+        layer = net.add("slice", x, none, tuple(target), none)
     else:
-        layer = ctx.add(name, "slice", x, none, none, none)
-        layer.set_input(2, shape_tensor(ctx, name, target))
+        layer = net.add("slice", x, none, none, none)
+        layer.set_input(2, shape_tensor(net, target))
     layer.axes = tuple(axes)
     if any(current[i] != 1 for i in axes):
-        layer.set_input(3, _broadcast_strides(ctx, name, x, axes))
-    return noted(ctx, layer.get_output(0), [known[i] if s == -1 else s for i, s in enumerate(shape)])
+        layer.set_input(3, _broadcast_strides(net, x, axes))
+    return noted(net, layer.get_output(0), [known[i] if s == -1 else s for i, s in enumerate(shape)])
 
 
-def _broadcast_strides(ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int]) -> ITensor:
+def _broadcast_strides(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
     """Stride 0 along axes of size 1, else 1, decided when the engine runs."""
-    one = constant(ctx, name, np.array([1], dtype=np.int64))
-    sizes = [size_tensor(ctx, name, size(ctx, name, x, i)) for i in axes]
-    more = [elementwise(ctx, name, "SUB", s, one) for s in sizes]
-    return shape_tensor(ctx, name, [elementwise(ctx, name, "MIN", m, one) for m in more])
+    one = constant(net, np.array([1], dtype=np.int64))
+    sizes = [size_tensor(net, size(net, x, i)) for i in axes]
+    more = [elementwise(net, "SUB", s, one) for s in sizes]
+    return shape_tensor(net, [elementwise(net, "MIN", m, one) for m in more])

@@ -9,8 +9,9 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.pool_windows import padded, spread
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
@@ -18,9 +19,9 @@ Layer = Callable[[ITensor, Value, Value | None, bool], ITensor]
 """Makes the layer of an input, a kernel and a bias, and whether they have a spatial dim for TensorRT's sake."""
 
 
+@block
 def convolution(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     x: Value,
     weight: Value,
     bias: Value | None,
@@ -33,18 +34,18 @@ def convolution(
     """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number stands for all spatial dims."""
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
-        made = _layer(ctx, name, "convolution", x, weight, bias, _maps(weight, 0), flat)
+        made = _layer(net, "convolution", x, weight, bias, _maps(weight, 0), flat)
         _set_windows(made, stride, padding, padding, dilation, groups, flat)
         return made.get_output(0)
 
     depthwise = groups > 1 and base.dims(weight)[1] == 1
     missing = depthwise and not CAPABILITIES.depthwise_bfloat16
-    return (_widened if missing else _batched)(ctx, name, x, weight, bias, layer)
+    return (_widened if missing else _batched)(net, x, weight, bias, layer)
 
 
+@block
 def deconvolution(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     x: Value,
     weight: Value,
     bias: Value | None,
@@ -63,58 +64,56 @@ def deconvolution(
         strides, post = steps, [c - m for c, m in zip(cut, more, strict=True)]
         if not CAPABILITIES.strided_dilated_deconvolution and max(strides) > 1 and max(apart) > 1:
             spacing = [1] * flat + strides
-            x, post = spread(ctx, name, x, spacing), [p + s - 1 for p, s in zip(post, strides, strict=True)]
+            x, post = spread(net, x, spacing), [p + s - 1 for p, s in zip(post, strides, strict=True)]
             strides = [1] * rank
         extra = [max(0, -(p // s)) for p, s in zip(post, strides, strict=True)]
-        x = padded(ctx, name, x, [0] * (rank + flat), [0] * flat + extra)
+        x = padded(net, x, [0] * (rank + flat), [0] * flat + extra)
         post = [p + e * s for p, e, s in zip(post, extra, strides, strict=True)]
-        made = _layer(ctx, name, "deconvolution", x, weight, bias, _maps(weight, 1) * groups, flat)
+        made = _layer(net, "deconvolution", x, weight, bias, _maps(weight, 1) * groups, flat)
         _set_windows(made, strides, cut, post, apart, groups, flat)
         return made.get_output(0)
 
     # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
-    return _widened(ctx, name, x, weight, bias, layer)
+    return _widened(net, x, weight, bias, layer)
 
 
-def _widened(ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
+def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
     """The layer, which TensorRT does not have in bfloat16: that is computed in float32, and rounded in its kernel."""
     if base.dtype_of(x) != torch.bfloat16:
-        return _batched(ctx, name, x, weight, bias, layer)
+        return _batched(net, x, weight, bias, layer)
 
     def rounded(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
-        return base.cast(ctx, name, layer(x, weight, bias, flat), torch.bfloat16)
+        return base.cast(net, layer(x, weight, bias, flat), torch.bfloat16)
 
-    x, weight = (base.tensor(ctx, name, v, torch.float32) for v in (x, weight))
-    bias = None if bias is None else base.tensor(ctx, name, bias, torch.float32)
-    return _batched(ctx, name, x, weight, bias, rounded)
+    x, weight = (base.tensor(net, v, torch.float32) for v in (x, weight))
+    bias = None if bias is None else base.tensor(net, bias, torch.float32)
+    return _batched(net, x, weight, bias, rounded)
 
 
-def _batched(ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
+def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
     """Gives the layer the batch dim and the second spatial dim that TensorRT wants, and takes them away again."""
     rank = base.rank(weight)
     flat = rank == 3
-    x = base.tensor(ctx, name, x)
+    x = base.tensor(net, x)
     added = [0] * (base.rank(x) < rank) + [2] * flat
-    x = base.unsqueeze(ctx, name, x, added)
+    x = base.unsqueeze(net, x, added)
     if flat and not isinstance(weight, torch.Tensor):
-        weight = base.unsqueeze(ctx, name, weight, [2])
-    return base.squeeze(ctx, name, layer(x, weight, bias, flat), added)
+        weight = base.unsqueeze(net, weight, [2])
+    return base.squeeze(net, layer(x, weight, bias, flat), added)
 
 
 def _maps(weight: Value, dim: int) -> int:
     return int(base.dims(weight)[dim])
 
 
-def _layer(
-    ctx: ConversionContext, name: str, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool
-) -> Any:
+def _layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool) -> Any:
     """The layer with its kernel and bias: weights where they are constant, else inputs."""
     size = tuple(base.dims(weight)[2:])
     fixed = isinstance(weight, torch.Tensor)
     size = (1, *size) if flat and fixed else size
-    none = ctx.empty_weights(base.dtype_of(weight))
-    held = ctx.trt_weights(bias) if isinstance(bias, torch.Tensor) else none
-    made = ctx.add(name, f"{kind}_nd", x, maps, size, ctx.trt_weights(weight) if fixed else none, held)
+    none = net.ctx.empty_weights(base.dtype_of(weight))
+    held = net.ctx.trt_weights(bias) if isinstance(bias, torch.Tensor) else none
+    made = net.add(f"{kind}_nd", x, maps, size, net.ctx.trt_weights(weight) if fixed else none, held)
     if not fixed:
         made.set_input(1, weight)
     if bias is not None and not isinstance(bias, torch.Tensor):

@@ -12,23 +12,23 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.network.context import ConversionContext
+from pipeline.impl.blocks import block
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 HALVES = (torch.float16, torch.bfloat16)
 LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 
-def promoted(
-    ctx: ConversionContext, name: str, *values: Value, dtype: torch.dtype | None = None
-) -> tuple[ITensor, ...]:
+@block
+def promoted(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
     """The values as tensors of eager's common dtype (or ``dtype``) and of one rank. Integers become halves on the way
     where that is the common dtype, as in eager: those that are too large are infinite."""
     common = base.result_type(*values) if dtype is None or any(map(_is_whole, values)) else dtype
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
-        values = tuple(base.tensor(ctx, name, v, common) if _is_whole(v) else v for v in values)
-    return tuple(base.tensor(ctx, name, v, dtype, rank=rank) for v in values)
+        values = tuple(base.tensor(net, v, common) if _is_whole(v) else v for v in values)
+    return tuple(base.tensor(net, v, dtype, rank=rank) for v in values)
 
 
 def _is_whole(value: Value) -> bool:
@@ -36,20 +36,20 @@ def _is_whole(value: Value) -> bool:
     return isinstance(value, trt.ITensor | torch.Tensor) and base.dtype_of(value) in (torch.int32, torch.int64)
 
 
-def layer(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
+@block
+def layer(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
     """One elementwise layer on two values of a dtype, broadcast."""
-    return base.elementwise(ctx, name, operation, *promoted(ctx, name, a, b, dtype=dtype))
+    return base.elementwise(net, operation, *promoted(net, a, b, dtype=dtype))
 
 
-def binary(
-    ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, dtype: torch.dtype | None = None
-) -> ITensor:
+@block
+def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
     """``a operation b``, broadcast, in eager's common dtype unless ``dtype`` names another. ``operation`` is a name of
     ``trt.ElementWiseOperation``."""
     dtype = dtype or base.result_type(a, b)
     if dtype == torch.bool and operation in LOGIC:
-        return logical(ctx, name, LOGIC[operation], a, b)
-    return base.cast(ctx, name, layer(ctx, name, operation, a, b, arithmetic(dtype)), dtype)
+        return logical(net, LOGIC[operation], a, b)
+    return base.cast(net, layer(net, operation, a, b, arithmetic(dtype)), dtype)
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
@@ -74,7 +74,8 @@ def is_exact(value: Value, dtype: torch.dtype) -> bool:
     return math.isnan(value) or torch.tensor(value, dtype=dtype).item() == value
 
 
-def add(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
+@block
+def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
     """``a + alpha * b``, or ``SUB``: in float32 for halves where eager rounds once and layers of halves would twice."""
     dtype = base.result_type(a, b)
     if is_number(b):
@@ -83,117 +84,126 @@ def add(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value, a
         operation, alpha = "SUM", -alpha
     exact = alpha == 1 and is_exact(a, dtype) and is_exact(b, dtype)
     compute = dtype if exact else wide(dtype)
-    b = b if alpha == 1 else binary(ctx, name, "PROD", b, alpha, compute)
-    return base.cast(ctx, name, binary(ctx, name, operation, a, b, compute), dtype)
+    b = b if alpha == 1 else binary(net, "PROD", b, alpha, compute)
+    return base.cast(net, binary(net, operation, a, b, compute), dtype)
 
 
-def compare(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+@block
+def compare(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """``EQUAL``, ``LESS`` or ``GREATER`` of two values: a bool tensor."""
     dtype = base.result_type(a, b)
-    return layer(ctx, name, operation, a, b, dtype if operation == "EQUAL" else arithmetic(dtype))
+    return layer(net, operation, a, b, dtype if operation == "EQUAL" else arithmetic(dtype))
 
 
-def compare_or_equal(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+@block
+def compare_or_equal(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """``LESS`` or ``GREATER``, or equal; NaN is neither."""
     if not base.result_type(a, b).is_floating_point:
         opposite = {"LESS": "GREATER", "GREATER": "LESS"}[operation]
-        return logical_not(ctx, name, compare(ctx, name, opposite, a, b))
-    x, y = promoted(ctx, name, a, b)
-    either = base.elementwise(ctx, name, operation, x, y), base.elementwise(ctx, name, "EQUAL", x, y)
-    return base.elementwise(ctx, name, "OR", *either)
+        return logical_not(net, compare(net, opposite, a, b))
+    x, y = promoted(net, a, b)
+    either = base.elementwise(net, operation, x, y), base.elementwise(net, "EQUAL", x, y)
+    return base.elementwise(net, "OR", *either)
 
 
-def not_equal(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
+@block
+def not_equal(net: Net, a: Value, b: Value) -> ITensor:
     """``a != b``; NaN differs from everything."""
-    return logical_not(ctx, name, compare(ctx, name, "EQUAL", a, b))
+    return logical_not(net, compare(net, "EQUAL", a, b))
 
 
-def logical_not(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+@block
+def logical_not(net: Net, x: Value) -> ITensor:
     """``not x``: of a number, whether it is zero."""
-    return base.is_zero(ctx, name, base.tensor(ctx, name, x))
+    return base.is_zero(net, base.tensor(net, x))
 
 
-def logical(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+@block
+def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """``AND``, ``OR`` or ``XOR`` of what is not zero. With a constant they are int32 arithmetic: RTX 1.4 simplifies
     such a layer wrongly (``x AND False`` gives ``x``)."""
     x, y = (b, a) if is_number(a) else (a, b)
     if is_number(y) and bool(y) == (operation == "AND"):
-        return base.tensor(ctx, name, x, torch.bool)
+        return base.tensor(net, x, torch.bool)
     if is_number(y) and operation == "XOR":
-        return logical_not(ctx, name, x)
+        return logical_not(net, x)
     if all(isinstance(v, trt.ITensor) for v in (x, y)):
-        return layer(ctx, name, operation, x, y, torch.bool)
+        return layer(net, operation, x, y, torch.bool)
     rank = max(map(base.rank, (x, y)))
-    bits = [_bit(ctx, name, v, rank) for v in (x, y)]
+    bits = [_bit(net, v, rank) for v in (x, y)]
     if operation == "XOR":
-        return base.unary(ctx, name, "NOT", base.elementwise(ctx, name, "EQUAL", *bits))
-    counted = base.elementwise(ctx, name, {"AND": "PROD", "OR": "SUM"}[operation], *bits)
-    return layer(ctx, name, "GREATER", counted, 0, torch.int32)
+        return base.unary(net, "NOT", base.elementwise(net, "EQUAL", *bits))
+    counted = base.elementwise(net, {"AND": "PROD", "OR": "SUM"}[operation], *bits)
+    return layer(net, "GREATER", counted, 0, torch.int32)
 
 
-def _bit(ctx: ConversionContext, name: str, value: Value, rank: int) -> ITensor:
+def _bit(net: Net, value: Value, rank: int) -> ITensor:
     """1 for what is not zero, else 0."""
     if is_number(value):
-        return base.constant(ctx, name, int(bool(value)), torch.int32, rank=rank)
-    return base.cast(ctx, name, base.tensor(ctx, name, value, torch.bool, rank=rank), torch.int32)
+        return base.constant(net, int(bool(value)), torch.int32, rank=rank)
+    return base.cast(net, base.tensor(net, value, torch.bool, rank=rank), torch.int32)
 
 
-def where(
-    ctx: ConversionContext, name: str, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None
-) -> ITensor:
+@block
+def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
     """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` says other."""
     dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
     compute = dtype if dtype == torch.bool else arithmetic(dtype)
-    c = base.tensor(ctx, name, condition, torch.bool, rank=rank)
-    x, y = (base.tensor(ctx, name, v, compute, rank=rank) for v in (a, b))
-    return base.cast(ctx, name, ctx.add(name, "select", c, x, y).get_output(0), dtype)
+    c = base.tensor(net, condition, torch.bool, rank=rank)
+    x, y = (base.tensor(net, v, compute, rank=rank) for v in (a, b))
+    return base.cast(net, net.add("select", c, x, y).get_output(0), dtype)
 
 
-def is_nan(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
+@block
+def is_nan(net: Net, x: ITensor) -> ITensor:
     """Where a tensor of floats is not a number."""
-    return base.unary(ctx, name, "ISNAN", x)
+    return base.unary(net, "ISNAN", x)
 
 
-def extremum(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+@block
+def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """``MAX`` or ``MIN``; NaN if either is, where TensorRT's layer may give the other operand (issue 4758)."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
-        return binary(ctx, name, operation, a, b)
+        return binary(net, operation, a, b)
     if is_number(a):
         a, b = b, a
-    x, y = promoted(ctx, name, a, b, dtype=dtype)
+    x, y = promoted(net, a, b, dtype=dtype)
     if is_number(b) and not math.isnan(b):
-        return bounded(ctx, name, x, y, "LESS" if operation == "MAX" else "GREATER")
-    result = base.elementwise(ctx, name, operation, x, y)
+        return bounded(net, x, y, "LESS" if operation == "MAX" else "GREATER")
+    result = base.elementwise(net, operation, x, y)
     for value in (x, y):
-        result = where(ctx, name, is_nan(ctx, name, value), value, result, dtype)
+        result = where(net, is_nan(net, value), value, result, dtype)
     return result
 
 
-def ignoring_nan(ctx: ConversionContext, name: str, operation: str, a: Value, b: Value) -> ITensor:
+@block
+def ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """``MAX`` or ``MIN``; where one is NaN, the other."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
-        return binary(ctx, name, operation, a, b)
-    x, y = promoted(ctx, name, a, b, dtype=dtype)
-    result = base.elementwise(ctx, name, operation, x, y)
+        return binary(net, operation, a, b)
+    x, y = promoted(net, a, b, dtype=dtype)
+    result = base.elementwise(net, operation, x, y)
     for value, other in ((x, y), (y, x)):
-        result = where(ctx, name, is_nan(ctx, name, value), other, result, dtype)
+        result = where(net, is_nan(net, value), other, result, dtype)
     return result
 
 
-def bounded(ctx: ConversionContext, name: str, x: ITensor, bound: ITensor, beyond: str) -> ITensor:
+@block
+def bounded(net: Net, x: ITensor, bound: ITensor, beyond: str) -> ITensor:
     """``x``, or the bound where it is ``LESS`` or ``GREATER``; NaN stays."""
-    return where(ctx, name, base.elementwise(ctx, name, beyond, x, bound), bound, x, base.dtype_of(x))
+    return where(net, base.elementwise(net, beyond, x, bound), bound, x, base.dtype_of(x))
 
 
-def clamp(ctx: ConversionContext, name: str, x: Value, low: Value | None, high: Value | None) -> ITensor:
+@block
+def clamp(net: Net, x: Value, low: Value | None, high: Value | None) -> ITensor:
     """``x`` between two bounds, the upper one winning; NaN stays, which TensorRT's CLIP does not grant (issue 4773)."""
     given = [bound for bound in (low, high) if bound is not None]
     dtype = base.result_type(x, *given)
-    x = base.tensor(ctx, name, x, dtype)  # of all three, before any bound is looked at
+    x = base.tensor(net, x, dtype)  # of all three, before any bound is looked at
     for bound, operation in ((low, "MAX"), (high, "MIN")):
         if bound is not None:
-            bound = bound if is_number(bound) else base.tensor(ctx, name, bound, dtype)
-            x = extremum(ctx, name, operation, x, bound)
+            bound = bound if is_number(bound) else base.tensor(net, bound, dtype)
+            x = extremum(net, operation, x, bound)
     return x

@@ -6,58 +6,58 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, is_number, layer, promoted, where, wide
 from pipeline.impl.unary import absolute
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 
 LARGEST_PRODUCT = 64
 ONE_LAYER = (1, 2, 0.5, -1)
 """Exponents for which one layer will do, which rounds once by itself."""
 
 
-def power(ctx: ConversionContext, name: str, a: Value, b: Value) -> ITensor:
+@block
+def power(net: Net, a: Value, b: Value) -> ITensor:
     """``a ** b`` in eager's common dtype; in float32 for halves, rounded once."""
     dtype = base.result_type(a, b)
     compute = arithmetic(dtype) if is_number(b) and b in ONE_LAYER else wide(arithmetic(dtype))
-    if is_number(b):
-        result = _known_power(ctx, name, base.tensor(ctx, name, a, compute), b)
-    else:
-        result = _any_power(ctx, name, a, b, compute)
-    return base.cast(ctx, name, result, dtype)
+    known = is_number(b)
+    result = _known_power(net, base.tensor(net, a, compute), b) if known else _any_power(net, a, b, compute)
+    return base.cast(net, result, dtype)
 
 
-def _any_power(ctx: ConversionContext, name: str, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
+def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
     """Of integers, a negative power is 0, but of 1 and -1 the positive one; TensorRT gives the largest int for 0."""
     if dtype.is_floating_point:
-        return layer(ctx, name, "POW", a, b, dtype)
-    x, y = promoted(ctx, name, a, b, dtype=dtype)
-    result = base.elementwise(ctx, name, "POW", x, absolute(ctx, name, y))
+        return layer(net, "POW", a, b, dtype)
+    x, y = promoted(net, a, b, dtype=dtype)
+    result = base.elementwise(net, "POW", x, absolute(net, y))
     if is_number(a) and abs(a) == 1:
         return result
     fraction: Value = 0
     if not is_number(a):
-        whole = layer(ctx, name, "EQUAL", absolute(ctx, name, x), 1, dtype)
-        fraction = where(ctx, name, whole, result, 0, dtype)
-    return where(ctx, name, layer(ctx, name, "LESS", y, 0, dtype), fraction, result, dtype)
+        whole = layer(net, "EQUAL", absolute(net, x), 1, dtype)
+        fraction = where(net, whole, result, 0, dtype)
+    return where(net, layer(net, "LESS", y, 0, dtype), fraction, result, dtype)
 
 
-def _known_power(ctx: ConversionContext, name: str, x: ITensor, exponent: float) -> ITensor:
+def _known_power(net: Net, x: ITensor, exponent: float) -> ITensor:
     """``x`` to a power that is a number: eager's own shortcuts, products for integers."""
     dtype = base.dtype_of(x)
     if exponent in (0.5, -0.5):
-        root = base.unary(ctx, name, "SQRT", x)
-        return root if exponent > 0 else base.unary(ctx, name, "RECIP", root)
+        root = base.unary(net, "SQRT", x)
+        return root if exponent > 0 else base.unary(net, "RECIP", root)
     if exponent in (1, 2, 3) or (not dtype.is_floating_point and 0 < exponent <= LARGEST_PRODUCT):
-        return _product(ctx, name, x, int(exponent))
+        return _product(net, x, int(exponent))
     if exponent in (-1, -2) and dtype.is_floating_point:
-        return base.unary(ctx, name, "RECIP", _product(ctx, name, x, -int(exponent)))
-    return layer(ctx, name, "POW", x, exponent, dtype)
+        return base.unary(net, "RECIP", _product(net, x, -int(exponent)))
+    return layer(net, "POW", x, exponent, dtype)
 
 
-def _product(ctx: ConversionContext, name: str, x: ITensor, exponent: int) -> ITensor:
+def _product(net: Net, x: ITensor, exponent: int) -> ITensor:
     """``x`` times itself, by squaring."""
     if exponent == 1:
         return x
-    half = _product(ctx, name, x, exponent // 2)
-    square = base.elementwise(ctx, name, "PROD", half, half)
-    return square if exponent % 2 == 0 else base.elementwise(ctx, name, "PROD", square, x)
+    half = _product(net, x, exponent // 2)
+    square = base.elementwise(net, "PROD", half, half)
+    return square if exponent % 2 == 0 else base.elementwise(net, "PROD", square, x)

@@ -9,57 +9,64 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.shape import product
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import to_trt, trt
 
 
-def take(ctx: ConversionContext, name: str, x: ITensor, indices: Value, dim: int) -> ITensor:
+@block
+def take(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
     """Elements along a dim; the dims of ``indices``, which are in bounds, take its place."""
-    return ctx.add(name, "gather", x, base.tensor(ctx, name, indices), base.axis(dim, base.rank(x))).get_output(0)
+    return net.add("gather", x, base.tensor(net, indices), base.axis(dim, base.rank(x))).get_output(0)
 
 
-def index_select(ctx: ConversionContext, name: str, x: ITensor, dim: int, indices: Value) -> ITensor:
+@block
+def index_select(net: Net, x: ITensor, dim: int, indices: Value) -> ITensor:
     """The elements of a dim that a vector, or a single index, names; a 0-d tensor has one."""
     if base.rank(x) == 0:
         return x
     if base.rank(indices) == 0:
-        indices = base.tensor(ctx, name, indices, rank=1)
-    return take(ctx, name, x, indices, dim)
+        indices = base.tensor(net, indices, rank=1)
+    return take(net, x, indices, dim)
 
 
-def gather(ctx: ConversionContext, name: str, x: ITensor, indices: Value, dim: int) -> ITensor:
+@block
+def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
     """``out[i][j] = x[index[i][j]][j]``, and so on; ``indices`` may be smaller than ``x``."""
-    layer = ctx.add(name, "gather_v2", x, base.tensor(ctx, name, indices), trt.GatherMode.ELEMENT)
+    layer = net.add("gather_v2", x, base.tensor(net, indices), trt.GatherMode.ELEMENT)
     layer.axis = base.axis(dim, base.rank(x))
     return layer.get_output(0)
 
 
-def take_one(ctx: ConversionContext, name: str, x: ITensor, index: ITensor, dim: int) -> ITensor:
+@block
+def take_one(net: Net, x: ITensor, index: ITensor, dim: int) -> ITensor:
     """The element of a dim that a 0-d tensor names, counted from either end."""
-    size = base.size(ctx, name, x, dim)
-    return take(ctx, name, x, wrapped(ctx, name, index, size), dim)
+    size = base.size(net, x, dim)
+    return take(net, x, wrapped(net, index, size), dim)
 
 
-def nonzero(ctx: ConversionContext, name: str, x: Value) -> ITensor:
+@block
+def nonzero(net: Net, x: Value) -> ITensor:
     """The coordinates of what is not zero, a row for each dim, as int64."""
-    layer = ctx.add(name, "non_zero", base.tensor(ctx, name, x, torch.bool))
-    return base.cast(ctx, name, layer.get_output(0), torch.int64)
+    layer = net.add("non_zero", base.tensor(net, x, torch.bool))
+    return base.cast(net, layer.get_output(0), torch.int64)
 
 
 SMALL = 4096
 """A constant of up to this many elements is cheaper than layers that compute it."""
 
 
-def iota(ctx: ConversionContext, name: str, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0) -> ITensor:
+@block
+def iota(net: Net, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0) -> ITensor:
     """``start`` plus each coordinate times its step, as int64."""
     if all(isinstance(v, int) for v in (*shape, *steps, start)) and math.prod(shape) <= SMALL:
-        return base.constant(ctx, name, _iota(shape, steps, start))
-    layer = ctx.add(name, "fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
-    layer.set_input(0, base.shape_tensor(ctx, name, shape))
-    layer.set_input(1, base.scalar_of(ctx, name, start))
-    layer.set_input(2, base.shape_tensor(ctx, name, steps))
-    return base.noted(ctx, layer.get_output(0), shape)
+        return base.constant(net, _iota(shape, steps, start))
+    layer = net.add("fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
+    layer.set_input(0, base.shape_tensor(net, shape))
+    layer.set_input(1, base.scalar_of(net, start))
+    layer.set_input(2, base.shape_tensor(net, steps))
+    return base.noted(net, layer.get_output(0), shape)
 
 
 def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tensor:
@@ -69,40 +76,42 @@ def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tenso
     return result
 
 
-def wrapped(ctx: ConversionContext, name: str, indices: Value, size: Size) -> Value:
+@block
+def wrapped(net: Net, indices: Value, size: Size) -> Value:
     """Indices counted from the start: ``size`` is added to negative ones. Those of a constant are seen here."""
     if isinstance(indices, torch.Tensor):
         if not indices.numel() or int(indices.min()) >= 0:
             return indices
         if isinstance(size, int):
             return torch.where(indices < 0, indices + size, indices)
-    index = base.tensor(ctx, name, indices)
-    zero = base.tensor(ctx, name, 0, base.dtype_of(index), rank=base.rank(index))
-    negative = base.elementwise(ctx, name, "LESS", index, zero)
-    length = _like(ctx, name, size, index)
-    shifted = base.elementwise(ctx, name, "SUM", index, length)
-    return ctx.add(name, "select", negative, shifted, index).get_output(0)
+    index = base.tensor(net, indices)
+    zero = base.tensor(net, 0, base.dtype_of(index), rank=base.rank(index))
+    negative = base.elementwise(net, "LESS", index, zero)
+    length = _like(net, size, index)
+    shifted = base.elementwise(net, "SUM", index, length)
+    return net.add("select", negative, shifted, index).get_output(0)
 
 
-def _like(ctx: ConversionContext, name: str, size: Size, index: ITensor) -> ITensor:
+def _like(net: Net, size: Size, index: ITensor) -> ITensor:
     """A size as a tensor that broadcasts with an index."""
     rank, dtype = base.rank(index), base.dtype_of(index)
     if isinstance(size, int):
-        return base.tensor(ctx, name, size, dtype, rank=rank)
-    value = base.size_tensor(ctx, name, size) if rank else base.scalar_of(ctx, name, size)
-    return base.tensor(ctx, name, value, dtype, rank=rank)
+        return base.tensor(net, size, dtype, rank=rank)
+    value = base.size_tensor(net, size) if rank else base.scalar_of(net, size)
+    return base.tensor(net, value, dtype, rank=rank)
 
 
-def flat(ctx: ConversionContext, name: str, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
+@block
+def flat(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -> Value:
     """One index into dims that are flattened, from an index into each: broadcast against each other."""
     if all(isinstance(i, torch.Tensor) for i in indices) and all(isinstance(s, int) for s in sizes):
         return _flat_literal(indices, sizes)
     dtype = torch.int64 if torch.int64 in map(base.dtype_of, indices) else torch.int32
     rank = max(map(base.rank, indices))
-    result = base.tensor(ctx, name, indices[0], dtype, rank=rank)
+    result = base.tensor(net, indices[0], dtype, rank=rank)
     for index, size in zip(indices[1:], sizes[1:], strict=True):
-        result = base.elementwise(ctx, name, "PROD", result, _like(ctx, name, size, result))
-        result = base.elementwise(ctx, name, "SUM", result, base.tensor(ctx, name, index, dtype, rank=rank))
+        result = base.elementwise(net, "PROD", result, _like(net, size, result))
+        result = base.elementwise(net, "SUM", result, base.tensor(net, index, dtype, rank=rank))
     return result
 
 
@@ -113,9 +122,9 @@ def _flat_literal(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torc
     return result
 
 
+@block
 def index(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     x: ITensor,
     indices: Sequence[Value | None],
     counted: frozenset[int] = frozenset(),
@@ -123,27 +132,26 @@ def index(
     """``x[indices]`` for integer index tensors and None. Dims that are indexed together become one, which is taken.
     ``counted`` are the places of indices that are known not to be negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
-    sizes = base.known_sizes(ctx, x)
-    exact = [s if s is not None else base.size(ctx, name, x, i) for i, s in enumerate(sizes)]
-    given = [indices[a] if a in counted else wrapped(ctx, name, indices[a], exact[a]) for a in axes]
+    sizes = base.known_sizes(net, x)
+    exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
+    given = [indices[a] if a in counted else wrapped(net, indices[a], exact[a]) for a in axes]
     if len(axes) == 1:
-        return take(ctx, name, x, given[0], axes[0])
-    merged, place = merge(ctx, name, x, axes, exact)
-    return take(ctx, name, merged, flat(ctx, name, given, [exact[a] for a in axes]), place)
+        return take(net, x, given[0], axes[0])
+    merged, place = merge(net, x, axes, exact)
+    return take(net, merged, flat(net, given, [exact[a] for a in axes]), place)
 
 
-def merge(
-    ctx: ConversionContext, name: str, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]
-) -> tuple[ITensor, int]:
+@block
+def merge(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
     """``x`` with these dims as one, and its place: theirs if they are neighbours, else the first, as eager has it."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0
     order = [*rest[:place], *axes, *rest[place:]]
-    moved = base.permute(ctx, name, x, order)
+    moved = base.permute(net, x, order)
     one = product([sizes[a] for a in axes]) if all(_known(sizes[a]) for a in axes) else -1
     shape = [*(sizes[i] for i in rest[:place]), one, *(sizes[i] for i in rest[place:])]
-    return base.reshape(ctx, name, moved, shape), place
+    return base.reshape(net, moved, shape), place
 
 
 def _known(size: Size) -> bool:

@@ -8,65 +8,60 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
 from pipeline.impl.shape import bounds_of, sampled, total
-from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.network.context import SymbolicInt
+from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
 
-def matmul(
-    ctx: ConversionContext, name: str, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True
-) -> ITensor:
+@block
+def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
     """``a @ b`` over the last two dims, the others broadcast; a 1-d operand is a vector. Accumulates in fp32, or, for
     integers, exactly. ``empty``: sums of nothing are to be right as well."""
-    result = _accumulated(ctx, name, a, b, transpose_b=transpose_b, empty=empty)
-    return base.cast(ctx, name, result, base.result_type(a, b))
+    result = _accumulated(net, a, b, transpose_b=transpose_b, empty=empty)
+    return base.cast(net, result, base.result_type(a, b))
 
 
-def _accumulated(
-    ctx: ConversionContext, name: str, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True
-) -> ITensor:
+def _accumulated(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
     """The product; with ``use_fp32_acc`` that of halves is in float32."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT wants as many batch dims on both sides
-    x = base.tensor(ctx, name, a, rank=batch + min(base.rank(a), 2))
-    y = base.tensor(ctx, name, b, rank=batch + min(base.rank(b), 2))
-    if ctx.compilation_settings.use_fp32_acc and base.dtype_of(x) in HALVES:
-        x, y = (base.cast(ctx, name, v, torch.float32) for v in (x, y))
+    x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
+    y = base.tensor(net, b, rank=batch + min(base.rank(b), 2))
+    if net.ctx.compilation_settings.use_fp32_acc and base.dtype_of(x) in HALVES:
+        x, y = (base.cast(net, v, torch.float32) for v in (x, y))
     dtype = base.dtype_of(x)
     if not dtype.is_floating_point:
-        x, y = (base.cast(ctx, name, v, arithmetic(dtype)) for v in (x, y))
-        x, y = _matrix(ctx, name, x, op_a, -2), _matrix(ctx, name, y, op_b, -1)
-        return base.cast(ctx, name, _integers(ctx, name, x, y, op_a, op_b), dtype)
+        x, y = (base.cast(net, v, arithmetic(dtype)) for v in (x, y))
+        x, y = _matrix(net, x, op_a, -2), _matrix(net, y, op_b, -1)
+        return base.cast(net, _integers(net, x, y, op_a, op_b), dtype)
     if base.dims(x) == base.dims(y) == (0,):  # RTX 1.4 does not build a product of two empty vectors
-        row, column = base.unsqueeze(ctx, name, x, [0]), base.unsqueeze(ctx, name, y, [1])
-        return base.squeeze(ctx, name, _product(ctx, name, row, column), [0, 1])
+        row, column = base.unsqueeze(net, x, [0]), base.unsqueeze(net, y, [1])
+        return base.squeeze(net, _product(net, row, column), [0, 1])
     dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
-    summed = _maybe_nothing(ctx, (x, y), dims) if empty else None
+    summed = _maybe_nothing(net, (x, y), dims) if empty else None
     if summed is not None:
-        x, y = (
-            sampled(ctx, name, v, [d], [0], [total([summed, 1])], mode="FILL")
-            for v, d in zip((x, y), dims, strict=True)
-        )
-    return _product(ctx, name, x, y, op_a, op_b)
+        x, y = (sampled(net, v, [d], [0], [total([summed, 1])], mode="FILL") for v, d in zip((x, y), dims, strict=True))
+    return _product(net, x, y, op_a, op_b)
 
 
-def _maybe_nothing(ctx: ConversionContext, operands: Iterable[ITensor], dims: Iterable[int]) -> Size | None:
+def _maybe_nothing(net: Net, operands: Iterable[ITensor], dims: Iterable[int]) -> Size | None:
     """The size that a product sums over, where it may be 0 when the engine runs: RTX 1.4 then gives 0 for whatever it
     computes in the same kernel, what is added to the product for one. A zero more makes no other sum."""
-    sizes = [base.known_sizes(ctx, x)[dim] for x, dim in zip(operands, dims, strict=True)]
-    return next((s for s in sizes if isinstance(s, SymbolicInt) and bounds_of(ctx, s.expr)[0] < 1), None)
+    sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
+    return next((s for s in sizes if isinstance(s, SymbolicInt) and bounds_of(net, s.expr)[0] < 1), None)
 
 
 def _product(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     x: ITensor,
     y: ITensor,
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    return ctx.add(name, "matrix_multiply", x, op_a, y, op_b).get_output(0)
+    return net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
 
 
 def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
@@ -75,19 +70,18 @@ def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
     return trt.MatrixOperation.TRANSPOSE if transpose else trt.MatrixOperation.NONE
 
 
-def _matrix(ctx: ConversionContext, name: str, x: ITensor, operation: trt.MatrixOperation, dim: int) -> ITensor:
+def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> ITensor:
     """The operand as a matrix: a vector becomes a row (-2) or a column (-1)."""
     rank = base.rank(x)
     if operation == trt.MatrixOperation.VECTOR:
-        return base.unsqueeze(ctx, name, x, [base.axis(dim, rank + 1)])
+        return base.unsqueeze(net, x, [base.axis(dim, rank + 1)])
     if operation == trt.MatrixOperation.TRANSPOSE:
-        return base.permute(ctx, name, x, [*range(rank - 2), -1, -2])
+        return base.permute(net, x, [*range(rank - 2), -1, -2])
     return x
 
 
 def _integers(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     a: ITensor,
     b: ITensor,
     op_a: trt.MatrixOperation,
@@ -95,42 +89,40 @@ def _integers(
 ) -> ITensor:
     """TensorRT multiplies matrices of floats only: here every product is made, and summed."""
     rank = base.rank(a)
-    left, right = base.unsqueeze(ctx, name, a, [rank]), base.unsqueeze(ctx, name, b, [rank - 2])
-    products = base.elementwise(ctx, name, "PROD", left, right)
+    left, right = base.unsqueeze(net, a, [rank]), base.unsqueeze(net, b, [rank - 2])
+    products = base.elementwise(net, "PROD", left, right)
     vector = trt.MatrixOperation.VECTOR
-    total = ctx.add(name, "reduce", products, trt.ReduceOperation.SUM, 1 << (rank - 1), False).get_output(0)
-    return base.squeeze(ctx, name, total, [rank - 2] * (op_a == vector) + [rank - 1] * (op_b == vector))
+    total = net.add("reduce", products, trt.ReduceOperation.SUM, 1 << (rank - 1), False).get_output(0)
+    return base.squeeze(net, total, [rank - 2] * (op_a == vector) + [rank - 1] * (op_b == vector))
 
 
-def linear(
-    ctx: ConversionContext, name: str, x: Value, weight: Value, bias: Value | None, *, turned: bool = False
-) -> ITensor:
+@block
+def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: bool = False) -> ITensor:
     """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed.
 
     ``turned``: the result is transposed next. TensorRT-RTX 1.4 then computes it transposed, and may copy the input's
     first batch for all (docs/tensorrt.md, "Numbers"). The larger of the result and itself keeps it from that, in the
     same kernel.
     """
-    result = _accumulated(ctx, name, x, weight, transpose_b=base.rank(weight) == 2)
-    result = result if bias is None else binary(ctx, name, "SUM", result, bias)
-    result = base.cast(ctx, name, result, base.result_type(x, weight))
+    result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2)
+    result = result if bias is None else binary(net, "SUM", result, bias)
+    result = base.cast(net, result, base.result_type(x, weight))
     if turned and not CAPABILITIES.turned_products:
-        return base.elementwise(ctx, name, "MAX", result, result)
+        return base.elementwise(net, "MAX", result, result)
     return result
 
 
-def plus_product(
-    ctx: ConversionContext, name: str, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1
-) -> ITensor:
+@block
+def plus_product(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
     """``beta * x + alpha * (a @ b)``; ``x`` is not read where beta is 0, so that its NaN does not matter."""
-    result, product = base.result_type(a, b), _accumulated(ctx, name, a, b)
+    result, product = base.result_type(a, b), _accumulated(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:
-        product = binary(ctx, name, "PROD", product, _coefficient(alpha, dtype), dtype)
+        product = binary(net, "PROD", product, _coefficient(alpha, dtype), dtype)
     if beta == 0:
-        return base.cast(ctx, name, product, result)
-    scaled = x if beta == 1 else binary(ctx, name, "PROD", x, _coefficient(beta, dtype), dtype)
-    return base.cast(ctx, name, binary(ctx, name, "SUM", product, scaled, dtype), result)
+        return base.cast(net, product, result)
+    scaled = x if beta == 1 else binary(net, "PROD", x, _coefficient(beta, dtype), dtype)
+    return base.cast(net, binary(net, "SUM", product, scaled, dtype), result)
 
 
 def _coefficient(value: float, dtype: torch.dtype) -> float:

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.shape import negative, sampled, total
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 
 MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circular": "WRAP"}
 """eager's modes as TensorRT's ``SampleMode``."""
 
 
+@block
 def pad(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     x: ITensor,
     amounts: Sequence[Size],
     shape: Sequence[Size],
@@ -32,19 +33,19 @@ def pad(
     if not axes:
         return x
     if mode == "circular" and any(isinstance(n, int) and n < 0 for n in amounts):
-        x = _trimmed(ctx, name, x, amount)
+        x = _trimmed(net, x, amount)
         amount = {a: (_positive(before), _positive(after)) for a, (before, after) in amount.items()}
-    fill = base.tensor(ctx, name, value, base.dtype_of(x)) if mode == "constant" and value not in (0, False) else None
+    fill = base.tensor(net, value, base.dtype_of(x)) if mode == "constant" and value not in (0, False) else None
     start, sizes = [negative(amount[a][0]) for a in axes], [shape[a] for a in axes]
-    return sampled(ctx, name, x, axes, start, sizes, mode=MODES[mode], fill=fill)
+    return sampled(net, x, axes, start, sizes, mode=MODES[mode], fill=fill)
 
 
-def _trimmed(ctx: ConversionContext, name: str, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
+def _trimmed(net: Net, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
     """``x`` without what negative amounts take away: what is left is what goes around."""
-    axes, known = sorted(amount), base.known_sizes(ctx, x)
+    axes, known = sorted(amount), base.known_sizes(net, x)
     less = {a: [total([n, negative(_positive(n))]) for n in amount[a]] for a in axes}
     sizes = [total([known[a], *less[a]]) for a in axes]
-    return sampled(ctx, name, x, axes, [negative(less[a][0]) for a in axes], sizes)
+    return sampled(net, x, axes, [negative(less[a][0]) for a in axes], sizes)
 
 
 def _positive(amount: Size) -> Size:

@@ -10,52 +10,51 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
+from pipeline.impl.blocks import block
 from pipeline.impl.pool_windows import Windows, padded
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 
-def max_pool(ctx: ConversionContext, name: str, x: ITensor, windows: Windows) -> ITensor:
+@block
+def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
     """The highest element of each window; the border counts as -inf."""
-    made = _layer(ctx, name, x, windows, trt.PoolingType.MAX, windows.padding)
-    return _result(ctx, name, made, windows, base.rank(x))
+    made = _layer(net, x, windows, trt.PoolingType.MAX, windows.padding)
+    return _result(net, made, windows, base.rank(x))
 
 
-def avg_pool(
-    ctx: ConversionContext, name: str, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None
-) -> ITensor:
+@block
+def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None) -> ITensor:
     """The mean of each window: over the elements inside ``x``, or the border as well, or by a divisor of its own.
 
     Two averages of one tensor that differ only in what they count are one to RTX 1.4 and 1.6.1 (docs/tensorrt.md).
     """
-    wide, padding = base.cast(ctx, name, x, torch.float32), windows.padding
+    wide, padding = base.cast(net, x, torch.float32), windows.padding
     if divisor is not None:
         # zeros all around, so that every window is whole and its sum is its mean times its volume
-        wide = padded(ctx, name, wide, padding, [p + e for p, e in zip(padding, windows.excess, strict=True)])
+        wide = padded(net, wide, padding, [p + e for p, e in zip(padding, windows.excess, strict=True)])
         windows = windows.inside()
     elif count_include_pad and any(padding) and (windows.rounds_up or any(windows.excess)):
         # the declared border counts, what a window reaches beyond it does not
-        wide, padding = padded(ctx, name, wide, padding, padding), [0] * len(padding)
+        wide, padding = padded(net, wide, padding, padding), [0] * len(padding)
     padding = [0] * len(padding) if divisor else padding
     if not count_include_pad and any(padding):
-        wide = base.elementwise(ctx, name, "MAX", wide, wide)  # never the input of an average that counts the border
-    made = _layer(ctx, name, wide, windows, trt.PoolingType.AVERAGE, padding)
+        wide = base.elementwise(net, "MAX", wide, wide)  # never the input of an average that counts the border
+    made = _layer(net, wide, windows, trt.PoolingType.AVERAGE, padding)
     made.average_count_excludes_padding = not (count_include_pad and any(padding))
-    result = _result(ctx, name, made, windows, base.rank(x))
+    result = _result(net, made, windows, base.rank(x))
     if divisor is not None:
-        factor = base.constant(ctx, name, math.prod(windows.kernel) / divisor, torch.float32, rank=base.rank(x))
-        result = base.elementwise(ctx, name, "PROD", result, factor)
-    return base.cast(ctx, name, result, base.dtype_of(x))
+        factor = base.constant(net, math.prod(windows.kernel) / divisor, torch.float32, rank=base.rank(x))
+        result = base.elementwise(net, "PROD", result, factor)
+    return base.cast(net, result, base.dtype_of(x))
 
 
-def _layer(
-    ctx: ConversionContext, name: str, x: ITensor, windows: Windows, kind: trt.PoolingType, padding: Sequence[int]
-) -> Any:
+def _layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, padding: Sequence[int]) -> Any:
     """The layer; TensorRT wants a batch, channels and two or three more dims."""
     flat = len(windows.kernel) == 1
-    x = base.unsqueeze(ctx, name, x, [base.rank(x) - 1] * flat)
-    x = base.raise_rank(ctx, name, x, len(windows.kernel) + flat + 2)
-    layer = ctx.add(name, "pooling_nd", x, kind, (1,) * flat + tuple(windows.kernel))
+    x = base.unsqueeze(net, x, [base.rank(x) - 1] * flat)
+    x = base.raise_rank(net, x, len(windows.kernel) + flat + 2)
+    layer = net.add("pooling_nd", x, kind, (1,) * flat + tuple(windows.kernel))
     layer.stride_nd = (1,) * flat + tuple(windows.stride)
     layer.pre_padding = (0,) * flat + tuple(padding)
     layer.post_padding = (0,) * flat + tuple(p + e for p, e in zip(padding, windows.excess, strict=True))
@@ -64,8 +63,8 @@ def _layer(
     return layer
 
 
-def _result(ctx: ConversionContext, name: str, layer: Any, windows: Windows, rank: int) -> ITensor:
+def _result(net: Net, layer: Any, windows: Windows, rank: int) -> ITensor:
     result = layer.get_output(0)
     added = base.rank(result) - rank
     flat = len(windows.kernel) == 1
-    return base.squeeze(ctx, name, result, [*range(added - flat), *([base.rank(result) - 2] * flat)])
+    return base.squeeze(net, result, [*range(added - flat), *([base.rank(result) - 2] * flat)])

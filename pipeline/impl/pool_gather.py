@@ -13,46 +13,48 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
+from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, is_nan
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 Places = np.ndarray[Any, Any]
 
 
-def gathered_max(ctx: ConversionContext, name: str, x: ITensor, places: Sequence[Places | None]) -> ITensor:
+@block
+def gathered_max(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITensor:
     """The highest element of each window of the last dims; None leaves a dim as it is."""
-    result = base.cast(ctx, name, x, arithmetic(base.dtype_of(x)))
+    result = base.cast(net, x, arithmetic(base.dtype_of(x)))
     for dim, rows in _by_dim(x, places):
-        result = _reduced(ctx, name, trt.ReduceOperation.MAX, _elements(ctx, name, result, dim, rows), dim + 1)
-    return base.cast(ctx, name, result, base.dtype_of(x))
+        result = _reduced(net, trt.ReduceOperation.MAX, _elements(net, result, dim, rows), dim + 1)
+    return base.cast(net, result, base.dtype_of(x))
 
 
-def gathered_mean(ctx: ConversionContext, name: str, x: ITensor, places: Sequence[Places | None]) -> ITensor:
+@block
+def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITensor:
     """The mean of each window of the last dims, in float32."""
-    result = base.cast(ctx, name, x, torch.float32)
+    result = base.cast(net, x, torch.float32)
     for dim, rows in _by_dim(x, places):
-        shares = _along(ctx, name, _shares(rows), base.rank(x) + 1, (dim, dim + 1))
-        weighted = base.elementwise(ctx, name, "PROD", _elements(ctx, name, result, dim, rows), shares)
-        result = _reduced(ctx, name, trt.ReduceOperation.SUM, weighted, dim + 1)
-    return base.cast(ctx, name, result, base.dtype_of(x))
+        shares = _along(net, _shares(rows), base.rank(x) + 1, (dim, dim + 1))
+        weighted = base.elementwise(net, "PROD", _elements(net, result, dim, rows), shares)
+        result = _reduced(net, trt.ReduceOperation.SUM, weighted, dim + 1)
+    return base.cast(net, result, base.dtype_of(x))
 
 
-def gathered_argmax(
-    ctx: ConversionContext, name: str, x: ITensor, places: Sequence[Places], sizes: Sequence[int]
-) -> tuple[ITensor, ITensor]:
+@block
+def gathered_argmax(net: Net, x: ITensor, places: Sequence[Places], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
     """The highest element of each window and where it lies in the flattened dims: the first of equals, the last NaN."""
-    value, index = base.cast(ctx, name, x, arithmetic(base.dtype_of(x))), None
+    value, index = base.cast(net, x, arithmetic(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_by_dim(x, places), reversed(sizes), strict=True):
-        candidates = [_candidate(ctx, name, value, index, dim, rows[:, j], step) for j in range(rows.shape[1])]
+        candidates = [_candidate(net, value, index, dim, rows[:, j], step) for j in range(rows.shape[1])]
         value, index = candidates[0]
         for other in candidates[1:]:
-            value, index = _better(ctx, name, value, index, *other)
+            value, index = _better(net, value, index, *other)
         step *= size
     assert index is not None
-    index = base.expand(ctx, name, index, base.sizes(ctx, name, value))
-    return base.cast(ctx, name, value, base.dtype_of(x)), index
+    index = base.expand(net, index, base.sizes(net, value))
+    return base.cast(net, value, base.dtype_of(x)), index
 
 
 def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Places]]:
@@ -61,13 +63,13 @@ def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Plac
     return [(first + i, rows) for i, rows in reversed(list(enumerate(places))) if rows is not None]
 
 
-def _elements(ctx: ConversionContext, name: str, x: ITensor, dim: int, rows: Places) -> ITensor:
+def _elements(net: Net, x: ITensor, dim: int, rows: Places) -> ITensor:
     """The elements of each window in a dim of their own after the windows' dim."""
-    return ctx.add(name, "gather", x, base.constant(ctx, name, rows), dim).get_output(0)
+    return net.add("gather", x, base.constant(net, rows), dim).get_output(0)
 
 
-def _reduced(ctx: ConversionContext, name: str, operation: trt.ReduceOperation, x: ITensor, dim: int) -> ITensor:
-    return ctx.add(name, "reduce", x, operation, 1 << dim, False).get_output(0)
+def _reduced(net: Net, operation: trt.ReduceOperation, x: ITensor, dim: int) -> ITensor:
+    return net.add("reduce", x, operation, 1 << dim, False).get_output(0)
 
 
 def _shares(rows: Places) -> Places:
@@ -76,35 +78,31 @@ def _shares(rows: Places) -> Places:
     return np.array(1 / times / (1 / times).sum(-1, keepdims=True), dtype=np.float32)
 
 
-def _along(ctx: ConversionContext, name: str, values: Places, rank: int, dims: Sequence[int]) -> ITensor:
+def _along(net: Net, values: Places, rank: int, dims: Sequence[int]) -> ITensor:
     """A literal laid along dims of a tensor of that rank."""
     shape = [1] * rank
     for dim, size in zip(dims, values.shape, strict=True):
         shape[dim] = size
-    return base.constant(ctx, name, values.reshape(shape))
+    return base.constant(net, values.reshape(shape))
 
 
 def _candidate(
-    ctx: ConversionContext, name: str, x: ITensor, index: ITensor | None, dim: int, places: Places, step: int
+    net: Net, x: ITensor, index: ITensor | None, dim: int, places: Places, step: int
 ) -> tuple[ITensor, ITensor]:
     """One element of each window, and where it lies."""
-    picked = base.constant(ctx, name, places)
-    value = ctx.add(name, "gather", x, picked, dim).get_output(0)
-    here = _along(ctx, name, places * step, base.rank(x), (dim,))
+    picked = base.constant(net, places)
+    value = net.add("gather", x, picked, dim).get_output(0)
+    here = _along(net, places * step, base.rank(x), (dim,))
     if index is None:
         return value, here
-    before = ctx.add(name, "gather", index, picked, dim).get_output(0) if base.dims(index)[dim] != 1 else index
-    return value, base.elementwise(ctx, name, "SUM", before, here)
+    before = net.add("gather", index, picked, dim).get_output(0) if base.dims(index)[dim] != 1 else index
+    return value, base.elementwise(net, "SUM", before, here)
 
 
-def _better(
-    ctx: ConversionContext, name: str, value: ITensor, index: ITensor, other: ITensor, place: ITensor
-) -> tuple[ITensor, ITensor]:
+def _better(net: Net, value: ITensor, index: ITensor, other: ITensor, place: ITensor) -> tuple[ITensor, ITensor]:
     """The other element and its place where it is higher, or NaN."""
-    higher = base.elementwise(ctx, name, "GREATER", other, value)
+    higher = base.elementwise(net, "GREATER", other, value)
     if base.dtype_of(other).is_floating_point:
-        higher = base.elementwise(ctx, name, "OR", higher, is_nan(ctx, name, other))
-    value, index = (
-        ctx.add(name, "select", higher, new, old).get_output(0) for new, old in ((other, value), (place, index))
-    )
+        higher = base.elementwise(net, "OR", higher, is_nan(net, other))
+    value, index = (net.add("select", higher, new, old).get_output(0) for new, old in ((other, value), (place, index)))
     return value, index

@@ -11,30 +11,33 @@ from attrs import evolve, frozen
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
-from pipeline.network.context import ConversionContext
+from pipeline.impl.blocks import block
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 
-def plus(ctx: ConversionContext, name: str, size: Size, more: int) -> Size:
+@block
+def plus(net: Net, size: Size, more: int) -> Size:
     """A size and a number."""
-    return _combined(ctx, name, "SUM", size, more) if more else size
+    return _combined(net, "SUM", size, more) if more else size
 
 
-def times(ctx: ConversionContext, name: str, size: Size, factor: int) -> Size:
+@block
+def times(net: Net, size: Size, factor: int) -> Size:
     """A size times a number."""
-    return _combined(ctx, name, "PROD", size, factor) if factor != 1 else size
+    return _combined(net, "PROD", size, factor) if factor != 1 else size
 
 
-def _combined(ctx: ConversionContext, name: str, operation: str, size: Size, number: int) -> Size:
+def _combined(net: Net, operation: str, size: Size, number: int) -> Size:
     if isinstance(size, int):
         return size + number if operation == "SUM" else size * number
-    other = base.constant(ctx, name, np.array([number], dtype=np.int64))
-    return base.elementwise(ctx, name, operation, base.size_tensor(ctx, name, size), other)
+    other = base.constant(net, np.array([number], dtype=np.int64))
+    return base.elementwise(net, operation, base.size_tensor(net, size), other)
 
 
+@block
 def window(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     x: ITensor,
     start: Sequence[int],
     shape: Sequence[Size],
@@ -44,38 +47,38 @@ def window(
     """``shape`` elements of ``x`` from ``start`` on; with ``fill``, what lies outside of ``x`` has that value."""
     static = all(isinstance(s, int) for s in shape)
     sizes = tuple(shape) if static else (0,) * len(shape)
-    layer = ctx.add(name, "slice", x, tuple(start), sizes, tuple(stride or (1,) * len(shape)))
+    layer = net.add("slice", x, tuple(start), sizes, tuple(stride or (1,) * len(shape)))
     if not static:
-        layer.set_input(2, base.shape_tensor(ctx, name, shape))
+        layer.set_input(2, base.shape_tensor(net, shape))
     if fill is not None:
         layer.mode = trt.SampleMode.FILL
         if fill:
-            layer.set_input(4, base.constant(ctx, name, torch.tensor(fill, dtype=base.dtype_of(x))))
+            layer.set_input(4, base.constant(net, torch.tensor(fill, dtype=base.dtype_of(x))))
     return layer.get_output(0)
 
 
-def padded(
-    ctx: ConversionContext, name: str, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: float = 0.0
-) -> ITensor:
+@block
+def padded(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: float = 0.0) -> ITensor:
     """``x`` with a border around its last dims: so many elements before and after each."""
     if not any(pre) and not any(post):
         return x
     leading = base.rank(x) - len(pre)
     before, after = [0] * leading + list(pre), [0] * leading + list(post)
     grown = [a + b for a, b in zip(before, after, strict=True)]
-    shape = [plus(ctx, name, s, g) for s, g in zip(base.sizes(ctx, name, x), grown, strict=True)]
-    return window(ctx, name, x, [-b for b in before], shape, fill=fill)
+    shape = [plus(net, s, g) for s, g in zip(base.sizes(net, x), grown, strict=True)]
+    return window(net, x, [-b for b in before], shape, fill=fill)
 
 
-def spread(ctx: ConversionContext, name: str, x: ITensor, spacing: Sequence[int]) -> ITensor:
+@block
+def spread(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
     """``x`` with ``spacing - 1`` zeros after each element of its last dims."""
     leading = base.rank(x) - len(spacing)
-    sizes = base.sizes(ctx, name, x)
-    cells = base.unsqueeze(ctx, name, x, [leading + 2 * i + 1 for i in range(len(spacing))])
+    sizes = base.sizes(net, x)
+    cells = base.unsqueeze(net, x, [leading + 2 * i + 1 for i in range(len(spacing))])
     pairs = [s for size, space in zip(sizes[leading:], spacing, strict=True) for s in (size, space)]
-    cells = window(ctx, name, cells, [0] * (leading + len(pairs)), [*sizes[:leading], *pairs], fill=0.0)
-    wide = [times(ctx, name, size, space) for size, space in zip(sizes[leading:], spacing, strict=True)]
-    return base.reshape(ctx, name, cells, [*sizes[:leading], *wide])
+    cells = window(net, cells, [0] * (leading + len(pairs)), [*sizes[:leading], *pairs], fill=0.0)
+    wide = [times(net, size, space) for size, space in zip(sizes[leading:], spacing, strict=True)]
+    return base.reshape(net, cells, [*sizes[:leading], *wide])
 
 
 @frozen

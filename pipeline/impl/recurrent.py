@@ -11,10 +11,11 @@ from attrs import frozen
 from pipeline.impl import base, slice
 from pipeline.impl.activation import activation
 from pipeline.impl.base import ITensor, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import binary
 from pipeline.impl.matmul import linear
 from pipeline.impl.shape import concatenate
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 WRITTEN_OUT: Final = 8
@@ -37,62 +38,62 @@ class Weights:
 
 @frozen
 class Cell:
-    """One step: (context, name, what the input contributes, state, weights) to the next state, whose first tensor is
+    """One step: (network, what the input contributes, state, weights) to the next state, whose first tensor is
     the output. ``late_bias``: the hidden state's bias is not simply added to the input's."""
 
-    step: Callable[[ConversionContext, str, ITensor, State, Weights], State]
+    step: Callable[[Net, ITensor, State, Weights], State]
     late_bias: bool = False
 
 
-def _hidden(ctx: ConversionContext, name: str, given: ITensor, state: State, weights: Weights) -> ITensor:
-    return binary(ctx, name, "SUM", given, linear(ctx, name, state[0], weights.hidden, None))
+def _hidden(net: Net, given: ITensor, state: State, weights: Weights) -> ITensor:
+    return binary(net, "SUM", given, linear(net, state[0], weights.hidden, None))
 
 
 def _elman(kind: str) -> Cell:
-    def step(ctx: ConversionContext, name: str, given: ITensor, state: State, weights: Weights) -> State:
-        return (activation(ctx, name, kind, _hidden(ctx, name, given, state, weights)),)
+    def step(net: Net, given: ITensor, state: State, weights: Weights) -> State:
+        return (activation(net, kind, _hidden(net, given, state, weights)),)
 
     return Cell(step)
 
 
-def _lstm(ctx: ConversionContext, name: str, given: ITensor, state: State, weights: Weights) -> State:
-    enter, forget, new, leave = _gates(ctx, name, _hidden(ctx, name, given, state, weights), 4)
-    kept = binary(ctx, name, "PROD", _sigmoid(ctx, name, forget), state[1])
-    added = binary(ctx, name, "PROD", _sigmoid(ctx, name, enter), activation(ctx, name, "TANH", new))
-    cell = binary(ctx, name, "SUM", kept, added)
-    output = binary(ctx, name, "PROD", _sigmoid(ctx, name, leave), activation(ctx, name, "TANH", cell))
+def _lstm(net: Net, given: ITensor, state: State, weights: Weights) -> State:
+    enter, forget, new, leave = _gates(net, _hidden(net, given, state, weights), 4)
+    kept = binary(net, "PROD", _sigmoid(net, forget), state[1])
+    added = binary(net, "PROD", _sigmoid(net, enter), activation(net, "TANH", new))
+    cell = binary(net, "SUM", kept, added)
+    output = binary(net, "PROD", _sigmoid(net, leave), activation(net, "TANH", cell))
     if weights.projection is not None:
-        output = linear(ctx, name, output, weights.projection, None)
+        output = linear(net, output, weights.projection, None)
     return output, cell
 
 
-def _gru(ctx: ConversionContext, name: str, given: ITensor, state: State, weights: Weights) -> State:
-    own = linear(ctx, name, state[0], weights.hidden, weights.biases[1])
-    pairs = list(zip(_gates(ctx, name, given, 3), _gates(ctx, name, own, 3), strict=True))
-    reset, keep = (_sigmoid(ctx, name, binary(ctx, name, "SUM", *pair)) for pair in pairs[:2])
-    remembered = binary(ctx, name, "PROD", reset, pairs[2][1])
-    new = activation(ctx, name, "TANH", binary(ctx, name, "SUM", pairs[2][0], remembered))
-    change = binary(ctx, name, "SUB", state[0], new)
-    return (binary(ctx, name, "SUM", new, binary(ctx, name, "PROD", keep, change)),)
+def _gru(net: Net, given: ITensor, state: State, weights: Weights) -> State:
+    own = linear(net, state[0], weights.hidden, weights.biases[1])
+    pairs = list(zip(_gates(net, given, 3), _gates(net, own, 3), strict=True))
+    reset, keep = (_sigmoid(net, binary(net, "SUM", *pair)) for pair in pairs[:2])
+    remembered = binary(net, "PROD", reset, pairs[2][1])
+    new = activation(net, "TANH", binary(net, "SUM", pairs[2][0], remembered))
+    change = binary(net, "SUB", state[0], new)
+    return (binary(net, "SUM", new, binary(net, "PROD", keep, change)),)
 
 
 LSTM, GRU = Cell(_lstm), Cell(_gru, late_bias=True)
 RNN_TANH, RNN_RELU = _elman("TANH"), _elman("RELU")
 
 
-def _sigmoid(ctx: ConversionContext, name: str, x: ITensor) -> ITensor:
-    return activation(ctx, name, "SIGMOID", x)
+def _sigmoid(net: Net, x: ITensor) -> ITensor:
+    return activation(net, "SIGMOID", x)
 
 
-def _gates(ctx: ConversionContext, name: str, x: ITensor, count: int) -> list[ITensor]:
+def _gates(net: Net, x: ITensor, count: int) -> list[ITensor]:
     """The parts of [batch, count * hidden]."""
     size = base.dims(x)[1] // count
-    return [slice.narrow(ctx, name, x, 1, i * size, size) for i in range(count)]
+    return [slice.narrow(net, x, 1, i * size, size) for i in range(count)]
 
 
+@block
 def recurrent(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     cell: Cell,
     x: Value,
     states: Sequence[Value],
@@ -104,71 +105,65 @@ def recurrent(
     x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: for each layer, for each
     direction. Gives the output [steps, batch, directions * hidden] and the last states, shaped as the first are.
     """
-    x, directions = base.tensor(ctx, name, x), 1 + bidirectional
-    first = [base.tensor(ctx, name, state) for state in states]
+    x, directions = base.tensor(net, x), 1 + bidirectional
+    first = [base.tensor(net, state) for state in states]
     last: list[State] = []
     for index in range(0, len(weights), directions):
         outputs = []
         for way in range(directions):
-            state = tuple(slice.select(ctx, name, s, 0, index + way) for s in first)
-            output, state = _layer(ctx, name, cell, x, state, weights[index + way], reverse=way == 1)
+            state = tuple(slice.select(net, s, 0, index + way) for s in first)
+            output, state = _layer(net, cell, x, state, weights[index + way], reverse=way == 1)
             outputs.append(output)
             last.append(state)
-        x = outputs[0] if directions == 1 else concatenate(ctx, name, outputs, -1, base.dtype_of(x))
-    return x, *(_stacked(ctx, name, parts) for parts in zip(*last, strict=True))
+        x = outputs[0] if directions == 1 else concatenate(net, outputs, -1, base.dtype_of(x))
+    return x, *(_stacked(net, parts) for parts in zip(*last, strict=True))
 
 
-def _stacked(ctx: ConversionContext, name: str, parts: Sequence[ITensor]) -> ITensor:
-    raised = [base.unsqueeze(ctx, name, part, [0]) for part in parts]
-    return raised[0] if len(raised) == 1 else concatenate(ctx, name, raised, 0, base.dtype_of(parts[0]))
+def _stacked(net: Net, parts: Sequence[ITensor]) -> ITensor:
+    raised = [base.unsqueeze(net, part, [0]) for part in parts]
+    return raised[0] if len(raised) == 1 else concatenate(net, raised, 0, base.dtype_of(parts[0]))
 
 
-def _layer(
-    ctx: ConversionContext, name: str, cell: Cell, x: ITensor, state: State, weights: Weights, *, reverse: bool
-) -> tuple[ITensor, State]:
+def _layer(net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, *, reverse: bool) -> tuple[ITensor, State]:
     """One layer in one direction: [steps, batch, features] to [steps, batch, hidden]."""
-    steps = base.known_sizes(ctx, x)[0]
-    given = linear(ctx, name, x, weights.input, weights.biases[0])
+    steps = base.known_sizes(net, x)[0]
+    given = linear(net, x, weights.input, weights.biases[0])
     if weights.biases[1] is not None and not cell.late_bias:
-        given = binary(ctx, name, "SUM", given, weights.biases[1])
+        given = binary(net, "SUM", given, weights.biases[1])
 
     def step(given: ITensor, state: State) -> State:
-        return cell.step(ctx, name, given, state, weights)
+        return cell.step(net, given, state, weights)
 
     if isinstance(steps, int) and steps <= WRITTEN_OUT:
-        return _written_out(ctx, name, step, given, state, range(steps)[:: -1 if reverse else 1])
-    count = base.cast(ctx, name, base.scalar_of(ctx, name, base.size(ctx, name, x, 0)), torch.int32)
-    return _looped(ctx, name, step, given, state, count, reverse)
+        return _written_out(net, step, given, state, range(steps)[:: -1 if reverse else 1])
+    count = base.cast(net, base.scalar_of(net, base.size(net, x, 0)), torch.int32)
+    return _looped(net, step, given, state, count, reverse)
 
 
-def _written_out(
-    ctx: ConversionContext, name: str, step: Step, given: ITensor, state: State, order: range
-) -> tuple[ITensor, State]:
+def _written_out(net: Net, step: Step, given: ITensor, state: State, order: range) -> tuple[ITensor, State]:
     outputs: dict[int, ITensor] = {}
     for at in order:
-        state = step(slice.select(ctx, name, given, 0, at), state)
+        state = step(slice.select(net, given, 0, at), state)
         outputs[at] = state[0]
-    return _stacked(ctx, name, [outputs[at] for at in sorted(outputs)]), state
+    return _stacked(net, [outputs[at] for at in sorted(outputs)]), state
 
 
-def _looped(
-    ctx: ConversionContext, name: str, step: Step, given: ITensor, state: State, count: ITensor, reverse: bool
-) -> tuple[ITensor, State]:
-    loop = ctx.net.add_loop()
-    _boundary(ctx, name, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
-    now = _boundary(ctx, name, "iterator", loop.add_iterator(given, 0, reverse)).get_output(0)
-    carried = [_boundary(ctx, name, "recurrence", loop.add_recurrence(s)) for s in state]
+def _looped(net: Net, step: Step, given: ITensor, state: State, count: ITensor, reverse: bool) -> tuple[ITensor, State]:
+    loop = net.ctx.net.add_loop()
+    _boundary(net, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
+    now = _boundary(net, "iterator", loop.add_iterator(given, 0, reverse)).get_output(0)
+    carried = [_boundary(net, "recurrence", loop.add_recurrence(s)) for s in state]
     current = tuple(layer.get_output(0) for layer in carried)
     following = step(now, current)
     for layer, value in zip(carried, following, strict=True):
         layer.set_input(1, value)
     order = trt.LoopOutput.REVERSE if reverse else trt.LoopOutput.CONCATENATE
-    outputs = _boundary(ctx, name, "loop_output", loop.add_loop_output(following[0], order, 0))
+    outputs = _boundary(net, "loop_output", loop.add_loop_output(following[0], order, 0))
     outputs.set_input(1, count)
     last = [loop.add_loop_output(value, trt.LoopOutput.LAST_VALUE, 0) for value in current]
-    return outputs.get_output(0), tuple(_boundary(ctx, name, "loop_output", v).get_output(0) for v in last)
+    return outputs.get_output(0), tuple(_boundary(net, "loop_output", v).get_output(0) for v in last)
 
 
-def _boundary(ctx: ConversionContext, name: str, kind: str, layer: Any) -> Any:
-    layer.name = ctx.unique(f"{name}:{kind}")
+def _boundary(net: Net, kind: str, layer: Any) -> Any:
+    layer.name = net.ctx.unique(f"{net.name}:{kind}")
     return layer

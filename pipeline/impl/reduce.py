@@ -9,8 +9,9 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 Dims = Sequence[int] | int | None
@@ -25,49 +26,51 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
     return tuple(base.axis(d, rank) for d in dim) if dim else tuple(range(rank))
 
 
-def reduce(
-    ctx: ConversionContext, name: str, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool
-) -> ITensor:
+@block
+def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     """One reduce layer, by the name of its ``trt.ReduceOperation``; nothing is reduced of rank 0."""
     if base.rank(x) == 0:
         return x
     mask = base.axes_mask(dims, base.rank(x))
-    return ctx.add(name, "reduce", x, trt.ReduceOperation.__members__[operation], mask, keepdim).get_output(0)
+    return net.add("reduce", x, trt.ReduceOperation.__members__[operation], mask, keepdim).get_output(0)
 
 
-def total(
-    ctx: ConversionContext, name: str, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: torch.dtype
-) -> ITensor:
+@block
+def total(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: torch.dtype) -> ITensor:
     """``SUM``, ``PROD`` or ``AVG`` in a dtype: halves are accumulated in float32 and rounded once."""
-    value = base.cast(ctx, name, base.tensor(ctx, name, x, dtype), wide(dtype))
-    return base.cast(ctx, name, reduce(ctx, name, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
+    value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
+    return base.cast(net, reduce(net, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
 
 
-def extremum(ctx: ConversionContext, name: str, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+@block
+def extremum(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     """``MAX`` or ``MIN`` of integers and floats; of bools, whether any or all hold. NaN where there is one: the layer
     passes over it."""
     dtype, dims = base.dtype_of(x), all_dims(dim, base.rank(x))
-    value = base.tensor(ctx, name, x, arithmetic(dtype))
-    result = base.cast(ctx, name, reduce(ctx, name, operation, value, dims, keepdim), dtype)
+    value = base.tensor(net, x, arithmetic(dtype))
+    result = base.cast(net, reduce(net, operation, value, dims, keepdim), dtype)
     if not dtype.is_floating_point or not dims:
         return result
-    return where(ctx, name, any_nan(ctx, name, value, dims, keepdim), math.nan, result, dtype)
+    return where(net, any_nan(net, value, dims, keepdim), math.nan, result, dtype)
 
 
-def any_nan(ctx: ConversionContext, name: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
+@block
+def any_nan(net: Net, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     """Whether there is a NaN along dims."""
-    marks = base.cast(ctx, name, base.unary(ctx, name, "ISNAN", x), torch.int32)
-    return layer(ctx, name, "GREATER", reduce(ctx, name, "SUM", marks, dims, keepdim), 0, torch.int32)
+    marks = base.cast(net, base.unary(net, "ISNAN", x), torch.int32)
+    return layer(net, "GREATER", reduce(net, "SUM", marks, dims, keepdim), 0, torch.int32)
 
 
-def any_of(ctx: ConversionContext, name: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+@block
+def any_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     """Whether something is not zero; of nothing, False."""
-    count = base.cast(ctx, name, base.tensor(ctx, name, x, torch.bool), torch.int32)
-    found = reduce(ctx, name, "SUM", count, all_dims(dim, base.rank(x)), keepdim)
-    return layer(ctx, name, "GREATER", found, 0, torch.int32)
+    count = base.cast(net, base.tensor(net, x, torch.bool), torch.int32)
+    found = reduce(net, "SUM", count, all_dims(dim, base.rank(x)), keepdim)
+    return layer(net, "GREATER", found, 0, torch.int32)
 
 
-def all_of(ctx: ConversionContext, name: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
+@block
+def all_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     """Whether nothing is zero; of nothing, True."""
-    zero = logical_not(ctx, name, base.tensor(ctx, name, x))
-    return logical_not(ctx, name, any_of(ctx, name, zero, dim, keepdim))
+    zero = logical_not(net, base.tensor(net, x))
+    return logical_not(net, any_of(net, zero, dim, keepdim))

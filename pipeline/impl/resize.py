@@ -10,7 +10,8 @@ from attrs import frozen
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
-from pipeline.network.context import ConversionContext
+from pipeline.impl.blocks import block
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 INTERPOLATION = ("LINEAR", "NEAREST", "CUBIC")
@@ -31,21 +32,20 @@ class Resize:
         return self.mode.startswith("nearest")
 
 
-def resize(
-    ctx: ConversionContext, name: str, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Sequence[float] | None
-) -> ITensor:
+@block
+def resize(net: Net, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Sequence[float] | None) -> ITensor:
     """``x`` with its last dims resized to ``sizes``; or, where ``scales`` are given, by them, which place the elements
     as well."""
-    layer = ctx.add(name, "resize", x)
+    layer = net.add("resize", x)
     _set_mode(layer, how)
     if scales is not None:
         layer.scales = [1.0] * (base.rank(x) - len(scales)) + list(scales)
         return layer.get_output(0)
-    shape = [*base.sizes(ctx, name, x)[: base.rank(x) - len(sizes)], *sizes]
+    shape = [*base.sizes(net, x)[: base.rank(x) - len(sizes)], *sizes]
     if all(isinstance(s, int) for s in shape):
         layer.shape = tuple(shape)
     else:
-        layer.set_input(1, base.shape_tensor(ctx, name, shape))
+        layer.set_input(1, base.shape_tensor(net, shape))
     return layer.get_output(0)
 
 
@@ -65,13 +65,12 @@ def _set_mode(layer: Any, how: Resize) -> None:
         layer.cubic_coeff = -0.75
 
 
-def grid_sample(
-    ctx: ConversionContext, name: str, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool
-) -> ITensor:
+@block
+def grid_sample(net: Net, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool) -> ITensor:
     """``x`` [N, C, H, W] at the places of ``grid`` [N, h, w, 2] in -1 … 1, in float32: halves would miss the place."""
-    wide = [base.cast(ctx, name, value, torch.float32) for value in (x, grid)]
-    layer = ctx.add(name, "grid_sample", *wide)
+    wide = [base.cast(net, value, torch.float32) for value in (x, grid)]
+    layer = net.add("grid_sample", *wide)
     layer.interpolation_mode = trt.InterpolationMode.__members__[INTERPOLATION[interpolation]]
     layer.sample_mode = trt.SampleMode.__members__[SAMPLING[padding]]
     layer.align_corners = align_corners
-    return base.cast(ctx, name, layer.get_output(0), base.dtype_of(x))
+    return base.cast(net, layer.get_output(0), base.dtype_of(x))

@@ -11,8 +11,9 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
+from pipeline.impl.blocks import block
 from pipeline.impl.resize import Resize
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 Array = np.ndarray[Any, Any]
@@ -20,9 +21,9 @@ Taps = tuple[Array, Array]
 F = np.float32
 
 
+@block
 def resize_by_taps(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     x: ITensor,
     how: Resize,
     before: Sequence[int | None],
@@ -31,22 +32,22 @@ def resize_by_taps(
 ) -> ITensor:
     """``x`` with its last dims, of sizes ``before``, resized to ``after``; None leaves a dim as it is."""
     dtype, first = base.dtype_of(x), base.rank(x) - len(before)
-    result = x if how.nearest else base.cast(ctx, name, x, torch.float32)
+    result = x if how.nearest else base.cast(net, x, torch.float32)
     for i, (size, wanted, scale) in enumerate(zip(before, after, scales, strict=True)):
         if size is not None:
             places, weights = _taps(how, size, wanted, scale)
-            result = _apply(ctx, name, result, first + i, places, None if how.nearest else weights)
-    return base.cast(ctx, name, result, dtype)
+            result = _apply(net, result, first + i, places, None if how.nearest else weights)
+    return base.cast(net, result, dtype)
 
 
-def _apply(ctx: ConversionContext, name: str, x: ITensor, dim: int, places: Array, weights: Array | None) -> ITensor:
+def _apply(net: Net, x: ITensor, dim: int, places: Array, weights: Array | None) -> ITensor:
     if weights is None:
-        return ctx.add(name, "gather", x, base.constant(ctx, name, places[:, 0]), dim).get_output(0)
-    elements = ctx.add(name, "gather", x, base.constant(ctx, name, places), dim).get_output(0)
+        return net.add("gather", x, base.constant(net, places[:, 0]), dim).get_output(0)
+    elements = net.add("gather", x, base.constant(net, places), dim).get_output(0)
     shape = [1] * base.rank(elements)
     shape[dim : dim + 2] = weights.shape
-    weighted = base.elementwise(ctx, name, "PROD", elements, base.constant(ctx, name, weights.reshape(shape)))
-    return ctx.add(name, "reduce", weighted, trt.ReduceOperation.SUM, 1 << (dim + 1), False).get_output(0)
+    weighted = base.elementwise(net, "PROD", elements, base.constant(net, weights.reshape(shape)))
+    return net.add("reduce", weighted, trt.ReduceOperation.SUM, 1 << (dim + 1), False).get_output(0)
 
 
 def _taps(how: Resize, before: int, after: int, scale: float | None) -> Taps:

@@ -11,7 +11,9 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.impl.blocks import block, fact
+from pipeline.network.context import SymbolicInt
+from pipeline.network.net import Net
 from pipeline.shapes.environment import bounds, shape_of
 from pipeline.trt import trt
 
@@ -21,10 +23,11 @@ def sizes_of(value: torch.Tensor) -> list[Size]:
     return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(value)]
 
 
-def result_sizes(ctx: ConversionContext) -> list[Size]:
+@fact
+def result_sizes(net: Net) -> list[Size]:
     """The sizes of the node's result, the first if there are several."""
-    assert ctx.node is not None
-    value = ctx.node.meta["val"]
+    assert net.node is not None
+    value = net.node.meta["val"]
     return sizes_of(value if isinstance(value, torch.Tensor) else value[0])
 
 
@@ -53,40 +56,43 @@ def negative(size: Size) -> Size:
     return as_size(-expression(size))
 
 
-def bounds_of(ctx: ConversionContext, expr: Any) -> tuple[float, float]:
+@fact
+def bounds_of(net: Net, expr: Any) -> tuple[float, float]:
     """Bounds of an expression; infinite where a symbol has none."""
     if expr.is_number:
         return int(expr), int(expr)
-    if any(str(symbol) not in ctx.ranges for symbol in expr.free_symbols):
+    if any(str(symbol) not in net.ctx.ranges for symbol in expr.free_symbols):
         return -math.inf, math.inf
-    found = bounds(expr, ctx.ranges)
+    found = bounds(expr, net.ctx.ranges)
     return found.min, found.max
 
 
-def concatenate(ctx: ConversionContext, name: str, tensors: Sequence[Value], dim: int, dtype: torch.dtype) -> ITensor:
+@block
+def concatenate(net: Net, tensors: Sequence[Value], dim: int, dtype: torch.dtype) -> ITensor:
     """The tensors one after another along a dim, each cast to ``dtype``; one alone is not copied."""
-    parts = [base.tensor(ctx, name, t, dtype) for t in tensors]
+    parts = [base.tensor(net, t, dtype) for t in tensors]
     if len(parts) == 1:
         return parts[0]
-    layer = ctx.add(name, "concatenation", parts)
+    layer = net.add("concatenation", parts)
     layer.axis = base.axis(dim, base.rank(parts[0]))
     return layer.get_output(0)
 
 
-def repeat(ctx: ConversionContext, name: str, x: ITensor, repeats: Sequence[Size], shape: Sequence[Size]) -> ITensor:
+@block
+def repeat(net: Net, x: ITensor, repeats: Sequence[Size], shape: Sequence[Size]) -> ITensor:
     """``x``, of the rank of the result, repeated along each dim: a slice that wraps around, or stays at a size of 1."""
-    known = base.known_sizes(ctx, x)
+    known = base.known_sizes(net, x)
     axes = [i for i, r in enumerate(repeats) if r != 1]
     if all(known[i] == 1 for i in axes):
-        return base.expand(ctx, name, x, shape)
+        return base.expand(net, x, shape)
     if any(s == 0 for s in shape):
-        return base.expand(ctx, name, base.tensor(ctx, name, 0, base.dtype_of(x)), shape)
-    return sampled(ctx, name, x, axes, [0] * len(axes), [shape[i] for i in axes], mode="WRAP")
+        return base.expand(net, base.tensor(net, 0, base.dtype_of(x)), shape)
+    return sampled(net, x, axes, [0] * len(axes), [shape[i] for i in axes], mode="WRAP")
 
 
+@block
 def sampled(
-    ctx: ConversionContext,
-    name: str,
+    net: Net,
     x: ITensor,
     axes: Sequence[int],
     start: Sequence[Size],
@@ -99,15 +105,15 @@ def sampled(
     """A slice along some axes; ``mode`` (of ``trt.SampleMode``) says what lies outside of ``x``."""
     given = [start, sizes, [1] * len(axes) if stride is None else stride]
     plain = [all(isinstance(v, int) for v in values) for values in given]
-    layer = ctx.add(name, "slice", x, *(tuple(v) if p else (0,) * len(axes) for v, p in zip(given, plain, strict=True)))
+    layer = net.add("slice", x, *(tuple(v) if p else (0,) * len(axes) for v, p in zip(given, plain, strict=True)))
     for i, (values, static) in enumerate(zip(given, plain, strict=True), 1):
         if not static:
-            layer.set_input(i, base.shape_tensor(ctx, name, values))
+            layer.set_input(i, base.shape_tensor(net, values))
     layer.axes = tuple(axes)
     layer.mode = trt.SampleMode.__members__[mode]
     if fill is not None:
         layer.set_input(4, fill)
-    result = list(base.known_sizes(ctx, x))
+    result = list(base.known_sizes(net, x))
     for a, s in zip(axes, sizes, strict=True):
         result[a] = s
-    return base.noted(ctx, layer.get_output(0), result)
+    return base.noted(net, layer.get_output(0), result)

@@ -9,71 +9,81 @@ import sympy
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
+from pipeline.impl.blocks import block, fact
 from pipeline.impl.shape import as_size, bounds_of, expression, negative, product, sampled, total
-from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.network.context import SymbolicInt
+from pipeline.network.net import Net
 
 
-def narrow(ctx: ConversionContext, name: str, x: ITensor, dim: int, start: Size, size: Size, step: int = 1) -> ITensor:
+@block
+def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 1) -> ITensor:
     """``size`` elements along a dim, from ``start`` on, in steps; all of them in order is ``x`` itself."""
-    if start == 0 and step == 1 and size == base.known_sizes(ctx, x)[dim]:
+    if start == 0 and step == 1 and size == base.known_sizes(net, x)[dim]:
         return x
-    return sampled(ctx, name, x, [dim], [start], [size], stride=[step])
+    return sampled(net, x, [dim], [start], [size], stride=[step])
 
 
-def first(ctx: ConversionContext, bound: Size | None, size: Size) -> Size:
+@fact
+def first(net: Net, bound: Size | None, size: Size) -> Size:
     """Where a slice starts in a dim of this size: ``bound`` counted from the start, and inside."""
     if bound is None:
         return 0
     low, high, value = sympy.Integer(0), expression(size), expression(bound)
-    wrapped = _wrapped(ctx, value, high)
-    return as_size(_clamped(ctx, wrapped, low, high))
+    wrapped = _wrapped(net, value, high)
+    return as_size(_clamped(net, wrapped, low, high))
 
 
-def is_data(ctx: ConversionContext, size: Size) -> bool:
+@fact
+def is_data(net: Net, size: Size) -> bool:
     """Whether a size is a value that a tensor holds, not the size of a dim: TensorRT would want it on the host."""
     sources = (
-        [ctx.symbols.get(str(s), (None, 0)) for s in size.expr.free_symbols] if isinstance(size, SymbolicInt) else []
+        [net.ctx.symbols.get(str(s), (None, 0)) for s in size.expr.free_symbols]
+        if isinstance(size, SymbolicInt)
+        else []
     )
     return any(dim is None for _, dim in sources)
 
 
-def select(ctx: ConversionContext, name: str, x: ITensor, dim: int, index: Size) -> ITensor:
+@block
+def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
     """One element of a dim, which goes."""
-    sizes = base.known_sizes(ctx, x)
-    one = narrow(ctx, name, x, dim, first(ctx, index, sizes[dim]), 1)
+    sizes = base.known_sizes(net, x)
+    one = narrow(net, x, dim, first(net, index, sizes[dim]), 1)
     rest = [s for i, s in enumerate(sizes) if i != dim]
     if all(isinstance(s, int) for s in rest):
-        return base.reshape(ctx, name, one, rest)
-    return base.squeeze(ctx, name, one, [dim])
+        return base.reshape(net, one, rest)
+    return base.squeeze(net, one, [dim])
 
 
-def _wrapped(ctx: ConversionContext, value: Any, size: Any) -> Any:
+def _wrapped(net: Net, value: Any, size: Any) -> Any:
     """A negative index counted from the start. ``Max(0, Min(1, -v))`` is ``v < 0``, where only the engine knows."""
-    low, high = bounds_of(ctx, value)
+    low, high = bounds_of(net, value)
     if low >= 0:
         return value
     return value + (size if high < 0 else size * sympy.Max(0, sympy.Min(1, -value)))
 
 
-def _clamped(ctx: ConversionContext, value: Any, low: Any, high: Any) -> Any:
+def _clamped(net: Net, value: Any, low: Any, high: Any) -> Any:
     """``value`` in ``low..high``; what its range already says is not asked of the engine."""
-    inside = sympy.Max(value, low) if bounds_of(ctx, value - low)[0] < 0 else value
-    return sympy.Min(inside, high) if bounds_of(ctx, value - high)[1] > 0 else inside
+    inside = sympy.Max(value, low) if bounds_of(net, value - low)[0] < 0 else value
+    return sympy.Min(inside, high) if bounds_of(net, value - high)[1] > 0 else inside
 
 
-def flip(ctx: ConversionContext, name: str, x: ITensor, dims: Sequence[int]) -> ITensor:
+@block
+def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
     """``x`` backwards along some dims."""
-    sizes = base.known_sizes(ctx, x)
+    sizes = base.known_sizes(net, x)
     axes = sorted(a for a in {base.axis(d, len(sizes)) for d in dims} if sizes[a] not in (0, 1))
     if not axes:
         return x
     given = [sizes[a] for a in axes]
-    return sampled(ctx, name, x, axes, [total([s, -1]) for s in given], given, stride=[-1] * len(axes))
+    return sampled(net, x, axes, [total([s, -1]) for s in given], given, stride=[-1] * len(axes))
 
 
-def roll(ctx: ConversionContext, name: str, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> ITensor:
+@block
+def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> ITensor:
     """``x`` shifted along some dims; what leaves at one end enters at the other."""
-    sizes = base.known_sizes(ctx, x)
+    sizes = base.known_sizes(net, x)
     moves: dict[int, Size] = {}
     for shift, dim in zip(shifts, dims, strict=True):
         a = base.axis(dim, len(sizes))
@@ -82,23 +92,22 @@ def roll(ctx: ConversionContext, name: str, x: ITensor, shifts: Sequence[Size], 
     axes = [a for a, start in moves.items() if start != 0]
     if not axes or 0 in sizes:
         return x
-    return sampled(ctx, name, x, axes, [moves[a] for a in axes], [sizes[a] for a in axes], mode="WRAP")
+    return sampled(net, x, axes, [moves[a] for a in axes], [sizes[a] for a in axes], mode="WRAP")
 
 
 def _start(shift: Size, size: Size) -> Size:
     return shift % size if isinstance(shift, int) and isinstance(size, int) and size else shift
 
 
-def flattened(
-    ctx: ConversionContext, name: str, x: ITensor, dim1: int, dim2: int
-) -> tuple[ITensor, list[int], list[Size]]:
+@block
+def flattened(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
     """``x`` with two dims last and as one; the order in which its dims stand then, and their sizes."""
     rank = base.rank(x)
     last = [base.axis(dim1, rank), base.axis(dim2, rank)]
     order = [*(i for i in range(rank) if i not in last), *last]
-    moved = base.permute(ctx, name, x, order)
-    sizes = base.known_sizes(ctx, moved)
-    return base.reshape(ctx, name, moved, [*sizes[:-2], product(sizes[-2:])]), order, sizes
+    moved = base.permute(net, x, order)
+    sizes = base.known_sizes(net, moved)
+    return base.reshape(net, moved, [*sizes[:-2], product(sizes[-2:])]), order, sizes
 
 
 def diagonal_start(offset: int, columns: Size) -> Size:
@@ -106,8 +115,9 @@ def diagonal_start(offset: int, columns: Size) -> Size:
     return offset if offset >= 0 else product([-offset, columns])
 
 
-def diagonal(ctx: ConversionContext, name: str, x: ITensor, offset: int, dim1: int, dim2: int, count: Size) -> ITensor:
+@block
+def diagonal(net: Net, x: ITensor, offset: int, dim1: int, dim2: int, count: Size) -> ITensor:
     """A diagonal of the matrices along two dims, as the last dim."""
-    flat, _, sizes = flattened(ctx, name, x, dim1, dim2)
+    flat, _, sizes = flattened(net, x, dim1, dim2)
     start = 0 if count == 0 else diagonal_start(offset, sizes[-1])
-    return sampled(ctx, name, flat, [len(sizes) - 2], [start], [count], stride=[total([sizes[-1], 1])])
+    return sampled(net, flat, [len(sizes) - 2], [start], [count], stride=[total([sizes[-1], 1])])

@@ -8,11 +8,12 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, layer, where
 from pipeline.impl.index import gather
 from pipeline.impl.reduce import any_nan
 from pipeline.impl.shape import sampled
-from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
 from pipeline.trt import trt
 
 MAX_K = 3840
@@ -24,106 +25,108 @@ LAST_DIMS = 4
 Pair = tuple[ITensor, ITensor]
 
 
-def topk(ctx: ConversionContext, name: str, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
+@block
+def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
     """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN counts as infinity, among
     infinities in no order of its own."""
     dtype, rank = base.dtype_of(x), base.rank(x)
-    value = base.tensor(ctx, name, x, arithmetic(dtype), rank=2)  # TopK takes no vector
+    value = base.tensor(net, x, arithmetic(dtype), rank=2)  # TopK takes no vector
     axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
     if k == 0:
-        found = _nothing(ctx, name, value, axis)
+        found = _nothing(net, value, axis)
     elif dtype.is_floating_point:
-        nan = base.unary(ctx, name, "ISNAN", value)
-        _, places = _ordered(ctx, name, where(ctx, name, nan, math.inf, value, dtype), k, axis, largest)
-        found = gather(ctx, name, value, places, axis), places
+        nan = base.unary(net, "ISNAN", value)
+        _, places = _ordered(net, where(net, nan, math.inf, value, dtype), k, axis, largest)
+        found = gather(net, value, places, axis), places
     else:
-        found = _ordered(ctx, name, value, k, axis, largest)
-    values, indices = (base.squeeze(ctx, name, f, range(2 - rank)) for f in found)
-    return base.cast(ctx, name, values, dtype), base.cast(ctx, name, indices, torch.int64)
+        found = _ordered(net, value, k, axis, largest)
+    values, indices = (base.squeeze(net, f, range(2 - rank)) for f in found)
+    return base.cast(net, values, dtype), base.cast(net, indices, torch.int64)
 
 
-def _nothing(ctx: ConversionContext, name: str, x: ITensor, axis: int) -> Pair:
-    empty = sampled(ctx, name, x, [axis], [0], [0])
-    return empty, base.cast(ctx, name, empty, torch.int32)
+def _nothing(net: Net, x: ITensor, axis: int) -> Pair:
+    empty = sampled(net, x, [axis], [0], [0])
+    return empty, base.cast(net, empty, torch.int32)
 
 
-def _ordered(ctx: ConversionContext, name: str, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
+def _ordered(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
     """TopK, with the dim brought to the end where it is not among the last four."""
     rank = base.rank(x)
     if rank - axis <= LAST_DIMS:
-        return _top(ctx, name, x, k, axis, largest)
+        return _top(net, x, k, axis, largest)
     to_end = [d for d in range(rank) if d != axis] + [axis]
     back = sorted(range(rank), key=to_end.__getitem__)
-    found = _top(ctx, name, base.permute(ctx, name, x, to_end), k, rank - 1, largest)
-    values, indices = (base.permute(ctx, name, f, back) for f in found)
+    found = _top(net, base.permute(net, x, to_end), k, rank - 1, largest)
+    values, indices = (base.permute(net, f, back) for f in found)
     return values, indices
 
 
-def _top(ctx: ConversionContext, name: str, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
+def _top(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
     operation = trt.TopKOperation.MAX if largest else trt.TopKOperation.MIN
-    made = ctx.add(name, "topk", x, operation, k if isinstance(k, int) else 1, 1 << axis)
+    made = net.add("topk", x, operation, k if isinstance(k, int) else 1, 1 << axis)
     if not isinstance(k, int):
-        made.set_input(1, base.cast(ctx, name, base.scalar_of(ctx, name, k), torch.int32))
+        made.set_input(1, base.cast(net, base.scalar_of(net, k), torch.int32))
     return made.get_output(0), made.get_output(1)
 
 
-def extremum(ctx: ConversionContext, name: str, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
+@block
+def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
     """The largest (or smallest) element along a dim and its index; of equal ones, and of NaN, the first."""
-    values, indices = _extremum(ctx, name, largest, x, dim)
+    values, indices = _extremum(net, largest, x, dim)
     if keepdim or base.rank(x) == 0:
         return values, indices
-    values, indices = (base.squeeze(ctx, name, f, [base.axis(dim, base.rank(x))]) for f in (values, indices))
+    values, indices = (base.squeeze(net, f, [base.axis(dim, base.rank(x))]) for f in (values, indices))
     return values, indices
 
 
-def _extremum(ctx: ConversionContext, name: str, largest: bool, x: Value, dim: int) -> Pair:
+def _extremum(net: Net, largest: bool, x: Value, dim: int) -> Pair:
     """Where there is a NaN, what is ordered are the places of NaN."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     if not dtype.is_floating_point:
-        return topk(ctx, name, x, 1, dim, largest)
-    value = base.tensor(ctx, name, x)
-    there = any_nan(ctx, name, value, [base.axis(dim, rank)] if rank else [], keepdim=True)
-    marks = base.cast(ctx, name, base.unary(ctx, name, "ISNAN", value), torch.int32)
-    marks = base.cast(ctx, name, marks if largest else base.unary(ctx, name, "NEG", marks), dtype)
-    wide = base.tensor(ctx, name, where(ctx, name, there, marks, value, dtype), rank=2)
+        return topk(net, x, 1, dim, largest)
+    value = base.tensor(net, x)
+    there = any_nan(net, value, [base.axis(dim, rank)] if rank else [], keepdim=True)
+    marks = base.cast(net, base.unary(net, "ISNAN", value), torch.int32)
+    marks = base.cast(net, marks if largest else base.unary(net, "NEG", marks), dtype)
+    wide = base.tensor(net, where(net, there, marks, value, dtype), rank=2)
     axis = base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1)
-    values, indices = (base.squeeze(ctx, name, f, range(2 - rank)) for f in _ordered(ctx, name, wide, 1, axis, largest))
-    return where(ctx, name, there, math.nan, values, dtype), base.cast(ctx, name, indices, torch.int64)
+    values, indices = (base.squeeze(net, f, range(2 - rank)) for f in _ordered(net, wide, 1, axis, largest))
+    return where(net, there, math.nan, values, dtype), base.cast(net, indices, torch.int64)
 
 
-def index_of_extremum(
-    ctx: ConversionContext, name: str, largest: bool, x: Value, dim: int | None, keepdim: bool
-) -> ITensor:
+@block
+def index_of_extremum(net: Net, largest: bool, x: Value, dim: int | None, keepdim: bool) -> ITensor:
     """The index of the largest (or smallest) element along a dim, or among all elements."""
     if dim is not None:
-        return extremum(ctx, name, largest, x, dim, keepdim)[1]
+        return extremum(net, largest, x, dim, keepdim)[1]
     rank = base.rank(x)
-    flat = base.reshape(ctx, name, base.tensor(ctx, name, x), [-1]) if rank != 1 else x
-    index = extremum(ctx, name, largest, flat, 0, keepdim=False)[1]
-    return base.raise_rank(ctx, name, index, rank if keepdim else 0)
+    flat = base.reshape(net, base.tensor(net, x), [-1]) if rank != 1 else x
+    index = extremum(net, largest, flat, 0, keepdim=False)[1]
+    return base.raise_rank(net, index, rank if keepdim else 0)
 
 
-def sort(ctx: ConversionContext, name: str, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
+@block
+def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
     """All elements along a dim in order, and where they were; ``stable``: equal ones keep theirs."""
     if base.rank(x) == 0:
-        return topk(ctx, name, x, 1, 0, descending)
-    length = base.known_sizes(ctx, x)[dim]
-    length = base.size(ctx, name, x, dim) if length is None else length
-    values, indices = topk(ctx, name, x, length, dim, descending)
-    return (values, _stable(ctx, name, values, indices, length, dim)) if stable and length != 0 else (values, indices)
+        return topk(net, x, 1, 0, descending)
+    length = base.known_sizes(net, x)[dim]
+    length = base.size(net, x, dim) if length is None else length
+    values, indices = topk(net, x, length, dim, descending)
+    return (values, _stable(net, values, indices, length, dim)) if stable and length != 0 else (values, indices)
 
 
-def _stable(ctx: ConversionContext, name: str, values: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
+def _stable(net: Net, values: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
     """The indices, ordered inside each run of equal values: by their run first, which is a number like them."""
     rank = base.rank(values)
     axis = base.axis(dim, rank)
-    before = sampled(ctx, name, values, [axis], [-1], [length], mode="CLAMP")
-    same = base.elementwise(ctx, name, "EQUAL", values, before)
-    starts = base.cast(ctx, name, base.unary(ctx, name, "NOT", same), torch.int64)
-    place = base.constant(ctx, name, torch.tensor(axis))
-    run = ctx.add(name, "cumulative", starts, place, trt.CumulativeOperation.SUM, False, False).get_output(0)
-    scale = base.tensor(ctx, name, MAX_K, torch.int64, rank=rank)
-    key = base.elementwise(ctx, name, "SUM", base.elementwise(ctx, name, "PROD", run, scale), indices)
-    ordered, _ = topk(ctx, name, key, length, dim, largest=False)
-    whole = layer(ctx, name, "FLOOR_DIV", ordered, scale, torch.int64)
-    return base.elementwise(ctx, name, "SUB", ordered, base.elementwise(ctx, name, "PROD", whole, scale))
+    before = sampled(net, values, [axis], [-1], [length], mode="CLAMP")
+    same = base.elementwise(net, "EQUAL", values, before)
+    starts = base.cast(net, base.unary(net, "NOT", same), torch.int64)
+    place = base.constant(net, torch.tensor(axis))
+    run = net.add("cumulative", starts, place, trt.CumulativeOperation.SUM, False, False).get_output(0)
+    scale = base.tensor(net, MAX_K, torch.int64, rank=rank)
+    key = base.elementwise(net, "SUM", base.elementwise(net, "PROD", run, scale), indices)
+    ordered, _ = topk(net, key, length, dim, largest=False)
+    whole = layer(net, "FLOOR_DIV", ordered, scale, torch.int64)
+    return base.elementwise(net, "SUB", ordered, base.elementwise(net, "PROD", whole, scale))

@@ -191,7 +191,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """The program that ``check_model`` compiles, for the same arguments; those that say how to check say nothing here."""
+    """The program that ``check_model`` compiles, for the same arguments; what says how to check is left out."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _captured(_model(make, args, kwargs, sizes), default(**settings).settings, entry)[0]
 

@@ -1,0 +1,89 @@
+"""``converts``: declares a converter of ours, a function of a ``Net`` and of the operator's arguments by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeAlias
+
+from pipeline.aten.arguments import bind, names_of
+from pipeline.aten.support import Target, Validator
+from pipeline.converters.declare import dynamo_tensorrt_converter
+from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
+from pipeline.recipes import qualified_name
+
+Converter: TypeAlias = Callable[..., Any]
+Places: TypeAlias = tuple[Sequence[tuple[str, int]], bool]
+"""A function's parameters with their places among an operator's arguments; whether it takes all of them."""
+
+
+def converts(
+    *targets: Target | Mapping[Any, Any],
+    validator: Validator | None = None,
+    requires_output_allocator: bool = False,
+) -> Callable[[Converter], Converter]:
+    """Declare a function as the converter of these operators, of static and dynamic shapes.
+
+        @converts(aten.permute.default)
+        def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
+            return base.permute(net, base.tensor(net, input), dims)
+
+    The function is given the operator's arguments by their names in the schema, defaults filled in, `self` as `input`:
+    those that it has parameters for, or all in order as `*operands`. A parameter that a schema lacks keeps its default.
+    A mapping gives each of its operators a row, which is the second parameter. What is declared, and returned, has the
+    public signature `(ctx, target, args, kwargs, name)`.
+
+    Args:
+        targets: operators, Python functions such as `operator.getitem`, or mappings from those to rows.
+        validator: `(node, settings) -> bool | Rejection`; None accepts every node.
+        requires_output_allocator: the shape of a result depends on data.
+
+    Raises:
+        TypeError: an operator has no argument of a parameter's name.
+    """
+    rows: dict[Any, tuple[Any, ...]] = {}
+    for given in targets:
+        rows |= {t: (row,) for t, row in given.items()} if isinstance(given, Mapping) else {given: ()}
+
+    def declare(function: Converter) -> Converter:
+        known = {target: _places(function, target, len(row)) for target, row in rows.items()}
+
+        @wraps(function)
+        def convert(
+            ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+        ) -> Any:
+            row = rows.get(target, ())
+            places, all_of_them = known[target] if target in known else _places(function, target, len(row))
+            values = bind(target, args, kwargs) if places or all_of_them else []
+            more = values if all_of_them else ()
+            return function(Net(ctx, name), *row, *more, **{key: values[place] for key, place in places})
+
+        for target in rows:
+            dynamo_tensorrt_converter(
+                target,
+                capability_validator=validator,
+                supports_dynamic_shapes=True,
+                requires_output_allocator=requires_output_allocator,
+            )(convert)
+        return convert
+
+    return declare
+
+
+def _places(function: Converter, target: Any, rows: int) -> Places:
+    """Where a function's parameters, after the network and the row, stand among the operator's arguments."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return (), True
+    wanted = parameters[1 + rows :]
+    names = names_of(target) if wanted else ()
+    unknown = [p.name for p in wanted if p.name not in names and p.default is p.empty]
+    if unknown:
+        has = ", ".join(names) or "none"
+        raise TypeError(
+            f"{function.__qualname__} takes {', '.join(unknown)}, which {qualified_name(target)} has not among its "
+            f"arguments ({has}): name the parameter as the schema does, or give it a default"
+        )
+    return tuple((p.name, names.index(p.name)) for p in wanted if p.name in names), False

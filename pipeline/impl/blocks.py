@@ -1,0 +1,55 @@
+"""The edge of `impl`: building blocks take a `Net`, and from converters elsewhere a context and a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+from pipeline.network.context import ConversionContext
+from pipeline.network.net import Net
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+
+class Block(Protocol[P, R]):
+    """A building block, which is called in two ways."""
+
+    __name__: str
+    __module__: str
+
+    @overload
+    def __call__(self, net: Net, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, ctx: ConversionContext, name: str, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+class Fact(Protocol[P, R]):
+    """A question about a network, which adds no layer and needs no name."""
+
+    def __call__(self, net: Net | ConversionContext, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+def block(function: Callable[Concatenate[Net, P], R]) -> Block[P, R]:
+    """Let a function of a `Net` be called with a context and a name in its place: `relu(ctx, name, x)`."""
+
+    def by_context(ctx: ConversionContext, name: str, *args: Any, **kwargs: Any) -> R:
+        return function(Net(ctx, name), *args, **kwargs)
+
+    @wraps(function)
+    def called(net: Any, *args: Any, **kwargs: Any) -> R:
+        return (by_context if isinstance(net, ConversionContext) else function)(net, *args, **kwargs)
+
+    return cast(Block[P, R], called)
+
+
+def fact(function: Callable[Concatenate[Net, P], R]) -> Fact[P, R]:
+    """Let a function of a `Net` that adds no layer be called with a context alone: `known_sizes(ctx, x)`."""
+
+    @wraps(function)
+    def called(net: Any, *args: Any, **kwargs: Any) -> R:
+        return function(Net(net, "") if isinstance(net, ConversionContext) else net, *args, **kwargs)
+
+    return cast(Fact[P, R], called)

@@ -1,0 +1,38 @@
+"""``Net``: where a converter adds layers and what they are called, as one thing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.network.context import ConversionContext
+
+
+@frozen
+class Net:
+    """A network under construction, and the name of the layers that are added to it.
+
+    Attributes:
+        ctx: the conversion, of which `net` is TensorRT's network.
+        name: what layers are called: `relu:activation`, if it is `relu`.
+    """
+
+    ctx: ConversionContext
+    name: str
+
+    def at(self, part: str) -> Net:
+        """The same network with a derived name, `name/part`."""
+        return Net(self.ctx, f"{self.name}/{part}")
+
+    def add(self, kind: str, *args: Any, **kwargs: Any) -> Any:
+        """Add the layer that `INetworkDefinition.add_<kind>` makes, and name it; `NetworkError` if TensorRT refuses."""
+        return self.ctx.add(self.name, kind, *args, **kwargs)
+
+    @property
+    def node(self) -> torch.fx.Node:
+        """The graph node being converted; its fake tensor is `node.meta["val"]`."""
+        node = self.ctx.node
+        assert node is not None, "no node is being converted"
+        return node
