@@ -127,7 +127,7 @@ class Compiled:
         unreached = self.program.unreached
         return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks, self.healed, unreached)
 
-    def module(self, executor: Executor | None = None, **runtime: Any) -> CompiledModule:
+    def module(self, executor: Executor | None = None, **runtime: object) -> CompiledModule:
         """A new ``nn.Module`` that runs the program, with buffers of its own.
 
         Args:
@@ -168,7 +168,7 @@ class Compiled:
     def _module(self) -> CompiledModule:
         return self.module()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """What the model gives for these inputs."""
         return self._module(*args, **kwargs)
 
@@ -176,7 +176,7 @@ class Compiled:
         """Itself: it never changes."""
         return self
 
-    def __deepcopy__(self, memo: Any) -> Compiled:
+    def __deepcopy__(self, memo: object) -> Compiled:
         """Itself: it never changes."""
         return self
 

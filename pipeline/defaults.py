@@ -30,10 +30,10 @@ def default(
     *,
     registry: ConverterRegistry = DYNAMO_CONVERTERS,
     decompositions: DecompositionTable = DECOMPOSITIONS,
-    torch_enabled_decompositions: Iterable[Any] | None = None,
-    torch_disabled_decompositions: Iterable[Any] | None = None,
+    torch_enabled_decompositions: Iterable[object] | None = None,
+    torch_disabled_decompositions: Iterable[object] | None = None,
     build_executor: Executor | None = None,
-    **fields: Any,
+    **fields: object,
 ) -> Pipeline[Program, Compiled]:
     """decompose → improve → validate → partition → convert → build → refit_map, as a ``Pipeline``.
 
@@ -114,7 +114,7 @@ def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeli
     return compile if engines or built is None else compile.replace(built, unbuilt)
 
 
-def _check(settings: Any, registry: Any, decompositions: Any) -> None:
+def _check(settings: object, registry: object, decompositions: object) -> None:
     if not isinstance(settings, CompilationSettings | None):
         raise TypeError(f"settings are CompilationSettings or None, not {settings!r}; fields are given by name")
     if not isinstance(registry, ConverterRegistry):

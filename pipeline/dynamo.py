@@ -18,6 +18,7 @@ from torch.export import Dim
 from torch.fx import GraphModule, Node
 
 from pipeline.artifact.refit import refit_module_weights
+from pipeline.aten.types import Argument, Function
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.annotations import accepts
 from pipeline.compose.pipelines import Pipeline
@@ -32,7 +33,7 @@ from pipeline.shapes.exported import UNBOUNDED_FACTOR
 
 def backend(
     compile: Pipeline[Program, Compiled] | None = None, *, executor: Executor | None = None
-) -> Callable[..., Callable[..., Any]]:
+) -> Callable[..., Function]:
     """A backend of ``torch.compile``.
 
     It is for inference: results have no gradients. A size that varies goes as far as Dynamo was told
@@ -52,15 +53,17 @@ def backend(
         raise TypeError(f"a backend needs a pipeline from Program to Compiled, not\n{stages!r}")
 
     def compiled(
-        graph_module: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
-    ) -> Callable[..., Any]:
+        graph_module: GraphModule, example_inputs: Sequence[object], *, options: Mapping[str, object] | None = None
+    ) -> Function:
         settings = stages.settings.evolve(**(options or {}))
         views = returned_views(graph_module)
         runner = runner_of(views.core, example_inputs, settings)
-        results = views.results
+        results: Argument = views.results
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
-    def runner_of(graph_module: GraphModule, example_inputs: Sequence[Any], settings: CompilationSettings) -> _Runner:
+    def runner_of(
+        graph_module: GraphModule, example_inputs: Sequence[object], settings: CompilationSettings
+    ) -> _Runner:
         nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         values = dict(zip(nodes, example_inputs, strict=True))
         weights = [node for node, value in values.items() if _is_weight(node, value)]
@@ -87,7 +90,7 @@ class _Graph(torch.nn.Module):
     values: for each argument of Dynamo's graph its value in the call that compiles.
     """
 
-    def __init__(self, graph_module: GraphModule, values: Mapping[Node, Any], weights: Sequence[Node]) -> None:
+    def __init__(self, graph_module: GraphModule, values: Mapping[Node, Argument], weights: Sequence[Node]) -> None:
         super().__init__()
         self.training = False
         self.calls, self.values, self.weights = graph_module.forward, values, weights
@@ -104,12 +107,12 @@ class _Graph(torch.nn.Module):
         self.numbers |= {node: int(values[node]) for node in rest if not _is_free(values[node])}
         self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.places]
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: object) -> Any:
         """What Dynamo's graph gives."""
         known = dict(zip(self.inputs, inputs, strict=True))
         return self.calls(*(self.given(node, known) for node in self.values))
 
-    def given(self, node: Node, known: Mapping[Node, Any]) -> Any:
+    def given(self, node: Node, known: Mapping[Node, Argument]) -> Any:
         """The value of one of Dynamo's arguments."""
         if node in known:
             return known[node]
@@ -129,7 +132,7 @@ class _Graph(torch.nn.Module):
 
     def guard(self, program: Program) -> None:
         """Has Dynamo check what the program asks of its sizes: to compare a size of Dynamo's is to guard it."""
-        known: dict[str, Any] = {}
+        known: dict[str, Argument] = {}
         for port, node in zip(program.inputs, self.inputs, strict=True):
             exprs = port.shape if port.kind == "tensor" else (port.value,)
             for expr, size, ends in zip(exprs, _sizes(node), port.ranges, strict=True):
@@ -155,21 +158,21 @@ class _Runner:
     weights: Mapping[str, int]
     inputs: Sequence[int]
     executor: Executor | None
-    calls: Callable[..., Any]
+    calls: Function
     written: Sequence[int]
     module: Any = None
     held: Sequence[torch.Tensor] = ()
     counted: Sequence[torch.Tensor] = ()
     versions: Sequence[int] = ()
 
-    def load(self, args: Sequence[Any]) -> None:
+    def load(self, args: Sequence[Argument]) -> None:
         """Make a module of what is compiled, and note the weights that it has."""
         self.held = [args[i] for i in self.weights.values()]
         self.counted = [weight for weight in self.held if not weight.is_inference()]
         self.versions = list(map(_writes, self.counted))
         self.module = self.compiled.module(self.executor)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Argument) -> Any:
         now = [args[i] for i in self.weights.values()]
         given = [args[i] for i in self.inputs]
         if self.written and shared(self.written, [*given, *now]):
@@ -191,7 +194,7 @@ class _Number(float):
         return float(self)
 
 
-def _is_weight(node: Node, value: Any) -> bool:
+def _is_weight(node: Node, value: object) -> bool:
     """Parameters, and buffers, by the names that Dynamo gives them: other tensors may be at fixed addresses too."""
     fixed = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
     return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in node.name)
@@ -209,16 +212,16 @@ def _sizes(node: Node) -> Sequence[Any]:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
 
 
-def _is_free(value: Any) -> bool:
+def _is_free(value: object) -> bool:
     """Whether it is a tensor or a number that varies. One below 2 does not: torch takes 0 and 1 to be special."""
     return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _hint(value) > 1)
 
 
-def _hint(value: Any) -> Any:
+def _hint(value: object) -> Any:
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
-def _dims(node: Node, dims: dict[str, Any]) -> Any:
+def _dims(node: Node, dims: dict[str, Any]) -> object:
     """torch.export's dims for an input; a symbol of Dynamo's is one dim, wherever it occurs."""
     if not isinstance(node.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC

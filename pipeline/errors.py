@@ -169,7 +169,7 @@ class AgreementError(PipelineError):
         'verify(on_failure="warn") goes on'
     )
 
-    def __init__(self, agreement: Any, hint: str = "") -> None:
+    def __init__(self, agreement: object, hint: str = "") -> None:
         super().__init__(_disagreement(agreement), hint)
         self.agreement = agreement
         self.args = (agreement, hint)

@@ -16,14 +16,14 @@ _GRAMMAR = (
 )
 
 
-def _to_shape(value: Any) -> Any:
+def _to_shape(value: object) -> object:
     """Whole numbers of any kind (NumPy's) become Python's."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         return value
     return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in value)
 
 
-def _to_device(value: Any) -> torch.device | None:
+def _to_device(value: object) -> torch.device | None:
     """A device, by its name as well."""
     if value is None or isinstance(value, torch.device):
         return value

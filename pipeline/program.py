@@ -81,7 +81,7 @@ class Port:
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}[{dims}]"
 
 
-def port(name: str, value: Any, symbols: Symbols) -> Port:
+def port(name: str, value: object, symbols: Symbols) -> Port:
     """The port for a graph value: a fake tensor, a symbolic int, or a constant."""
     if isinstance(value, torch.Tensor):
         shape = shape_of(value)
@@ -184,7 +184,7 @@ def _lines(graph: torch.fx.Graph) -> Iterable[str]:
             yield f"%{node.name}: {_type(node.meta.get('val'))} = {node.target}({args})"
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     if isinstance(value, (torch.Tensor, TensorType)):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
     if isinstance(value, (list, tuple)):

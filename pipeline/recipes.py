@@ -101,7 +101,7 @@ def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
     return made.to(first.dtype)
 
 
-def _wider(target: Callable[..., Any], operand: torch.Tensor) -> torch.dtype | None:
+def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype | None:
     """The dtype that a product of such operands is computed in; None: theirs."""
     on_cpu = operand.device.type == CPU
     if on_cpu and operand.dtype in (torch.float16, torch.bfloat16):
@@ -119,14 +119,14 @@ def identity(name: str) -> Recipe:
     return Recipe(name, Ref(name))
 
 
-def target_of(qualified: str) -> Callable[..., Any]:
+def target_of(qualified: str) -> Callable[..., object]:
     """The function with a qualified name such as ``aten.permute.default``."""
     if qualified == "operator.getitem":
         return operator.getitem
     return operator.attrgetter(qualified)(torch.ops)  # type: ignore[no-any-return]
 
 
-def qualified_name(target: Any) -> str:
+def qualified_name(target: object) -> str:
     """``aten.permute.default`` for an operator overload; ``operator.getitem``, ``torch.sym_min`` for functions."""
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
@@ -135,7 +135,7 @@ def qualified_name(target: Any) -> str:
     return f"{module}.{getattr(target, '__name__', target)}"
 
 
-def _resolve(value: Any, values: Mapping[str, Any], device: torch.device) -> Any:
+def _resolve(value: object, values: Mapping[str, object], device: torch.device) -> Any:
     """An argument with values in the place of references; where a recipe says CPU, it is ``device``."""
     if isinstance(value, Ref):
         return values[value.name]
@@ -144,7 +144,7 @@ def _resolve(value: Any, values: Mapping[str, Any], device: torch.device) -> Any
     return device if value == CPU and isinstance(value, str) else value
 
 
-def _refs(value: Any) -> list[str]:
+def _refs(value: object) -> list[str]:
     if isinstance(value, Ref):
         return [value.name]
     if isinstance(value, (tuple, list)):

@@ -258,7 +258,7 @@ class CompilationSettings:
         close = difflib.get_close_matches(name, cls.names(), 1)
         return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(cls.names())}"
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """What is no setting here, as converters from elsewhere ask for: an error that says what takes its place."""
         if name in ELSEWHERE:
             raise AttributeError(f"{name!r} is not a compilation setting; {ELSEWHERE[name]}", name=name, obj=self)

@@ -157,11 +157,11 @@ def _names(cls: Any) -> Mapping[int, str]:
 
 def enum_name(value: Any) -> str:
     """The name of a member of an enum: the only form that may be kept, since the integers differ between versions."""
-    cls: Any = type(value)
+    cls: object = type(value)
     return _names(cls)[int(value)]
 
 
-def enum_member(cls: Any, name: str) -> Any:
+def enum_member(cls: Any, name: str) -> object:
     """The member called `name`, or a ValueError that lists the names this TensorRT has."""
     try:
         return cls.__members__[name]
@@ -169,7 +169,7 @@ def enum_member(cls: Any, name: str) -> Any:
         raise ValueError(f"{LIBRARY} has no {cls.__name__}.{name}, only {', '.join(cls.__members__)}") from None
 
 
-def compute_capability(text: str) -> Any:
+def compute_capability(text: str) -> object:
     """The `trt.ComputeCapability` written "8.6" or "12.0", "current" or "none"."""
     name = f"SM{text.replace('.', '')}" if "." in text else text.upper()
     return enum_member(getattr(trt, "ComputeCapability", Enum("ComputeCapability", [])), name)
@@ -272,7 +272,7 @@ def _struct_is_readable() -> bool:
 _STRUCT_IS_READABLE = _struct_is_readable()
 
 
-def weights_pointer(weights: Any) -> int | None:
+def weights_pointer(weights: object) -> int | None:
     """Where a layer's weights lie; it gives a numpy array, or `trt.Weights` where numpy lacks the type (bf16)."""
     if hasattr(weights, "__array_interface__"):
         return int(weights.__array_interface__["data"][0])
@@ -375,7 +375,7 @@ _CLASSES = {
 }
 
 
-def layer_class(kind: str) -> Any:
+def layer_class(kind: str) -> object:
     """The class of the bindings that has a kind's attributes."""
     camel = "".join(word.capitalize() for word in kind.split("_"))
     return getattr(trt, _CLASSES.get(kind, f"I{camel}Layer"), trt.ILayer)

@@ -35,12 +35,12 @@ class Rule:
     read: Convert
 
 
-def written(value: Any, kind: Any) -> Any:
+def written(value: object, kind: object) -> Any:
     """A value of a type as JSON."""
     return rule(kind).write(value)
 
 
-def read(data: Any, kind: Any) -> Any:
+def read(data: object, kind: object) -> Any:
     """The value of a type that JSON tells. Raises `MalformedError`, which names the place."""
     return rule(kind).read(data)
 
@@ -76,11 +76,11 @@ def _record(kind: type) -> Rule:
             rules.update({name: rule(hints[name]) for name in fields})
         return rules
 
-    def write(value: Any) -> Any:
+    def write(value: object) -> Any:
         rows = ((name, each, getattr(value, name)) for name, each in known().items())
         return {name: each.write(v) for name, each, v in rows if not _is_default(fields[name], v)}
 
-    def read(data: Any) -> Any:
+    def read(data: object) -> Any:
         if not isinstance(data, dict):
             raise MalformedError(f"a {kind.__name__} is due, not {_shown(data)}")
         if unknown := [name for name in data if name not in fields]:
@@ -94,14 +94,14 @@ def _record(kind: type) -> Rule:
     return Rule(write, read)
 
 
-def _is_default(field: Any, value: Any) -> bool:
+def _is_default(field: Any, value: object) -> bool:
     default = field.default
     if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
         default = default.factory()
     return type(value) is type(default) and (value is default or repr(value) == repr(default))
 
 
-def at(place: Any, read: Convert, data: Any) -> Any:
+def at(place: object, read: Convert, data: object) -> Any:
     """Reads a part; an error says where the part is."""
     try:
         return read(data)
@@ -114,7 +114,7 @@ def at(place: Any, read: Convert, data: Any) -> Any:
 
 
 def _exact(kind: type) -> Rule:
-    def read(data: Any) -> Any:
+    def read(data: object) -> Any:
         if type(data) is not kind or (isinstance(data, int) and abs(data) >= LARGEST):
             raise MalformedError(f"a value of type {kind.__name__} is due, not {_shown(data)}")
         return data
@@ -122,7 +122,7 @@ def _exact(kind: type) -> Rule:
     return Rule(kind, read)
 
 
-def _one_of(data: Any, allowed: tuple[Any, ...]) -> Any:
+def _one_of(data: object, allowed: tuple[object, ...]) -> Any:
     if not isinstance(data, str) or data not in allowed:
         raise MalformedError(f"one of {', '.join(map(repr, allowed))} is due, not {_shown(data)}")
     return data
@@ -149,7 +149,7 @@ def _union(kinds: tuple[Any, ...]) -> Rule:
     return Rule(lambda value: value, read)
 
 
-def _tuple(kinds: tuple[Any, ...]) -> Rule:
+def _tuple(kinds: tuple[object, ...]) -> Rule:
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         inner = rule(kinds[0])
         return Rule(
@@ -173,7 +173,7 @@ def _mapping(key: Any, value: Any) -> Rule:
     """Pairs in a list: the order of a mapping's items is part of it."""
     pairs = rule(tuple[tuple[key, value], ...])
 
-    def read(data: Any) -> Any:
+    def read(data: object) -> Any:
         found = pairs.read(data)
         made: FrozenDict[Any, Any] = FrozenDict(found)
         if len(made) != len(found):
@@ -188,21 +188,21 @@ def _set(kind: Any) -> Rule:
     return Rule(lambda value: sorted(inner.write(value)), lambda data: frozenset(inner.read(data)))
 
 
-def _list(data: Any) -> list[Any]:
+def _list(data: object) -> list[Any]:
     if not isinstance(data, list):
         raise MalformedError(f"a list is due, not {_shown(data)}")
     return data
 
 
-def _shown(data: Any) -> str:
+def _shown(data: object) -> str:
     return f"{str(data)[:60]!r}"
 
 
-def _read_size(data: Any) -> Any:
+def _read_size(data: object) -> object:
     return _PLAIN[int].read(data) if isinstance(data, int) else expressions.read(data)
 
 
-_PLAIN: Mapping[Any, Rule] = {
+_PLAIN: Mapping[object, Rule] = {
     **{kind: _exact(kind) for kind in (bool, int, str)},
     float: Rule(values.written_float, values.read_float),
     Any: Rule(values.written, values.read),

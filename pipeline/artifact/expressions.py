@@ -80,7 +80,7 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 )
 
 
-def read(data: Any) -> Any:
+def read(data: object) -> Any:
     """The expression that JSON tells; a number comes back as sympy's.
 
     Raises:

@@ -60,14 +60,14 @@ def kept_node(node: torch.fx.Node, *, calls: bool) -> KeptNode:
     return KeptNode(node.name, node.op, target, write(node.args), write(dict(node.kwargs)), value, calls, library)
 
 
-def _written_or_text(value: Any) -> Any:
+def _written_or_text(value: object) -> Any:
     try:
         return values.written(value)
     except ArtifactError:
         return str(value)
 
 
-def written_value(value: Any) -> Any:
+def written_value(value: object) -> Any:
     """What a node gives, as JSON: a tensor by its type, a size by its expression, a tuple of these."""
     if isinstance(value, torch.Tensor):
         value = TensorType(value.dtype, shape_of(value), value.device.type)
@@ -81,7 +81,7 @@ def written_value(value: Any) -> Any:
         return None
 
 
-def read_value(data: Any) -> Any:
+def read_value(data: object) -> Any:
     """What a node gives."""
     if not isinstance(data, dict) or len(data) != 1:
         return values.read(data)
@@ -107,7 +107,7 @@ def attributes(
     graphs: dict[str, KeptGraph] = {}
     held: dict[str, Kept] = {}
     for target in sorted({str(node.target) for node in nodes if node.op == "get_attr"}):
-        value: Any = module
+        value: object = module
         for part in target.split("."):
             value = getattr(value, part)
         if isinstance(value, torch.fx.GraphModule):
@@ -166,7 +166,7 @@ def add_nodes(graph: torch.fx.Graph, rows: Iterable[KeptNode]) -> None:
 
 
 def _add(graph: torch.fx.Graph, row: KeptNode, env: Mapping[str, torch.fx.Node]) -> torch.fx.Node:
-    def resolved(value: Any) -> Any:
+    def resolved(value: object) -> Any:
         if not isinstance(value, NodeName):
             return value
         if value.name not in env:

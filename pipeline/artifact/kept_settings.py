@@ -39,7 +39,7 @@ def written(settings: CompilationSettings) -> FrozenDict[str, Any]:
     return FrozenDict(sorted({**rows, **({EXECUTED: executed} if executed else {})}.items()))
 
 
-def _executed(entry: Any) -> Any:
+def _executed(entry: object) -> object:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Predicate):
@@ -51,7 +51,7 @@ def _executed(entry: Any) -> Any:
         return {"predicate": f"{named.__module__}.{named.__qualname__}"}
 
 
-def read(rows: Mapping[str, Any]) -> CompilationSettings:
+def read(rows: Mapping[str, object]) -> CompilationSettings:
     """The settings that JSON tells. Raises `MalformedError` where they are none."""
     fields = {name: values.read(row) for name, row in rows.items() if name != EXECUTED}
     executed = rows.get(EXECUTED, [])
@@ -63,7 +63,7 @@ def read(rows: Mapping[str, Any]) -> CompilationSettings:
         raise MalformedError(str(error)) from None
 
 
-def _read_executed(data: Any) -> Any:
+def _read_executed(data: object) -> Any:
     if isinstance(data, str):
         return data
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")

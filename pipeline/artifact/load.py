@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import torch
 
@@ -85,14 +85,14 @@ def manifest_of(reader: Reader) -> Manifest:
     return _read(reader, data, Manifest, "manifest.json")
 
 
-def _json(reader: Reader, data: bytes, name: str) -> Any:
+def _json(reader: Reader, data: bytes, name: str) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise reader.broken(f"entry {name} is no JSON ({type(error).__name__})") from None
 
 
-def _read(reader: Reader, data: Any, kind: type[T], name: str) -> T:
+def _read(reader: Reader, data: object, kind: type[T], name: str) -> T:
     try:
         found: T = codec.read(data, kind)
         return found

@@ -33,7 +33,7 @@ _FUNCTIONS = {
 }
 
 
-def _known() -> dict[str, Any]:
+def _known() -> dict[str, object]:
     found = {}
     for module, names in _FUNCTIONS.items():
         for name in names:
@@ -42,7 +42,7 @@ def _known() -> dict[str, Any]:
     return found
 
 
-FUNCTIONS: Mapping[str, Any] = _known()
+FUNCTIONS: Mapping[str, object] = _known()
 
 
 @frozen
@@ -54,7 +54,7 @@ class Named:
     def __str__(self) -> str:
         return self.name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Says that it cannot be called: the engine has it."""
         raise ArtifactError(f"{self.name} runs in an engine of this program; only its name was kept")
 
@@ -63,7 +63,7 @@ class Named:
         return self.name
 
 
-def name_of(target: Any) -> str:
+def name_of(target: object) -> str:
     """The name of an operator or function.
 
     Raises:
@@ -75,7 +75,7 @@ def name_of(target: Any) -> str:
     raise ArtifactError(f"{name} cannot be kept: it is no operator of torch", "make it one: torch.library.custom_op")
 
 
-def name_of_any(target: Any) -> str:
+def name_of_any(target: object) -> str:
     """A name for people, of whatever a node calls."""
     if isinstance(target, Named):
         return target.name
@@ -101,12 +101,12 @@ def target_of(name: str) -> Any:
     return getattr(packet, overload[0])
 
 
-def _namespace(name: str) -> Any:
+def _namespace(name: str) -> object:
     found = getattr(torch.ops, name, None)
     return found if isinstance(found, torch._ops._OpNamespace) else None
 
 
-def library_of(target: Any) -> str:
+def library_of(target: object) -> str:
     """The Python module, or else the namespace, that defines an operator; empty for torch's own."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "prim"):
         return ""

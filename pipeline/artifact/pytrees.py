@@ -18,11 +18,11 @@ from pipeline.errors import ArtifactError
 from pipeline.runtime.inputs import children
 
 _leaf: Any = getattr(pytree, "treespec_leaf", pytree.LeafSpec)  # torch 2.11 and earlier have the class alone
-CONTAINERS: Mapping[str, Any] = {
+CONTAINERS: Mapping[str, object] = {
     **{kind.__name__: kind for kind in (tuple, list, dict, OrderedDict, deque)},
     **{kind.__name__: kind for kind in (immutable_dict, immutable_list)},
 }
-FACTORIES: Mapping[str, Any] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple)}
+FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple)}
 
 
 @frozen
@@ -46,7 +46,7 @@ class Record:
     _shape: Shape
     _values: tuple[Any, ...]
 
-    def __init__(self, shape: Shape, values: Iterable[Any]) -> None:
+    def __init__(self, shape: Shape, values: Iterable[object]) -> None:
         object.__setattr__(self, "_shape", shape)
         object.__setattr__(self, "_values", tuple(values))
 
@@ -68,7 +68,7 @@ class Record:
     def __len__(self) -> int:
         return len(self._values)
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         return item in self._shape.names
 
     def keys(self) -> tuple[str, ...]:
@@ -87,11 +87,11 @@ class Record:
         """The parts in order, as the outputs of transformers' models give them."""
         return self._values
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """A part by its name, or the default."""
         return self[key] if key in self._shape.names else default
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a record of {self._shape.cls} is read only")
 
     def __reduce__(self) -> Any:
@@ -141,7 +141,7 @@ def _written_class(spec: Any) -> dict[str, Any]:
     return named | {"context": context}
 
 
-def _written_context(spec: Any, shape: Shape) -> Any:
+def _written_context(spec: Any, shape: Shape) -> object:
     try:
         return values.written(spec.context)
     except ArtifactError as error:
@@ -162,7 +162,7 @@ def _shape(spec: Any) -> Shape:
     return Shape(_class_name(kind))
 
 
-def _are_names(context: Any, count: int) -> bool:
+def _are_names(context: object, count: int) -> bool:
     return isinstance(context, (list, tuple)) and len(context) == count and all(isinstance(n, str) for n in context)
 
 
@@ -170,7 +170,7 @@ def _class_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def read(data: Any) -> Any:
+def read(data: object) -> Any:
     """The structure that JSON tells. Raises `MalformedError` where it tells none."""
     if data is None:
         return _leaf()
@@ -186,7 +186,7 @@ def read(data: Any) -> Any:
     return pytree.TreeSpec(CONTAINERS[kind], _context(kind, data.get("context"), len(parts)), parts)
 
 
-def _context(kind: str, data: Any, count: int) -> Any:
+def _context(kind: str, data: object, count: int) -> Any:
     context = values.read(data)
     if kind == "deque":
         wrong = context is not None and type(context) is not int
@@ -199,13 +199,13 @@ def _context(kind: str, data: Any, count: int) -> Any:
     return context
 
 
-def _default_context(data: Any, count: int) -> Any:
+def _default_context(data: object, count: int) -> Any:
     if not isinstance(data, list) or len(data) != 2 or (data[0] is not None and str(data[0]) not in FACTORIES):
         raise MalformedError(f"{str(data)[:60]!r} is no defaultdict")
     return [FACTORIES.get(str(data[0])), _context("dict", data[1], count)]
 
 
-def _class(data: Mapping[str, Any], count: int) -> tuple[Any, Any]:
+def _class(data: Mapping[str, object], count: int) -> tuple[Any, Any]:
     """The class with its context where it is imported and known to torch, else a record."""
     shape = _read_shape(data, count)
     found = _imported(shape.cls)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import evolve
@@ -24,7 +23,7 @@ from pipeline.runtime.snapshot import present
 from pipeline.stages.build import engine
 
 
-def not_kept(*args: Any, **kwargs: Any) -> Any:
+def not_kept(*args: object, **kwargs: object) -> object:
     """Stands for the converter of a node of a program that was loaded: converters are code, which files do not have."""
     raise ArtifactError("a program that was loaded has engines and networks, and no converters")
 

@@ -90,7 +90,7 @@ def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
     return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256.hexdigest())
 
 
-def text(data: Any) -> bytes:
+def text(data: object) -> bytes:
     """JSON that is the same for equal data."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
@@ -146,7 +146,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
     return lambda weights, digests: made(weights=weights, entries=digests), entries
 
 
-def _add_json(entries: Entries, name: str, record: Any, kind: type) -> None:
+def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:
     data = text(codec.written(record, kind))
     entries[name] = ([data], len(data))
 

@@ -38,13 +38,13 @@ class MissingOperatorError(ArtifactError):
     """An operator that a program calls, and that this process does not have: the hint says what to import."""
 
 
-def written_float(value: float) -> Any:
+def written_float(value: float) -> object:
     """A float as JSON, which has no name for infinity and NaN."""
     value = float(value)
     return value if math.isfinite(value) else {"float": str(value)}
 
 
-def read_float(data: Any) -> float:
+def read_float(data: object) -> float:
     """The float that JSON tells."""
     if isinstance(data, float):
         return data
@@ -58,51 +58,51 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_named(name: Any) -> torch.dtype:
+def dtype_named(name: object) -> torch.dtype:
     """The dtype of a name."""
     return _member(torch.dtype, name)  # type: ignore[no-any-return]
 
 
-def layout_named(name: Any) -> torch.layout:
+def layout_named(name: object) -> torch.layout:
     """The layout of a name."""
     return _member(torch.layout, name)  # type: ignore[no-any-return]
 
 
-def _member(kind: type, name: Any) -> Any:
+def _member(kind: type, name: object) -> Any:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, kind):
         raise MalformedError(f"{str(name)[:40]!r} is no {kind.__name__} of torch")
     return found
 
 
-def _read_device(data: Any) -> torch.device:
+def _read_device(data: object) -> torch.device:
     try:
         return torch.device(data if isinstance(data, str) else "")
     except RuntimeError:
         raise MalformedError(f"{str(data)[:40]!r} is no device") from None
 
 
-def _parts(data: Any, count: int | None = None) -> list[Any]:
+def _parts(data: object, count: int | None = None) -> list[Any]:
     if not isinstance(data, list) or count not in (None, len(data)):
         raise MalformedError(f"a list is due, not {str(data)[:60]!r}")
     return [read(part) for part in data]
 
 
-def _read_slice(data: Any) -> slice:
+def _read_slice(data: object) -> slice:
     return slice(*_parts(data, 3))
 
 
-def _read_complex(data: Any) -> complex:
+def _read_complex(data: object) -> complex:
     return complex(*(read_float(part) for part in _list_of(data, 2)))
 
 
-def _list_of(data: Any, count: int) -> list[Any]:
+def _list_of(data: object, count: int) -> list[Any]:
     if not isinstance(data, list) or len(data) != count:
         raise MalformedError(f"{count} parts are due, not {str(data)[:60]!r}")
     return data
 
 
-def _read_dict(data: Any) -> dict[Any, Any]:
+def _read_dict(data: object) -> dict[Any, Any]:
     rows = [_list_of(row, 2) for row in (data if isinstance(data, list) else [None])]
     try:
         return {read(key): read(value) for key, value in rows}
@@ -110,7 +110,7 @@ def _read_dict(data: Any) -> dict[Any, Any]:
         raise MalformedError("a key of a dict cannot be one") from None
 
 
-def _read_operator(data: Any) -> Any:
+def _read_operator(data: Any) -> object:
     found = operators.target_of(data)
     if found is None:
         library = f"import {str(data).split('.')[0][:60]}, or what defines it, before loading"
@@ -118,13 +118,13 @@ def _read_operator(data: Any) -> Any:
     return found
 
 
-def _name(data: Any) -> str:
+def _name(data: object) -> str:
     if not isinstance(data, str):
         raise MalformedError(f"a name is due, not {str(data)[:60]!r}")
     return data
 
 
-def _written_all(value: Any) -> list[Any]:
+def _written_all(value: Any) -> list[object]:
     return [written(part) for part in value]
 
 
@@ -165,7 +165,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def written(value: Any) -> Any:
+def written(value: object) -> Any:
     """A value as JSON.
 
     Raises:
@@ -183,7 +183,7 @@ def written(value: Any) -> Any:
     raise ArtifactError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be kept")
 
 
-def read(data: Any) -> Any:
+def read(data: object) -> Any:
     """The value that JSON tells. Raises `MalformedError` where it tells none."""
     if isinstance(data, list):
         return _parts(data)

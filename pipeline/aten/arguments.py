@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from pipeline.aten.types import Argument, Target
+
 
 @lru_cache(maxsize=4096)
-def _schema(target: Any) -> tuple[tuple[str, bool, Any], ...]:
+def _schema(target: Target) -> tuple[tuple[str, bool, Any], ...]:
     """Names, and defaults if there are any: an operator's, or a Python function's."""
     if not hasattr(target, "_schema"):
         parameters = inspect.signature(target).parameters.values()
@@ -20,14 +22,14 @@ def _schema(target: Any) -> tuple[tuple[str, bool, Any], ...]:
 
 
 @lru_cache(maxsize=4096)
-def names_of(target: Any) -> tuple[str, ...]:
+def names_of(target: Target) -> tuple[str, ...]:
     """The names of an operator's arguments as converters have them: the schema's, with ``self`` as ``input``."""
     return tuple("input" if name == "self" else name for name, _, _ in _schema(target))
 
 
-def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def bind(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Argument]:
     """All arguments of the call in the schema's order; defaults are filled in."""
-    values: list[Any] = []
+    values: list[Argument] = []
     for i, (name, has_default, default) in enumerate(_schema(target)):
         if i < len(args):
             values.append(args[i])

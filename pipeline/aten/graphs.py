@@ -9,8 +9,10 @@ import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
+from pipeline.aten.types import Argument
 
-def results(graph: torch.fx.Graph) -> tuple[Any, ...]:
+
+def results(graph: torch.fx.Graph) -> tuple[Argument, ...]:
     """What a graph returns: nodes and Python values."""
     returned: Any = next(iter(reversed(graph.nodes))).args[0]
     return tuple(returned)
@@ -38,7 +40,9 @@ def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
     return copy
 
 
-def pasted(graph: torch.fx.Graph, inputs: Iterable[Any], emit: Callable[[torch.fx.Node, Any, Any], Any]) -> Any:
+def pasted(
+    graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Any, Any], object]
+) -> object:
     """What a graph of calls gives for its inputs; ``emit`` makes each call, of a node, its arguments and keywords."""
     env, given = dict[torch.fx.Node, Any](), iter(inputs)
     for node in graph.nodes:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-def origin(meta: Mapping[str, Any]) -> dict[str, Any]:
+def origin(meta: Mapping[str, object]) -> dict[str, Any]:
     """What of a node's meta says where it comes from, for a node that is made on its behalf."""
     return {key: meta[key] for key in ("nn_module_stack", "stack_trace", "source_fn_stack") if key in meta}
 

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
-from torch._ops import OpOverload
 
+from pipeline.aten.types import Argument, Operator
 from pipeline.settings import CompilationSettings
 
-Target: TypeAlias = OpOverload[..., Any] | Callable[..., Any]
+Target: TypeAlias = Operator | Callable[..., Any]
 Implementation: TypeAlias = Callable[..., Any]
 
 
@@ -33,7 +33,7 @@ class CallingConvention(enum.Enum):
 def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
     """A validator of fields, which says in words what is due."""
 
-    def check(_: Any, field: Any, value: Any) -> None:
+    def check(_: object, field: Any, value: Argument) -> None:
         if not isinstance(value, kind):
             raise TypeError(f"{field.name} is a {kind.__name__}, not {value!r}")
 

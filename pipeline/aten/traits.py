@@ -15,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
+from pipeline.aten.types import Target
+
 
 class Does(enum.Enum):
     """What an operator does. ``value`` says it in words; "its elements" are those of its first argument."""
@@ -150,7 +152,7 @@ ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.spl
 
 
 @cache
-def does(target: Any) -> Does | None:
+def does(target: object) -> Does | None:
     """What an operator does; None where nothing is known, and for what is no operator of ATen or prims."""
     if not isinstance(target, OpOverload):
         return None
@@ -164,7 +166,7 @@ def does(target: Any) -> Does | None:
 
 
 @cache
-def targets(*kinds: Does) -> frozenset[OpOverload[..., Any]]:
+def targets(*kinds: Does) -> frozenset[OpOverload[..., object]]:
     """The operators that do one of these, by the rows of the table: every overload but those that write to ``out``."""
     packets = (_packet(name.partition(".") if not name.startswith("prims.") else name) for name in ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
@@ -178,13 +180,13 @@ def _packet(name: Any) -> Any:
     return getattr(torch.ops.prims, name.removeprefix("prims."), None)
 
 
-def is_view(target: Any) -> bool:
+def is_view(target: object) -> bool:
     """Whether an operator's schema says that its result shares memory with an argument that it leaves as it is."""
     returns = target._schema.returns if isinstance(target, OpOverload) else ()
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def states_sizes(target: Any) -> bool:
+def states_sizes(target: Target) -> bool:
     """Whether an operator reshapes by the size of each dim of its result, its second argument and last."""
     if does(target) is not Does.RESHAPES or len(target._schema.arguments) != 2:
         return False

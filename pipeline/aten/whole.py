@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from pipeline.aten.types import Function, Target
 from pipeline.frozen import FrozenDict
 
 aten = torch.ops.aten
@@ -38,17 +39,17 @@ def lstm(input: torch.Tensor, hx: Sequence[torch.Tensor], *rest: Any) -> tuple[t
     return (*recurrent(input, hx[0], *rest), torch.empty_like(hx[1]))
 
 
-def lstm_cell(input: torch.Tensor, hx: Sequence[torch.Tensor], *weights: Any) -> tuple[torch.Tensor, ...]:
+def lstm_cell(input: torch.Tensor, hx: Sequence[torch.Tensor], *weights: object) -> tuple[torch.Tensor, ...]:
     """The shapes of the states after a step."""
     return torch.empty_like(hx[0]), torch.empty_like(hx[1])
 
 
-def gru_cell(input: torch.Tensor, hx: torch.Tensor, *weights: Any) -> torch.Tensor:
+def gru_cell(input: torch.Tensor, hx: torch.Tensor, *weights: object) -> torch.Tensor:
     """The shape of the state after a step."""
     return torch.empty_like(hx)
 
 
-RECURRENT: Final[Mapping[Any, Callable[..., Any]]] = {
+RECURRENT: Final[Mapping[object, Callable[..., object]]] = {
     aten.lstm.input: lstm,
     aten.gru.input: recurrent,
     aten.rnn_tanh.input: recurrent,
@@ -56,21 +57,26 @@ RECURRENT: Final[Mapping[Any, Callable[..., Any]]] = {
 }
 """Recurrent layers, and their shapes."""
 
-CELLS: Final[Mapping[Any, Callable[..., Any]]] = {aten.lstm_cell.default: lstm_cell, aten.gru_cell.default: gru_cell}
+CELLS: Final[Mapping[Any, Function]] = {aten.lstm_cell.default: lstm_cell, aten.gru_cell.default: gru_cell}
 """A step of recurrent layers, and its shapes. On a GPU torch makes a kernel of it, whose shapes it does not know."""
 
 
-def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object, **options: object
+) -> torch.Tensor:
     """The shape of an attention's result."""
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-SHAPES: Final[Mapping[Any, Callable[..., Any]]] = {**RECURRENT, aten.scaled_dot_product_attention.default: attention}
+SHAPES: Final[Mapping[object, Callable[..., object]]] = {
+    **RECURRENT,
+    aten.scaled_dot_product_attention.default: attention,
+}
 
 _library = torch.library.Library("pipeline", "DEF")
 
 
-def _stand_in(target: Any, shapes: Callable[..., Any]) -> Any:
+def _stand_in(target: Target, shapes: Function) -> object:
     """An operator of the same schema, which torch does not take apart."""
     name = target._schema.name.removeprefix("aten::")
     _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
@@ -86,6 +92,6 @@ STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _stand_in(target, f) f
 _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.items()})
 
 
-def meant(target: Any) -> Any:
+def meant(target: object) -> object:
     """The operator that a stand-in is for; any other target as it is."""
     return _MEANT.get(target, target)

@@ -101,7 +101,7 @@ def _repeated(act: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def _written(handle: NetworkHandle, config: Any, plan: PlanFile) -> bool:
+def _written(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFile) -> bool:
     if handle.nbytes > STREAMED:
         return bool(handle.builder.build_serialized_network_to_stream(handle.net, config, plan))
     built = handle.builder.build_serialized_network(handle.net, config)
@@ -123,7 +123,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
         self.file: Any = path.open("w+b") if path else tempfile.TemporaryFile(prefix="pipeline-plan-")  # noqa: SIM115
         self.sha256 = hashlib.sha256()
 
-    def write(self, data: Any) -> int:
+    def write(self, data: object) -> int:
         """Called by TensorRT with each piece; gives the number of bytes taken."""
         beside = threading.Thread(target=self.sha256.update, args=(data,))  # as long as writing it: both at once
         beside.start()
@@ -147,7 +147,7 @@ def _mapped(file: Any) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _config(builder: Any, order: Order, monitor: Monitor) -> Any:
+def _config(builder: trt.Builder, order: Order, monitor: Monitor) -> trt.IBuilderConfig:
     config, settings = builder.create_builder_config(), order.settings
     for wanted, flag in (
         (order.refittable, "REFIT"),
@@ -167,7 +167,7 @@ def _config(builder: Any, order: Order, monitor: Monitor) -> Any:
     return config
 
 
-def _set_targets(config: Any, capabilities: tuple[str, ...]) -> None:
+def _set_targets(config: trt.IBuilderConfig, capabilities: tuple[str, ...]) -> None:
     if not capabilities:
         return
     if not CAPABILITIES.compute_capabilities:
@@ -177,7 +177,7 @@ def _set_targets(config: Any, capabilities: tuple[str, ...]) -> None:
         config.set_compute_capability(compute_capability(capability), i)
 
 
-def _add_profile(builder: Any, config: Any, order: Order) -> None:
+def _add_profile(builder: trt.Builder, config: trt.IBuilderConfig, order: Order) -> None:
     if order.network.profile is None:
         return
     profile = builder.create_optimization_profile()

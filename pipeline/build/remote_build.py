@@ -53,7 +53,7 @@ class RemoteBuild:
     stopped: threading.Event = field(factory=threading.Event, init=False, repr=False)
     _lock: Any = field(factory=threading.Lock, init=False, repr=False)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         with self._lock:
             if self.index is None and self.handle is not None:
                 self.index = write(self.path, self.handle.weights)
@@ -105,7 +105,7 @@ def _replayed(network: Network, path: Path, index: Index) -> NetworkHandle:
     data = np.frombuffer(file.mapping, np.uint8)
     known: dict[int, Weight] = {data.ctypes.data + index[w.name].offset: w for w in network.weights}
 
-    def weight_of(name: str) -> Any:
+    def weight_of(name: str) -> object:
         stored = index[name]
         return trt.Weights(dtype_called(stored.dtype), data.ctypes.data + stored.offset, stored.count)
 
@@ -157,7 +157,7 @@ def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int
 
 def _submitted(executor: Executor, job: Job) -> Future[Plan]:
     try:
-        future: Any = executor.submit(job)
+        future: object = executor.submit(job)
     except RuntimeError as error:
         hint = "pass an executor that has not been shut down, and whose workers live"
         raise BuildError(f"{job.order.name}: the executor takes no work: {error}", hint) from error

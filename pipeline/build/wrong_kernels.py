@@ -21,7 +21,7 @@ _NAME = re.compile(rb'"([^"]*)"')
 Sources: TypeAlias = Mapping[bytes, int]
 
 
-def sources(plan: Any) -> Sources:
+def sources(plan: object) -> Sources:
     """Where the source of each kernel begins in a serialized engine: bytes, or anything that has them and ``find``."""
     found: dict[bytes, int] = {}
     for each in _each(_SOURCE, b"__global__ void ", plan):
@@ -29,7 +29,7 @@ def sources(plan: Any) -> Sources:
     return found
 
 
-def unwritten(plan: Any, sources: Sources) -> tuple[tuple[str, str], ...]:
+def unwritten(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
     """(kernel, tensor) for what the kernels of a plan forget.
 
     TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (docs/tensorrt.md, "Networks"), and

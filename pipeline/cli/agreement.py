@@ -47,7 +47,7 @@ def measure(compiled: Compiled, source: Source, executor: Executor | None = None
     return difference(ours, eager, module.executor)
 
 
-def difference(ours: Any, eager: Any, executor: Executor = "reference") -> Agreement:
+def difference(ours: object, eager: object, executor: Executor = "reference") -> Agreement:
     """The largest differences between two pytrees of outputs of the same structure, dtypes and shapes."""
     (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
     if spec != expected:
@@ -84,7 +84,7 @@ def random_inputs(source: Source, seed: int = 0) -> tuple[tuple[Any, ...], dict[
     return tuple(args), dict(kwargs)
 
 
-def _random(value: Any, generator: torch.Generator) -> Any:
+def _random(value: object, generator: torch.Generator) -> object:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if not isinstance(value, Input):
@@ -95,7 +95,7 @@ def _random(value: Any, generator: torch.Generator) -> Any:
     return torch.randint(0, 2, shape, generator=generator).to(value.dtype)
 
 
-def _exported_inputs(exported: ExportedProgram, described: tuple[Any, ...]) -> Any:
+def _exported_inputs(exported: ExportedProgram, described: tuple[object, ...]) -> object:
     """The example inputs of an exported program, or as they were described."""
     if described:
         return tree_unflatten(list(described), exported.call_spec.in_spec)
@@ -104,5 +104,5 @@ def _exported_inputs(exported: ExportedProgram, described: tuple[Any, ...]) -> A
     return exported.example_inputs
 
 
-def _copied(values: Any) -> Any:
+def _copied(values: object) -> Any:
     return tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, values)

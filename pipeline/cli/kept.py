@@ -75,7 +75,7 @@ def ran(options: argparse.Namespace) -> str:
     return "\n".join(f"{name}: {_described(value)}" for name, value in outputs.items())
 
 
-def outputs_by_name(program: Compiled, result: Any) -> Mapping[str, Any]:
+def outputs_by_name(program: Compiled, result: object) -> Mapping[str, Any]:
     """The outputs of a call, by the program's names; those that are None are left out."""
     users = [output for output in program.program.outputs if output.kind == "user"]
     rows = zip(users, tree_leaves(result), strict=True)
@@ -134,14 +134,14 @@ def _in_numpy(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
 
 
-def _array(value: Any) -> Any:
+def _array(value: object) -> Any:
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
     value = value.detach().cpu().resolve_conj().resolve_neg()
     return (value if _in_numpy(value.dtype) else value.float()).numpy()
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(value)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any
 
 import torch
 
+from pipeline.aten.types import Target
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import get_decompositions
 from pipeline.converters.support import SupportRow, support_table
@@ -114,7 +114,7 @@ def _detail(row: SupportRow) -> str:
     return "\n".join([row.target, *(f"  {name}: {value}" for name, value in facts.items() if value)])
 
 
-def _apart(op: torch._ops.OpOverload[..., Any]) -> str:
+def _apart(op: torch._ops.OpOverload[..., Target]) -> str:
     whose = "our" if op in DECOMPOSITIONS else "torch's"
     return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition takes it apart before conversion"
 

@@ -116,7 +116,7 @@ def _settings(options: argparse.Namespace) -> CompilationSettings:
 def _operator(text: str) -> Any:
     """The operator of a name, or all overloads of it; a name that means nothing would keep nothing in PyTorch."""
     path = text.removeprefix("torch.ops.").replace("::", ".").split(".")
-    value: Any = torch.ops
+    value: object = torch.ops
     for part in path:
         value = getattr(value, part, None)
     if not isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):

@@ -168,7 +168,7 @@ def _engine_lines(engine: EngineFile) -> Iterator[str]:
     yield from (f"  output {port}" for port in engine.outputs)
 
 
-def _plain(_: Any, __: Any, value: Any) -> Any:
+def _plain(_: object, __: object, value: object) -> Any:
     """Mappings as dicts; what JSON has no number for, as text."""
     if isinstance(value, Mapping):
         return dict(value)

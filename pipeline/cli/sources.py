@@ -15,6 +15,7 @@ import torch
 from attrs import evolve, frozen
 from torch.export import ExportedProgram
 
+from pipeline.aten.types import Argument, Spec
 from pipeline.errors import PipelineError
 from pipeline.frontend.input_checks import bound, check_module, described
 from pipeline.inputs import Input
@@ -33,9 +34,9 @@ class Source:
 
     name: str
     model: torch.nn.Module | ExportedProgram
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}
-    dynamic_shapes: Any = None
+    args: tuple[Argument, ...] = ()
+    kwargs: Mapping[str, Argument] = {}
+    dynamic_shapes: Spec = None
 
     def with_inputs(self, inputs: Sequence[Input]) -> Source:
         """The same model for these inputs instead of its own: by keyword where they have a name, else by position."""
@@ -111,7 +112,7 @@ def _module(name: str) -> Any:
         raise SourceError(f"module {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _attribute(module: Any, module_name: str, path: str) -> Any:
+def _attribute(module: object, module_name: str, path: str) -> object:
     value = module
     for name in path.split("."):
         if not hasattr(value, name):
@@ -121,7 +122,7 @@ def _attribute(module: Any, module_name: str, path: str) -> Any:
     return value
 
 
-def _source(spec: str, name: str, made: Any) -> Source:
+def _source(spec: str, name: str, made: object) -> Source:
     """A factory gives a module, a tuple that begins with one, an ExportedProgram, or an object like a Source."""
     if isinstance(made, torch.nn.Module):
         return Source(name, made.eval())
@@ -142,13 +143,13 @@ def _source(spec: str, name: str, made: Any) -> Source:
     )
 
 
-def _tuple(spec: str, args: Any) -> tuple[Any, ...]:
+def _tuple(spec: str, args: object) -> tuple[object, ...]:
     if args is None or isinstance(args, (tuple, list)):
         return tuple(args or ())
     raise SourceError(f"{spec} gives a {type(args).__name__} as args; a tuple of inputs is due")
 
 
-def _dict(spec: str, kwargs: Any) -> dict[str, Any]:
+def _dict(spec: str, kwargs: object) -> dict[str, Any]:
     if kwargs is None or isinstance(kwargs, Mapping):
         return dict(kwargs or {})
     raise SourceError(f"{spec} gives a {type(kwargs).__name__} as kwargs; a dict of inputs by name is due")

@@ -84,7 +84,7 @@ class Run:
                         "observer %r failed at %r; it hears no more of this run", observer, event, exc_info=True
                     )
 
-    def call(self, name: str, function: Callable[[], Any], record: Any = None) -> Any:
+    def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:
         """The function's result, told as the stage of this name; its exceptions pass, with a note naming the stage."""
         self.tell(Event("started", name, record=record))
         start = perf_counter()

@@ -26,7 +26,7 @@ def empty(arguments: object) -> bool:
     return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
-def checked(step: AnyStage, record: Any) -> Any:
+def checked(step: AnyStage, record: object) -> Any:
     result = step(record)
     if not is_instance(result, step.gives):
         raise TypeError(

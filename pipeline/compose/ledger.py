@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from attrs import frozen
@@ -94,7 +93,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     return f"{entry.stage}{'!' * entry.failed}", f"{entry.seconds:.2f}", *(f"{size / 1e6:.1f}" for size in memory)
 
 
-def held(record: Any) -> Iterator[tuple[str, int]]:
+def held(record: object) -> Iterator[tuple[str, int]]:
     """Bytes of weights that a record holds, by who holds them; nothing for records of other kinds."""
     program = _program(record)
     if program is not None:
@@ -108,7 +107,7 @@ def held(record: Any) -> Iterator[tuple[str, int]]:
         yield "plans", sum(engine.nbytes for engine in getattr(record, "engines", ()))
 
 
-def _program(record: Any) -> Program | None:
+def _program(record: object) -> Program | None:
     """The program that a record is about."""
     while record is not None and not isinstance(record, Program):
         record = getattr(record, "program", None) or getattr(record, "partitioned", None)

@@ -68,7 +68,7 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
             raise TypeError(f"a stage's name is a string, not {self.name!r}")
         check_signature(self.function, self.name)
         if isinstance(self.function, FunctionType):
-            shown: dict[str, Any] = {name: getattr(self.function, name) for name in functools.WRAPPER_ASSIGNMENTS}
+            shown: dict[str, object] = {name: getattr(self.function, name) for name in functools.WRAPPER_ASSIGNMENTS}
             self.__dict__.update(shown, __wrapped__=self.function)
 
     def __call__(self, record: Takes, /) -> Gives:
@@ -86,10 +86,10 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
         return self._types[1]
 
     @cached_property
-    def _types(self) -> tuple[Any, Any]:
+    def _types(self) -> tuple[object, object]:
         return record_types(self.function, self.name)
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[object, ...]:
         """By name where it stands in its module under its function's name, else by its parts."""
         module, name = getattr(self, "__module__", ""), getattr(self, "__qualname__", "")
         if name and getattr(sys.modules.get(module), name, None) is self:
@@ -123,7 +123,7 @@ class Named(_Joined, Generic[Takes, Gives]):
 def stage(function: Callable[[Takes], Gives], /) -> FunctionStage[Takes, Gives]: ...
 @overload
 def stage(*, name: str) -> Callable[[Callable[[Takes], Gives]], FunctionStage[Takes, Gives]]: ...
-def stage(function: Callable[[Any], Any] | None = None, /, *, name: str | None = None) -> Any:
+def stage(function: Callable[[Any], object] | None = None, /, *, name: str | None = None) -> object:
     """Makes a stage of a function from record to record: `@stage`, or `@stage(name="…")` for a name of its own.
 
     `TypeError` saying what is missing, if the parameter or the result is not annotated.
@@ -207,9 +207,9 @@ class Pipeline(Generic[Takes, Gives]):
     def __call__(
         self: "Pipeline[Program, Gives]",
         model: Model,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        dynamic_shapes: Any = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        dynamic_shapes: object = None,
         *,
         output_names: Sequence[str] | None = None,
     ) -> Gives: ...
@@ -218,13 +218,13 @@ class Pipeline(Generic[Takes, Gives]):
     def __call__(
         self,
         model: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         dynamic_shapes: Any = None,
         *,
         output_names: Sequence[str] | None = None,
-        **unknown: Any,
-    ) -> Any:
+        **unknown: object,
+    ) -> object:
         """Compiles a model, or runs the stages on the record that the first of them takes.
 
         model: an nn.Module or ExportedProgram with its `args`, `kwargs` and `dynamic_shapes` (see
@@ -242,7 +242,7 @@ class Pipeline(Generic[Takes, Gives]):
         front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
         return self._run(run, run.call("capture", front))
 
-    def _run(self, run: Run, record: Any) -> Any:
+    def _run(self, run: Run, record: object) -> Any:
         steps = [following(step, self.stages[:i]) for i, step in enumerate(self.stages)]
         with without_autocast():
             return reduce(lambda given, step: run.call(step.name, lambda: checked(step, given), given), steps, record)
@@ -293,7 +293,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def replace(self, name: Literal["build"], stage: Callable[[Converted], Built]) -> Self: ...
     @overload
-    def replace(self, name: Literal["refit_map", "verify"], stage: Callable[[Any], Compiled]) -> Self: ...
+    def replace(self, name: Literal["refit_map", "verify"], stage: Callable[[object], Compiled]) -> Self: ...
     @overload
     def replace(self, name: str, stage: StageLike) -> "Pipeline[Any, Any]": ...
     def replace(self, name: str, stage: Any) -> Any:

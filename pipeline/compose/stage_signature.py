@@ -41,7 +41,7 @@ def name_of(function: object) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(function).__name__).lower()
 
 
-def record_types(function: Callable[..., Any], name: str) -> tuple[Any, Any]:
+def record_types(function: Callable[..., object], name: str) -> tuple[object, object]:
     """What the annotations of a stage's function say that it takes and gives."""
     try:
         hints = get_type_hints(_annotated(function))
@@ -55,11 +55,11 @@ def record_types(function: Callable[..., Any], name: str) -> tuple[Any, Any]:
     return hints[next(iter(inspect.signature(function).parameters))], hints["return"]
 
 
-def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
+def _annotated(function: Callable[..., object]) -> Callable[..., object]:
     return function if isinstance(function, FunctionType | MethodType) else type(function).__call__
 
 
-def check_signature(function: Callable[..., Any], name: str) -> None:
+def check_signature(function: Callable[..., object], name: str) -> None:
     signature = inspect.signature(function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(signature.parameters.values())

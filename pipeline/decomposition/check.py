@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from pipeline.aten.types import Argument
 from pipeline.shapes.environment import shape_of
 
 
-def check_results(made: Any, expected: Any) -> None:
+def check_results(made: Argument, expected: Argument) -> None:
     """Raise where a decomposition gives other tensors than its operator: in number, dtype, rank or size."""
     several = isinstance(expected, tuple | list)
     given, wanted = (made if isinstance(made, tuple | list) else [made]), (expected if several else [expected])
@@ -22,14 +21,14 @@ def check_results(made: Any, expected: Any) -> None:
             raise RuntimeError(f"it gives {_shown(value)}, the operator {_shown(b)}")
 
 
-def _alike(value: Any, expected: torch.Tensor) -> bool:
+def _alike(value: object, expected: torch.Tensor) -> bool:
     if not isinstance(value, torch.Tensor) or value.dtype != expected.dtype or value.dim() != expected.dim():
         return False
     sizes = zip(shape_of(value), shape_of(expected), strict=True)
     return all(a == b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"{len(value)} results"
     if isinstance(value, torch.Tensor):

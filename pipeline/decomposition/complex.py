@@ -20,6 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
+from pipeline.aten.types import Argument, Target
 from pipeline.decomposition.complex_pairs import Pair
 from pipeline.decomposition.complex_rules import leaves
 from pipeline.frontend.fakes import fake_result
@@ -29,17 +30,17 @@ aten = torch.ops.aten
 _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.default)
 
 
-def is_border(target: Any) -> bool:
+def is_border(target: object) -> bool:
     """Whether an operator takes complex values apart or puts them together."""
     return target in _BORDER
 
 
-def has_complex(*values: Any) -> bool:
+def has_complex(*values: object) -> bool:
     """Whether there is a complex tensor or number among values, nodes, and sequences of them."""
     return any(map(_is_complex, leaves(values)))
 
 
-def _is_complex(value: Any) -> bool:
+def _is_complex(value: object) -> bool:
     return value.dtype.is_complex if isinstance(value, torch.Tensor) else isinstance(value, complex)
 
 
@@ -49,21 +50,21 @@ class ComplexValues:
     emit: appends a call of an operator to the graph, given its target, args, kwargs, meta and name.
     """
 
-    def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[..., Any]) -> None:
+    def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[..., object]) -> None:
         self.graph, self.mode, self.emit = graph, mode, emit
         self.parts: dict[torch.fx.Node, Pair] = {}
 
-    def apart(self, values: Any, meta: Mapping[str, Any]) -> Any:
+    def apart(self, values: object, meta: Mapping[str, object]) -> Argument:
         """Arguments with a pair in place of each complex node or number."""
 
-        def one(value: Any) -> Any:
+        def one(value: object) -> Argument:
             if isinstance(value, complex):
                 return Pair(value.real, value.imag)
             return self.pair(value, meta) if isinstance(value, torch.fx.Node) and has_complex(value) else value
 
         return tree_map(one, values)
 
-    def pair(self, value: torch.fx.Node, meta: Mapping[str, Any]) -> Pair:
+    def pair(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
         """The parts of a complex node: what it was put together from, or what ``view_as_real`` shows."""
         if value not in self.parts:
             resolved = self.call(aten.resolve_conj.default, (value,), meta)
@@ -72,13 +73,13 @@ class ComplexValues:
             self.parts[value] = Pair(*(self.part(shown, i, meta, name) for i, name in enumerate(names)))
         return self.parts[value]
 
-    def part(self, shown: torch.fx.Node, index: int, meta: Mapping[str, Any], name: str) -> Any:
+    def part(self, shown: torch.fx.Node, index: int, meta: Mapping[str, object], name: str) -> Argument:
         """A part of a complex value that ``view_as_real`` shows."""
         args = (shown, -1, index)
         val = fake_result(self.mode, aten.select.int, args, {})
         return self.emit(aten.select.int, args, {}, {**meta, "val": val}, name)
 
-    def together(self, results: Any, meta: Mapping[str, Any]) -> Any:
+    def together(self, results: object, meta: Mapping[str, object]) -> Argument:
         """The results of a settled rule with a complex node in place of each tuple of parts."""
         if isinstance(results, list):
             return [self.together(r, meta) for r in results]
@@ -89,12 +90,12 @@ class ComplexValues:
         self.parts[made] = Pair(*results)
         return made
 
-    def complex_like(self, part: torch.fx.Node) -> Any:
+    def complex_like(self, part: torch.fx.Node) -> object:
         """The fake of what is put together: the kernel of ``complex`` bakes sizes in where a part is strided."""
         dtype = part.meta["val"].dtype.to_complex()
         return fake_result(self.mode, aten._to_copy.default, (part,), {"dtype": dtype})
 
-    def call(self, target: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> torch.fx.Node:
+    def call(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, Any]) -> torch.fx.Node:
         """A node for an operator at the border of complex and real values, and its fake tensor."""
         node = self.graph.call_function(target, tuple(args))
         node.meta = {**meta, "val": fake_result(self.mode, target, node.args, {})}

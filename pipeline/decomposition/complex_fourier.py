@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from pipeline.aten.types import Argument, Target
 from pipeline.decomposition.complex_pairs import Pair, bilinear, times
 
 LARGEST = 256
@@ -21,7 +21,7 @@ LARGEST = 256
 product = bilinear(torch.matmul)
 
 
-def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Any:
+def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Argument:
     """aten._fft_c2c"""
     sizes = [z.real.shape[d] for d in dim]
     if not all(map(is_taken, sizes)):
@@ -31,7 +31,7 @@ def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward:
     return _scaled(z, normalization, sizes)
 
 
-def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
+def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Argument:
     """aten._fft_r2c; the last of the dims is transformed first, and halved if ``onesided``."""
     sizes = [x.shape[d] for d in dim]
     if not all(map(is_taken, sizes)):
@@ -44,7 +44,7 @@ def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, one
     return _scaled(z, normalization, sizes)
 
 
-def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Any:
+def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Argument:
     """aten._fft_c2r: the last of the dims has half of a spectrum that is its own mirror image, conjugated."""
     sizes = [*(z.real.shape[d] for d in dim[:-1]), last_dim_size]
     if not all(map(is_taken, sizes)):
@@ -55,7 +55,7 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
     return _scaled(whole, normalization, sizes).real
 
 
-def is_taken(size: Any) -> bool:
+def is_taken(size: object) -> bool:
     """Whether a length is known, and none of its prime factors is above ``LARGEST``."""
     return isinstance(size, int) and (size <= LARGEST or _factor(size) is not None)
 
@@ -67,13 +67,13 @@ def _factor(size: int) -> int | None:
     return divisor if divisor is not None and is_taken(size // divisor) else None
 
 
-def _along(z: Any, dim: int, forward: bool) -> Pair:
+def _along(z: Argument, dim: int, forward: bool) -> Pair:
     """The transform along a dim, of a pair or of a real tensor, without a factor."""
     last = Pair(*(p.movedim(dim, -1) for p in z)) if isinstance(z, Pair) else z.movedim(dim, -1)
     return Pair(*(p.movedim(-1, dim) for p in _last(last, -1 if forward else 1)))
 
 
-def _last(z: Any, sign: int) -> Any:
+def _last(z: Argument, sign: int) -> Argument:
     """The transform along the last dim, which is split into (a, b) if it is long: of what is b apart, then of these."""
     like = z.real if isinstance(z, Pair) else z
     size = like.shape[-1]
@@ -87,7 +87,7 @@ def _last(z: Any, sign: int) -> Any:
     return _each(_last(_each(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
 
 
-def _each(z: Any, function: Any) -> Any:
+def _each(z: Argument, function: Target) -> object:
     return Pair(*map(function, z)) if isinstance(z, Pair) else function(z)
 
 

@@ -7,20 +7,22 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from pipeline.aten.types import Argument
+
 Rule: TypeAlias = Callable[..., Any]
 
 
 class Pair(NamedTuple):
     """A complex value: its parts are tensors of one shape and dtype, or numbers."""
 
-    real: Any
-    imag: Any
+    real: Argument
+    imag: Argument
 
 
 def bilinear(product: Rule) -> Rule:
     """A product of two numbers, or a sum of such products; where one of the two is real, half of them."""
 
-    def rule(a: Any, b: Any) -> Pair:
+    def rule(a: Argument, b: Argument) -> Pair:
         if not isinstance(a, Pair):
             return Pair(product(a, b.real), product(a, b.imag))
         if not isinstance(b, Pair):

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_map
 
+from pipeline.aten.types import Argument
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
 from pipeline.decomposition.complex_pairs import Pair, Rule, bilinear, times
 from pipeline.shapes.environment import shape_of
@@ -23,7 +24,7 @@ from pipeline.shapes.environment import shape_of
 aten = torch.ops.aten
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[object]:
     """Values, those of nodes, and those in sequences of either."""
     if isinstance(value, (tuple, list)):
         for item in value:
@@ -36,30 +37,30 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _is_pair(value: Any) -> bool:
+def _is_pair(value: object) -> bool:
     return isinstance(value, Pair)
 
 
-def _pair(value: Any) -> Pair:
+def _pair(value: object) -> Pair:
     """A value as a complex one: a real value has the imaginary part 0."""
     if isinstance(value, Pair):
         return value
     return Pair(value, torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0.0)
 
 
-def _pairs(value: Any) -> Any:
+def _pairs(value: object) -> Argument:
     """A value, or each of a list of values, as a complex one; what is absent stays so."""
     if isinstance(value, (list, tuple)) and not isinstance(value, Pair):
         return [_pairs(v) for v in value]
     return value if value is None else _pair(value)
 
 
-def settled(rule: Rule, expected: Any) -> Rule:
+def settled(rule: Rule, expected: object) -> Rule:
     """The rule, with the parts of its results as tensors of one shape, and of the dtype of the expected results. Where
     these are real, a complex one loses its imaginary part. A pair is a plain tuple then, which fx leaves alone."""
     dtype = next((v.dtype for v in leaves(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
-    def settle(result: Any) -> Any:
+    def settle(result: object) -> object:
         if not isinstance(result, Pair):
             return result
         real, imag = result
@@ -69,7 +70,7 @@ def settled(rule: Rule, expected: Any) -> Rule:
             real, imag = torch.broadcast_tensors(real, imag)
         return real.to(dtype.to_real()), imag.to(dtype.to_real())
 
-    def settling(*args: Any, **kwargs: Any) -> Any:
+    def settling(*args: object, **kwargs: object) -> object:
         result = rule(*args, **kwargs)
         return result if result is NotImplemented else tree_map(settle, result, is_leaf=_is_pair)
 
@@ -82,8 +83,8 @@ def each_part(operator: Rule, *numbers: int) -> Rule:
     numbers: the positions of the arguments that may be real where others are complex (default: the first).
     """
 
-    def part(index: int, args: Any, kwargs: Any) -> Any:
-        def one(leaf: Any) -> Any:
+    def part(index: int, args: Argument, kwargs: Argument) -> Argument:
+        def one(leaf: object) -> Argument:
             if isinstance(leaf, Pair):
                 return leaf[index]
             return leaf.to_real() if isinstance(leaf, torch.dtype) and leaf.is_complex else leaf
@@ -91,7 +92,7 @@ def each_part(operator: Rule, *numbers: int) -> Rule:
         args, kwargs = tree_map(one, (args, kwargs), is_leaf=_is_pair)
         return operator(*args, **kwargs)
 
-    def rule(*args: Any, **kwargs: Any) -> Any:
+    def rule(*args: object, **kwargs: object) -> Argument:
         args = tuple(_pairs(a) if i in (numbers or (0,)) else a for i, a in enumerate(args))
         real, imag = part(0, args, kwargs), part(1, args, kwargs)
         if isinstance(real, (list, tuple)):
@@ -101,23 +102,23 @@ def each_part(operator: Rule, *numbers: int) -> Rule:
     return rule
 
 
-def plus(a: Any, b: Any, *, alpha: Any = 1) -> Pair:
+def plus(a: Argument, b: Argument, *, alpha: Any = 1) -> Pair:
     """a + alpha b"""
     a, b = _pair(a), _pair(b if alpha == 1 else times(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha)
     return Pair(a.real + b.real, a.imag + b.imag)
 
 
-def minus(a: Any, b: Any, *, alpha: Any = 1) -> Pair:
+def minus(a: Argument, b: Argument, *, alpha: Any = 1) -> Pair:
     """a - alpha b"""
     return plus(a, b, alpha=Pair(-alpha.real, -alpha.imag) if _is_pair(alpha) else -alpha)
 
 
-def reverse_minus(a: Any, b: Any, alpha: Any = 1) -> Pair:
+def reverse_minus(a: object, b: object, alpha: object = 1) -> Pair:
     """b - alpha a"""
     return minus(b, a, alpha=alpha)
 
 
-def by(a: Any, b: Any) -> Any:
+def by(a: Argument, b: Argument) -> Argument:
     """a / b"""
     if not isinstance(b, Pair):
         return Pair(a.real / b, a.imag / b)
@@ -155,7 +156,7 @@ def conjugate(z: Pair) -> Pair:
     return Pair(z.real, -z.imag)
 
 
-def power(z: Any, exponent: Any) -> Any:
+def power(z: Argument, exponent: Argument) -> Argument:
     """z to a whole power from -8 to 8, as products; another power has no rule."""
     if isinstance(exponent, Pair) or int(exponent) != exponent or not 0 < abs(exponent) <= 8:
         return NotImplemented
@@ -166,7 +167,7 @@ def power(z: Any, exponent: Any) -> Any:
     return result if exponent > 0 else inverse(result)
 
 
-def equal(a: Any, b: Any) -> torch.Tensor:
+def equal(a: object, b: object) -> torch.Tensor:
     """Whether both parts are equal."""
     a, b = _pair(a), _pair(b)
     result: torch.Tensor = (a.real == b.real) & (a.imag == b.imag)
@@ -180,7 +181,7 @@ def unit(z: Pair) -> Pair:
     return Pair(z.real / size, z.imag / size)
 
 
-def to_copy(value: Any, *, dtype: torch.dtype | None = None, **others: Any) -> Any:
+def to_copy(value: Argument, *, dtype: torch.dtype | None = None, **others: Any) -> Argument:
     """A real number becomes complex, a complex one takes another dtype, or loses its imaginary part."""
     if dtype == torch.bool:
         return (value.real != 0) | (value.imag != 0)
@@ -190,7 +191,7 @@ def to_copy(value: Any, *, dtype: torch.dtype | None = None, **others: Any) -> A
 def filled(operator: Rule) -> Rule:
     """A tensor of one number, which may be real."""
 
-    def rule(shape: Any, value: Any, **kwargs: Any) -> Any:
+    def rule(shape: Any, value: Argument, **kwargs: Argument) -> Argument:
         return each_part(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)
 
     return rule
@@ -206,12 +207,12 @@ _VIEWS = "view reshape _unsafe_view"
 _SUMS = "neg sum sum.dim_IntList mean mean.dim cumsum"
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str) -> Argument:
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
 
 
-RULES: Final[Mapping[Any, Rule]] = {
+RULES: Final[Mapping[object, Rule]] = {
     aten.complex.default: Pair,
     aten.polar.default: from_polar,
     aten.view_as_complex.default: lambda x: Pair(x.select(-1, 0), x.select(-1, 1)),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
+from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Template, Templates, nodes_of
 from pipeline.decomposition.ways import Function, Ways
@@ -28,9 +29,11 @@ class Contents:
     templates: Templates
     ways: Ways
     wanted: Callable[[Any, Any, Any, Any], bool]
-    known: dict[Any, bool] = field(factory=dict)
+    known: dict[Argument, bool] = field(factory=dict)
 
-    def way(self, target: Any, args: Any, kwargs: Any, value: Any, constant: Mapping[Node, bool]) -> Function | None:
+    def way(
+        self, target: object, args: object, kwargs: object, value: object, constant: Mapping[Node, bool]
+    ) -> Function | None:
         """The first way to take a call apart at whose end a wanted one is found; None if there is none."""
         given = tuple(constant[node] for node in nodes_of(args, kwargs))
         for function in self.ways.apart(target):
@@ -39,7 +42,9 @@ class Contents:
                 return function
         return None
 
-    def _template(self, function: Function, target: Any, args: Any, kwargs: Any, value: Any) -> Template | None:
+    def _template(
+        self, function: Function, target: object, args: object, kwargs: object, value: object
+    ) -> Template | None:
         """The template of a way; None for a registered decomposition that raises, which is told where it is used."""
         try:
             return self.templates.of(function, target, args, kwargs, value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from attrs import evolve
@@ -17,6 +16,7 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.naming import layer_name, unlike
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
@@ -106,7 +106,7 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
     return node.target is operator.getitem or (is_pure(node.target) and _is_small(node))
 
 
-def is_pure(target: Any) -> bool:
+def is_pure(target: object) -> bool:
     """Whether an operator always gives the same for the same arguments, and changes none of them."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
@@ -119,7 +119,7 @@ def _is_small(node: torch.fx.Node) -> bool:
     return made is not None and made <= max(FREE_SPREAD if does(node.target) is Does.REPEATS else FREE_ELEMENTS, read)
 
 
-def _elements(value: Any) -> int | None:
+def _elements(value: object) -> int | None:
     """How many numbers a static tensor, or a tuple of them, has (two an element, if it is complex); None for anything
     else."""
     if isinstance(value, (tuple, list)):
@@ -144,7 +144,7 @@ def _in_order(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
             stack.append((following, iter(following.all_input_nodes)))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Argument:
     """Arguments as tuples of plain values, on the CPU, so that a recipe prints and hashes."""
     if isinstance(value, torch.device):
         return "cpu"

@@ -13,6 +13,7 @@ from pipeline.aten.arguments import bind
 from pipeline.aten.graphs import copied_node, pasted
 from pipeline.aten.naming import origin
 from pipeline.aten.support import function_name
+from pipeline.aten.types import Argument, Target
 from pipeline.converters.claims import Claims
 from pipeline.converters.experts import known_as
 from pipeline.converters.lookup import kept_in_torch
@@ -49,7 +50,7 @@ class Rewriter:
         self.contents = Contents(program, self.templates, ways, self.is_claimed)
         self.complex = ComplexValues(self.graph, self.mode, self.emit)
         self.constant: dict[torch.fx.Node, bool] = {}
-        self.applied: set[Any] = set()
+        self.applied: set[object] = set()
         self.open: set[str] = set()
 
     def rewrite(self) -> torch.fx.Graph:
@@ -59,15 +60,15 @@ class Rewriter:
     def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
         """The graph with these nodes as they would be had the user no converter of them, and all others as they are."""
 
-        def made(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        def made(node: torch.fx.Node, args: object, kwargs: object) -> Argument:
             if node.name in refused or node.target is operator.getitem:
                 return self.emit(node.target, args, kwargs, node.meta, node.name, refused=True)
             return self.add(node.target, args, kwargs, node.meta, node.name)
 
         return self._copied(made)
 
-    def _copied(self, made: Callable[[torch.fx.Node, Any, Any], Any]) -> torch.fx.Graph:
-        env: dict[torch.fx.Node, Any] = {}
+    def _copied(self, made: Callable[[torch.fx.Node, Argument, Argument], object]) -> torch.fx.Graph:
+        env: dict[torch.fx.Node, Argument] = {}
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
@@ -77,19 +78,19 @@ class Rewriter:
                 self.note(env[node])
         return self.graph
 
-    def is_claimed(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
+    def is_claimed(self, target: object, args: object, kwargs: object, value: object) -> bool:
         """Whether the user has a HIGH converter that may take a call, or a decomposition of its operator."""
         return target in self.claims.decomposed or self.claims.keeps(target, args, kwargs, value)
 
     def emit(
         self,
-        target: Any,
-        args: Any,
-        kwargs: Any,
+        target: Target,
+        args: Argument,
+        kwargs: Argument,
         meta: Mapping[str, Any],
         name: str | None = None,
         refused: bool = False,
-    ) -> Any:
+    ) -> Argument:
         """The value of a call in the new graph: a node, or what its decomposition gives."""
         if target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
@@ -105,7 +106,7 @@ class Rewriter:
         return inlined[0] if inlined else self.settle(target, args, kwargs, meta, name, accepts)
 
     def add(
-        self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None = None
+        self, target: Target, args: Argument, kwargs: Argument, meta: Mapping[str, Any], name: str | None = None
     ) -> torch.fx.Node:
         """A node of the new graph."""
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)
@@ -118,7 +119,9 @@ class Rewriter:
         if self.claims.targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
-    def settle(self, target: Any, args: Any, kwargs: Any, meta: Any, name: str | None, accepts: Accepts) -> Any:
+    def settle(
+        self, target: Target, args: Argument, kwargs: Argument, meta: Any, name: str | None, accepts: Accepts
+    ) -> object:
         """The call itself if a converter takes it or nothing takes it apart; else what torch's decomposition gives."""
         node = self.add(target, args, kwargs, meta, name)
         if not is_operator(node) or accepts(node):
@@ -135,8 +138,8 @@ class Rewriter:
         return inlined[0]
 
     def inline_first(
-        self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None
-    ) -> tuple[Any] | None:
+        self, target: object, args: object, kwargs: object, meta: Mapping[str, object], name: str | None
+    ) -> tuple[object] | None:
         """What takes a call apart before converters are asked: the way to an operator of the user's, or a registered
         decomposition."""
         claimed = bool(self.claims.targets)
@@ -147,8 +150,14 @@ class Rewriter:
         return own and self.inline_own(target, own, args, kwargs, meta, name)
 
     def inline_own(
-        self, target: Any, function: Function, args: Any, kwargs: Any, meta: Mapping[str, Any], name: str | None
-    ) -> tuple[Any] | None:
+        self,
+        target: object,
+        function: Function,
+        args: object,
+        kwargs: object,
+        meta: Mapping[str, object],
+        name: str | None,
+    ) -> tuple[object] | None:
         """`inline` of a registered decomposition, which may be a user's: what it does wrong is told by its name."""
         try:
             inlined = self.inline(target, function, args, kwargs, meta)
@@ -162,7 +171,9 @@ class Rewriter:
             why = f"its decomposition {function_name(function)} is wrong: {worded(error)}"
             raise ConversionError(name or str(target), str(target), line_of(meta), why) from error
 
-    def inline_pairs(self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any]) -> tuple[Any] | None:
+    def inline_pairs(
+        self, target: object, args: object, kwargs: object, meta: Mapping[str, object]
+    ) -> tuple[object] | None:
         """The outputs of an operator's rule on pairs, put together where they are complex; None if there is none."""
         rule = RULES.get(known_as(target))
         if rule is None:
@@ -173,8 +184,8 @@ class Rewriter:
         return inlined and (self.complex.together(inlined[0], where),)
 
     def inline(
-        self, target: Any, function: Function, args: Any, kwargs: Any, meta: Mapping[str, Any]
-    ) -> tuple[Any] | None:
+        self, target: object, function: Function, args: object, kwargs: object, meta: Mapping[str, object]
+    ) -> tuple[object] | None:
         """The outputs of the decomposition, emitted into the new graph; None if it does not apply here, or would come
         back to itself: torch's composites end at operators that ours say by composites."""
         template = self.templates.of(function, target, args, kwargs, meta.get("val"))
@@ -186,16 +197,16 @@ class Rewriter:
         finally:
             self.open.remove(template.key)
 
-    def pasted(self, template: Template, args: Any, kwargs: Any, meta: Mapping[str, Any]) -> Any:
+    def pasted(self, template: Template, args: object, kwargs: object, meta: Mapping[str, object]) -> object:
         """What a template gives for a call's arguments."""
 
-        def emit(node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+        def emit(node: torch.fx.Node, args: object, kwargs: object) -> Argument:
             return self.emit(node.target, args, kwargs, {**origin(meta), "val": node.meta.get("val")})
 
         return pasted(template.graph, nodes_of(args, kwargs), emit)
 
 
-def _as_convolution(node: torch.fx.Node) -> tuple[Any, ...] | None:
+def _as_convolution(node: torch.fx.Node) -> tuple[object, ...] | None:
     """The arguments of ``aten.convolution`` for what is a convolution by another name, and needs no trace to tell."""
     if node.target not in _CONVOLUTIONS:
         return None

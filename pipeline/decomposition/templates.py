@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.support import function_name
+from pipeline.aten.types import Argument, Spec
 from pipeline.aten.whole import meant
 from pipeline.frontend.fakes import quietly, signature
 from pipeline.shapes.environment import shape_of
@@ -34,7 +35,9 @@ class Templates:
     mode: FakeTensorMode
     known: dict[str, torch.fx.GraphModule | None] = field(factory=dict)
 
-    def of(self, function: Callable[..., Any], target: Any, args: Any, kwargs: Any, expected: Any) -> Template | None:
+    def of(
+        self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
+    ) -> Template | None:
         """The function's template for a call that gives ``expected``; None if the decomposition does not apply."""
         flat, spec = tree_flatten((args, kwargs))
         key = f"{function_name(function)} of {target} {signature(flat)} {spec}"
@@ -44,18 +47,18 @@ class Templates:
         return None if template is None or _bakes_in(template, expected) else Template(key, template.graph)
 
 
-def nodes_of(args: Any, kwargs: Any) -> list[torch.fx.Node]:
+def nodes_of(args: object, kwargs: object) -> list[torch.fx.Node]:
     """The nodes among the arguments of a call, in the order of a template's placeholders."""
     return [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.fx.Node)]
 
 
 def _trace(
-    function: Callable[..., Any], flat: list[Any], spec: Any, target: Any, mode: FakeTensorMode
+    function: Callable[..., object], flat: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
     """The decomposition's graph over the nodes among ``flat``; None where it gives the operator itself back."""
     fakes = _told_apart([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
 
-    def call(*values: Any) -> Any:
+    def call(*values: object) -> Argument:
         given = iter(values)
         args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
         result = function(*map(_own_lists, args), **kwargs)
@@ -78,7 +81,7 @@ def _trace(
     return traced
 
 
-def _own_lists(value: Any) -> Any:
+def _own_lists(value: object) -> object:
     """An argument whose lists may be written to, as decompositions of torch's write to those of indices."""
     return list(map(_own_lists, value)) if isinstance(value, list) else value
 
@@ -86,13 +89,13 @@ def _own_lists(value: Any) -> Any:
 def _makes_symbols(node: torch.fx.Node) -> bool:
     """Whether a node brings a size into being that depends on its data: the program has another name for it."""
 
-    def symbols(nodes: Iterable[torch.fx.Node]) -> set[Any]:
+    def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
         return {s for n in nodes for v in tree_flatten(n.meta.get("val"))[0] for s in free_unbacked_symbols(v)}
 
     return node.op == "call_function" and not symbols([node]) <= symbols(node.all_input_nodes)
 
 
-def _told_apart(fakes: list[Any]) -> list[Any]:
+def _told_apart(fakes: list[object]) -> list[object]:
     """Each placeholder gets a fake tensor object of its own: tracing tells tensors apart by identity, and nodes that
     came from one template share theirs."""
     return [
@@ -104,7 +107,7 @@ class _DoesNotApply(Exception):  # noqa: N818 - not an error
     """A decomposition gave NotImplemented."""
 
 
-def _bakes_in(template: torch.fx.GraphModule, expected: Any) -> bool:
+def _bakes_in(template: torch.fx.GraphModule, expected: object) -> bool:
     """Whether the trace took the size of a dynamic dim for a constant: some of torch's decompositions do."""
     output = next(iter(reversed(template.graph.nodes)))
     made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_flatten(output.args)[0]]

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from pipeline.aten.naming import module_path
 from pipeline.aten.support import ConverterPriority, Declaration, Rejection, function_name
+from pipeline.aten.types import Argument
 from pipeline.converters.claims import Claims
 from pipeline.converters.lookup import kept_in_torch, rejection_of
 from pipeline.decomposition.contents import Contents
@@ -53,7 +54,7 @@ def unreached(
     return (*search.converters(idle), *search.decompositions(left), *search.entries(idle_entries))
 
 
-def _unmatched(program: Program, claims: Claims) -> list[Any]:
+def _unmatched(program: Program, claims: Claims) -> list[Argument]:
     """The entries of ``torch_executed_ops`` that no call of the model matches; the overloads of an operator are one."""
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
@@ -89,13 +90,13 @@ class _Search:
                 name = f"the decomposition {function_name(self.ways.registered[op])} of {qualified_name(op)}"
                 yield Unreached(name, *self.why_whole(op, found))
 
-    def found(self, target: Any) -> Node | None:
+    def found(self, target: object) -> Node | None:
         """A call of an operator, or of what is made of it, in the model as it is now or was captured."""
         nodes: list[Node] = list(self.program.graph.nodes)
         direct = next((node for node in nodes if node.target is target), None)
         return direct if direct is not None else self.found_in(self.program.source or self.program, target)
 
-    def found_in(self, program: Program, target: Any) -> Node | None:
+    def found_in(self, program: Program, target: object) -> Node | None:
         """The first call in a program that an operator is part of."""
         contents = Contents(program, self.templates, Ways(self.ways.registered), lambda op, *_: op is target)
         constant: dict[Node, bool] = {}
@@ -143,7 +144,7 @@ class _Search:
             return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}"
         return f"{verdict.choice.support.name} is asked before it, and takes {found.name}"
 
-    def entries(self, idle: list[Any]) -> Iterator[Unreached]:
+    def entries(self, idle: list[object]) -> Iterator[Unreached]:
         """Entries of ``torch_executed_ops``, and what of the model is made of their operators."""
         for entry in idle:
             found = self.found(entry) if isinstance(entry, OpOverload) else None
@@ -158,7 +159,7 @@ class _Search:
                 listed = ", ".join(map(repr, paths[:8]))
                 yield Unreached(name, "it is false for every module", f"the paths are {listed}")
 
-    def why_whole(self, op: Any, found: Node) -> tuple[str, str]:
+    def why_whole(self, op: object, found: Node) -> tuple[str, str]:
         """Why a decomposition is not used, and what to do."""
         if kept_in_torch(found.target, found.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {found.name} in PyTorch", ""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from attrs import frozen
 
+from pipeline.aten.types import Argument, Target
 from pipeline.converters.decompositions import (
     DecompositionTable,
     Op,
@@ -27,17 +28,17 @@ class Ways:
     registered: DecompositionTable
     disabled: frozenset[Op] = frozenset()
 
-    def own(self, target: Any) -> Function | None:
+    def own(self, target: object) -> Function | None:
         """The registered decomposition of an operator."""
         return None if target in self.disabled else self.registered.get(known_as(target))
 
-    def torchs(self, target: Any) -> Function | None:
+    def torchs(self, target: object) -> Function | None:
         """torch's way to take an operator apart, if it has one that we use."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
         return _table()[target] if target in torch_enabled_decompositions else _composite(target)
 
-    def apart(self, target: Any) -> Iterator[Function]:
+    def apart(self, target: object) -> Iterator[Function]:
         """Every way to take an operator apart until a user's appears. Core ATen operators are not made of others."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
@@ -46,12 +47,12 @@ class Ways:
 
 
 @lru_cache(1)
-def _table() -> Mapping[Any, Function]:
+def _table() -> Mapping[Argument, Function]:
     table: Mapping[Any, Function] = torch._decomp.decomposition_table
     return table
 
 
-def _composite(target: torch._ops.OpOverload[..., Any]) -> Function | None:
+def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
     """The operator itself, which torch's dispatcher takes apart, if it is a composite."""
     name = target.name()
     kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"

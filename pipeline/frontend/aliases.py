@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from pipeline.aten.types import Argument
 from pipeline.errors import PipelineError
 from pipeline.frontend.fakes import quietly, unnamed_sizes
 from pipeline.frontend.views import MULTIPLE, View, view
@@ -114,7 +115,7 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
-def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Any]:
+def _shared(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
     """The input whose memory the result has, if any, when the call is made anew on fake tensors, and that result.
 
     With torch's kernels in C++, as eager has them: those in Python give another tensor where dropout gives its input.

@@ -13,6 +13,7 @@ from attrs import evolve
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
 from pipeline.aten.dtypes import Misfit, misfits, short
+from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, DtypeError, source_line, worded
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.inputs import Input
@@ -63,7 +64,7 @@ def _told(node: torch.fx.Node, misfit: Misfit) -> str:
     return f"{node.target}{where and f' ({where})'} {misfit.why}"
 
 
-def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], Any]) -> Exception:
+def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
     """What to say of an export that failed: of the inputs whose device or dtype is wrong, if others let it pass.
 
     Only what the error says to be about dtypes is tried again, with all inputs of one dtype in another, and then with
@@ -108,10 +109,10 @@ def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Ca
     return None
 
 
-def _passes(export: Callable[[Inputs], Any], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
+def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:
     """Whether the model can be exported with some of its inputs, by their paths, in another dtype."""
 
-    def cast(path: Any, value: Any) -> Any:
+    def cast(path: Any, value: Argument) -> Argument:
         if keystr(path) not in wrong:
             return value
         return evolve(value, dtype=due) if isinstance(value, Input) else value.to(due)

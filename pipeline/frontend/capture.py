@@ -23,6 +23,7 @@ from torch.export.graph_signature import ConstantArgument, ExportGraphSignature,
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.graphs import results
+from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
@@ -53,9 +54,9 @@ Model: TypeAlias = torch.nn.Module | ExportedProgram
 
 def capture(
     model: Model,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    dynamic_shapes: object = None,
     settings: CompilationSettings | None = None,
     *,
     device: str | torch.device | None = None,
@@ -92,7 +93,9 @@ def capture(
     return named(program, output_names)
 
 
-def _captured(model: Model, args: Any, kwargs: Any, dynamic_shapes: Any, settings: CompilationSettings) -> Program:
+def _captured(
+    model: Model, args: object, kwargs: object, dynamic_shapes: object, settings: CompilationSettings
+) -> Program:
     args, kwargs = checks.arguments(args, kwargs)
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
@@ -130,8 +133,12 @@ def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
 
 
 def _export(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, device: str | None
-) -> tuple[ExportedProgram, Any]:
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, Argument],
+    dynamic_shapes: object,
+    device: str | None,
+) -> tuple[ExportedProgram, object]:
     """The export, and what was asked of its dims."""
     shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
     if getattr(model, "training", False):
@@ -160,7 +167,7 @@ def _export(
 
 
 def _exported(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, device: str | None
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Argument], shapes: Spec, device: str | None
 ) -> ExportedProgram:
     place = checks.places(model, (args, kwargs), device)
     positional, named = ranges.examples(model, args, kwargs, shapes, place)
@@ -174,13 +181,17 @@ def _exported(
 
 
 def _relaxed(
-    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+    exported: ExportedProgram,
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, Argument],
+    shapes: object,
 ) -> bool:
     """Whether an export that may ask for more of its dims than was given is one for these dims."""
     return not ranges.specialised(exported, shapes) and ranges.unified(exported, model, args, kwargs, shapes)
 
 
-def _tied(error: UserError, shapes: Any) -> Any:
+def _tied(error: UserError, shapes: Spec) -> object:
     """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
 
     Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
@@ -193,7 +204,7 @@ def _tied(error: UserError, shapes: Any) -> Any:
     return tied if _ends(tied) == _ends(shapes) else None
 
 
-def _ends(shapes: Any) -> list[Any]:
+def _ends(shapes: object) -> list[Argument]:
     """The least and the greatest size of each dim."""
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]
 
@@ -204,7 +215,7 @@ def _program(
     graph_module: torch.fx.GraphModule,
     signature: ExportGraphSignature,
     settings: CompilationSettings,
-    leaves: Sequence[Any],
+    leaves: Sequence[object],
     asked: Mapping[str, Any],
 ) -> Program:
     parameters, constants, buffers = _lifted(exported, signature, own)
@@ -268,13 +279,13 @@ def _lifted(
     return parameters, constants, buffers
 
 
-def _port(argument: Any, values: Mapping[str, Any], shapes: ShapeEnvironment) -> Port:
+def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironment) -> Port:
     if isinstance(argument, ConstantArgument):
         return Port(argument.name, kind="constant", value=argument.value)
     return port(argument.name, values[argument.name], shapes)
 
 
-def _outputs(specs: Sequence[OutputSpec], values: Sequence[Any], buffers: Mapping[str, str]) -> tuple[Output, ...]:
+def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
     """The outputs. What is changed and returned is one value in the graph; ``target`` then names what was changed."""
     outputs = tuple(map(_output, specs, values))
     placeholders = {name: placeholder for placeholder, name in buffers.items()}
@@ -284,7 +295,7 @@ def _outputs(specs: Sequence[OutputSpec], values: Sequence[Any], buffers: Mappin
     )
 
 
-def _output(spec: OutputSpec, value: Any) -> Output:
+def _output(spec: OutputSpec, value: Argument) -> Output:
     kinds = {
         OutputKind.USER_OUTPUT: "user",
         OutputKind.BUFFER_MUTATION: "buffer",

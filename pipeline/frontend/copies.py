@@ -13,7 +13,7 @@ import torch
 from pipeline.shapes.environment import shape_of
 
 
-def without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, Any]:
+def without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, object]:
     """What torch calls to leave copies into buffers out: only those that change nothing go."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):

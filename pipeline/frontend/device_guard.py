@@ -43,7 +43,7 @@ def ensure_cuda_guard() -> None:
 
 
 @cache
-def _registry() -> Any:
+def _registry() -> object:
     types: Any = torch._C._autograd.DeviceType
     last = max(map(int, types.__members__.values()))
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
@@ -62,7 +62,7 @@ def _ensure(registry: Any) -> None:
         return
 
     class Guard(acc.DeviceGuard):  # type: ignore[misc]
-        def type_(self) -> Any:
+        def type_(self) -> object:
             return types.CUDA
 
     theirs, registry[free] = registry[free], None

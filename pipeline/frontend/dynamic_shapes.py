@@ -16,6 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
 from pipeline.frontend.input_checks import bound, check_shapes
 from pipeline.frontend.unaliased import unaliased
@@ -27,17 +28,19 @@ STATIC = (-1, -1)
 """The ends of a dim that is said to be static, whatever its size."""
 
 
-def is_input(value: Any) -> bool:
+def is_input(value: object) -> bool:
     """Whether a value describes an input instead of being one."""
     return isinstance(value, Input)
 
 
-def is_dynamic(value: Any) -> bool:
+def is_dynamic(value: object) -> bool:
     """Whether it is an Input with a range."""
     return isinstance(value, Input) and value.is_dynamic
 
 
-def merged_dynamic_shapes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+def merged_dynamic_shapes(
+    model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], given: Any
+) -> object:
     """torch.export's dynamic_shapes for these inputs: what Inputs say and what was given beside them.
 
     Raises:
@@ -63,7 +66,7 @@ class _Merger:
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)
     count: int = -1
 
-    def merge(self, path: str, value: Any, spec: Any) -> Any:
+    def merge(self, path: str, value: Argument, spec: Spec) -> object:
         """The dims of an input, in the form that torch.export takes."""
         if isinstance(value, Input):
             self.count += 1
@@ -80,7 +83,7 @@ class _Merger:
             return {k: self.merge(f"{path}[{k!r}]", v, (spec or {}).get(k)) for k, v in value.items()}
         return self.of_container(path, value, spec)
 
-    def of_container(self, path: str, value: Any, spec: Any) -> Any:
+    def of_container(self, path: str, value: object, spec: object) -> object:
         """Named tuples and other dicts keep their type, as torch.export wants it; what is registered becomes a list."""
         parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
         if len(parts) == 1 and parts[0] is value:
@@ -90,7 +93,7 @@ class _Merger:
         merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
         return tree_unflatten(merged, structure) if isinstance(value, tuple | dict) else merged
 
-    def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Any]:
+    def of_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Argument]:
         own: dict[int, Any] = {dim: self.renamed(entry) for dim, entry in value.dynamic_shapes(self.count).items()}
         for dim, entry in entries.items():
             if value.shape is None:
@@ -100,7 +103,7 @@ class _Merger:
                 own[dim] = entry
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
-    def renamed(self, dim: Any) -> Any:
+    def renamed(self, dim: Any) -> object:
         """The dim under a name that no other has: the sizes of an Input are its own in every place where it stands."""
         name = dim.__name__
         while name in self.names:
@@ -108,7 +111,7 @@ class _Merger:
         self.names.add(name)
         return Dim(name, min=dim.min, max=dim.max)
 
-    def agreed(self, where: str, low: int, high: int, entry: Any) -> Any:
+    def agreed(self, where: str, low: int, high: int, entry: Spec) -> object:
         """The dim, where its range is the Input's or open."""
         ends = _ends(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
@@ -124,7 +127,7 @@ class _Merger:
             return entry
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
-    def ranged(self, entry: Any) -> Any:
+    def ranged(self, entry: object) -> object:
         """A dim with the range that an Input gave it."""
         if not isinstance(entry, Dim):
             return entry
@@ -136,12 +139,12 @@ class _Merger:
         return ranged if root is entry else _derived(entry, ranged, 0)
 
 
-def _by_dim(spec: Any) -> dict[int, Any]:
+def _by_dim(spec: Spec) -> dict[int, Argument]:
     pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
     return {dim: entry for dim, entry in pairs if entry is not None}
 
 
-def _ends(entry: Any) -> tuple[int | None, int | None]:
+def _ends(entry: Spec) -> tuple[int | None, int | None]:
     """The least and the greatest size that an entry of dynamic_shapes states; None where it is open."""
     if isinstance(entry, int):
         return entry, entry
@@ -152,7 +155,7 @@ def _ends(entry: Any) -> tuple[int | None, int | None]:
     return entry.min, entry.max
 
 
-def _text(entry: Any) -> str:
+def _text(entry: Spec) -> str:
     low, high = _ends(entry)
     if low == high:
         return "static" if (low, high) == STATIC else str(low)
@@ -160,12 +163,12 @@ def _text(entry: Any) -> str:
     return f"{name} = {0 if low is None else low}..{'' if high is None else high}"
 
 
-def _rooted(shapes: Any) -> Any:
+def _rooted(shapes: object) -> object:
     """Dims derived from one that no input has (``4*s``) count it from 2: torch.export would have it start there."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
 
-    def shifted(entry: Any) -> Any:
+    def shifted(entry: object) -> Argument:
         root = getattr(entry, "root", None)
         if root is None or root.__name__ in plain or root.min >= 2:
             return entry
@@ -176,14 +179,14 @@ def _rooted(shapes: Any) -> Any:
     return tree_map(shifted, shapes)
 
 
-def _derived(entry: Any, root: Any, by: int) -> Any:
+def _derived(entry: Spec, root: Any, by: int) -> object:
     """The dim derived from a root in the same way, the root being larger by a number."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * by
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 
-def relaxed(shapes: Any) -> Iterator[Any]:
+def relaxed(shapes: object) -> Iterator[object]:
     """The same ranges, in which torch.export may ask for more than that (``s % 4 == 0``): in those of dims by
     themselves, and then in those of derived dims as well.
 
@@ -194,14 +197,14 @@ def relaxed(shapes: Any) -> Iterator[Any]:
         yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
 
 
-def _opened(entry: Any, derived: bool) -> Any:
+def _opened(entry: object, derived: bool) -> object:
     if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
         return entry
     low, high = _ends(entry)
     return Dim.AUTO(min=low, max=high)
 
 
-def specialised(exported: ExportedProgram, shapes: Any) -> bool:
+def specialised(exported: ExportedProgram, shapes: object) -> bool:
     """Whether a dim that was given a range has one size in the export."""
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
@@ -211,7 +214,11 @@ def specialised(exported: ExportedProgram, shapes: Any) -> bool:
 
 
 def asked(
-    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+    exported: ExportedProgram,
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    shapes: object,
 ) -> dict[str, tuple[int, int | None]]:
     """The least and the greatest size that was asked for, by the symbol that it has in the export; None: no bound."""
     found = dict[str, tuple[int, int | None]]()
@@ -223,8 +230,12 @@ def asked(
 
 
 def _wishes(
-    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
-) -> Iterator[tuple[Any, Any]]:
+    exported: ExportedProgram,
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    shapes: object,
+) -> Iterator[tuple[object, object]]:
     """Each size of an input for which something was asked, and what."""
     inputs = bound(model, args, kwargs)
     wishes = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
@@ -235,11 +246,15 @@ def _wishes(
 
 
 def unified(
-    exported: ExportedProgram, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+    exported: ExportedProgram,
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    shapes: object,
 ) -> bool:
     """Lets sizes of one ``Dim`` be one symbol, as was asked, where the export of relaxed ranges knows of no ``Dim``.
     False if they are not one size in the example inputs."""
-    first: dict[str, Any] = {}
+    first: dict[str, Argument] = {}
     sizes: list[tuple[Any, Any]] = [*_wishes(exported, model, args, kwargs, shapes)]
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
     pairs = [(first.setdefault(entry.__name__, size), size) for size, entry in plain]
@@ -256,7 +271,7 @@ def attended(exported: ExportedProgram) -> None:
             torch._check(key.shape[-2] == value.shape[-2])
 
 
-def _of_symbol(size: Any, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
+def _of_symbol(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
     """The range of the one symbol of a size, from that of the size."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
@@ -276,7 +291,7 @@ class _Asked:
     entries: Mapping[int, Any]
 
 
-def _varies(size: Any, ranges: Mapping[Any, Any]) -> bool:
+def _varies(size: Argument, ranges: Mapping[Any, Any]) -> bool:
     """Whether a size is an expression over symbols that are not bound to one value each."""
     if not isinstance(size, torch.SymInt):
         return False
@@ -287,16 +302,16 @@ def _varies(size: Any, ranges: Mapping[Any, Any]) -> bool:
 
 def examples(
     model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    shapes: Any,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    shapes: object,
     place: Callable[[Input], torch.device],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[object, ...], dict[str, Argument]]:
     """Tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of their own, and
     other values as they are."""
     derived = any(hasattr(d, "root") for d in tree_flatten(shapes)[0])
 
-    def example(value: Any, spec: Any) -> Any:
+    def example(value: object, spec: object) -> Argument:
         if isinstance(value, Input):
             return value.example(place(value))
         if not isinstance(value, torch.Tensor):
@@ -307,8 +322,8 @@ def examples(
 
 
 def _as_given(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], made: Mapping[str, object]
+) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     """What was made of the inputs, by the names of parameters, in the places of the inputs."""
     first = inspect.signature(model.forward).bind_partial(*args)
     first.arguments.update({name: made[name] for name in first.arguments})
@@ -316,7 +331,7 @@ def _as_given(
     return first.args, {name: made[name] if name in made else rest[name] for name in kwargs}
 
 
-def _mapped(function: Callable[[Any, Any], Any], value: Any, spec: Any) -> Any:
+def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
     """``function(leaf, spec)`` over containers; the spec is None where it says nothing."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
@@ -330,7 +345,7 @@ def _mapped(function: Callable[[Any, Any], Any], value: Any, spec: Any) -> Any:
     return tree_map(lambda leaf: function(leaf, None), value, is_leaf=is_input)
 
 
-def _enlarged(tensor: torch.Tensor, entries: Mapping[int, Any]) -> torch.Tensor:
+def _enlarged(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
     sizes = list(tensor.shape)
     for dim, entry in entries.items():
         high = None if isinstance(entry, int) else _ends(entry)[1]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
+from pipeline.aten.types import Argument, Target
 from pipeline.frontend.tracing import tracing
 from pipeline.shapes.environment import expression, shape_of
 
@@ -29,21 +29,21 @@ def quietly(mode: FakeTensorMode) -> Iterator[None]:
         yield
 
 
-def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Any]:
+def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
     """Within it, sizes that data decides belong to no node: torch would look for those of a trace that nobody keeps in
     what is traced next."""
     environment = mode.shape_env
     return environment.ignore_fresh_unbacked_symbols() if environment is not None else nullcontext()
 
 
-def fake_result(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:
+def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Argument) -> Argument:
     """What a call gives for the fake values of the nodes among its arguments."""
     args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
     with torch.no_grad(), quietly(mode), enable_python_dispatcher():  # as in torch.export, whose kernels know symbols
         return target(*args, **kwargs)
 
 
-def signature(value: Any) -> str:
+def signature(value: object) -> str:
     """What of an argument decides the fake value of a call: equal calls have equal signatures."""
     if isinstance(value, (tuple, list)):
         return f"({' '.join(map(signature, value))})"

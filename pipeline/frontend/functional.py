@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -60,8 +59,8 @@ def _is_unread(node: torch.fx.Node) -> bool:
     return is_told(node) and bool(_unbacked(node))
 
 
-def _unbacked(node: torch.fx.Node) -> set[Any]:
-    value: Any = node.meta.get("val")
+def _unbacked(node: torch.fx.Node) -> set[object]:
+    value: object = node.meta.get("val")
     return set(free_unbacked_symbols(value.shape if isinstance(value, torch.Tensor) else value))
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._C import DispatchKey
 
+from pipeline.aten.types import Argument
 from pipeline.frontend.replacement import Kernel
 
 ASSUMED: Final = "8.0"
@@ -59,7 +60,7 @@ def no(own: Kernel) -> Kernel:
 def attention(own: Kernel) -> Kernel:
     """The kernel of attention on the GPU, torch's own elsewhere."""
 
-    def by_device(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def by_device(query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
         return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
 
     return by_device
@@ -68,7 +69,7 @@ def attention(own: Kernel) -> Kernel:
 def constant(own: Kernel) -> Kernel:
     """A copy of the values that torch keeps beside a constant while it traces: they stay on the CPU."""
 
-    def copied(self: torch.Tensor, *, device: torch.device | None = None, **rest: Any) -> Any:
+    def copied(self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
         return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
 
     return copied

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.graphs import over, results
 from pipeline.aten.naming import unlike
+from pipeline.aten.types import Argument
 
 Node: TypeAlias = torch.fx.Node
 
@@ -31,7 +32,7 @@ def inlined(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return over(module, inliner.graph)
 
 
-def _body(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Any, ...]] | None:
+def _body(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Argument, ...]] | None:
     """The graph of a region that changes nothing, and what it is called with; None if it changes something, or holds
     graphs that it needs by name."""
     name = node.target.name()  # type: ignore[union-attr]
@@ -65,7 +66,7 @@ class _Inliner:
     def __init__(self, names: set[str]) -> None:
         self.graph, self.taken = torch.fx.Graph(), names
 
-    def copy(self, module: torch.fx.GraphModule, env: dict[Node, Any], *, named: bool = True) -> Any:
+    def copy(self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, named: bool = True) -> Argument:
         """Appends a graph, given its inputs, or its placeholders if there are none; gives its results.
 
         named: the nodes keep their names, by which a signature calls them.
@@ -81,7 +82,7 @@ class _Inliner:
             env[node] = self.value(node, module, env, named)
         return None
 
-    def value(self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Any], named: bool) -> Any:
+    def value(self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], named: bool) -> Argument:
         """A node in the new graph; of a region, what it gives."""
         found = _body(node, module) if wraps(node) else None
         if found is not None:

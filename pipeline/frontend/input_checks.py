@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None"
 
 
-def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
     """``args`` and ``kwargs`` as a tuple and a dict. `TypeError` where they are none."""
     if isinstance(args, torch.Tensor | Input | str | bytes) or not isinstance(args, Sequence):
         raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(x,)")
@@ -73,7 +73,7 @@ def check_device(exported: ExportedProgram, device: str | None) -> None:
         )
 
 
-def places(model: torch.nn.Module, inputs: Any, shown: str | None) -> Callable[[Input], torch.device]:
+def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
     """Where the example of an Input lies: where it says itself, or beside the model's tensors, or else the inputs'.
 
     shown: the device that the model is captured as on, if that is said: all examples are then shown there.
@@ -87,7 +87,7 @@ def places(model: torch.nn.Module, inputs: Any, shown: str | None) -> Callable[[
     return lambda given: given.device or home
 
 
-def bound(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
     """The inputs by the names of ``forward``'s parameters, as torch.export's dynamic_shapes has them.
 
     Raises:
@@ -100,7 +100,7 @@ def bound(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
         raise TypeError(f"{type(model).__name__}.forward({', '.join(signature.parameters)}): {error}") from None
 
 
-def check_shapes(model: torch.nn.Module, inputs: Mapping[str, Any], given: Any) -> None:
+def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> None:
     """Raise where ``dynamic_shapes`` speaks of inputs or dims that are not there: nothing that it says is passed over.
 
     Raises:
@@ -132,7 +132,7 @@ def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str
     return chain(*(inputs.get(p.name, ()) for p in parameters if p.kind is p.VAR_KEYWORD))
 
 
-def _check_spec(path: str, value: Any, spec: Any) -> None:
+def _check_spec(path: str, value: object, spec: object) -> None:
     """What is said of one input; containers are followed as far as both have the same form."""
     if spec is None:
         return
@@ -146,7 +146,7 @@ def _check_spec(path: str, value: Any, spec: Any) -> None:
             _check_spec(f"{path}[{key!r}]", value[key], spec[key])
 
 
-def _check_entries(path: str, rank: int, spec: Any) -> None:
+def _check_entries(path: str, rank: int, spec: object) -> None:
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
             f"dynamic_shapes of {path} is a {type(spec).__name__}: pass a dict from dimensions to {ENTRIES}, or a tuple"
@@ -161,7 +161,7 @@ def _check_entries(path: str, rank: int, spec: Any) -> None:
             raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: {ENTRIES} is due")
 
 
-def leaves(exported: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def leaves(exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
     """Inputs given beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
 
     Raises:
@@ -234,7 +234,7 @@ def described(value: torch.Tensor, exported: ExportedProgram, like: Input | None
     return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=value.dtype)
 
 
-def _ends(size: Any, exported: ExportedProgram) -> tuple[int, int]:
+def _ends(size: object, exported: ExportedProgram) -> tuple[int, int]:
     ranges = {str(symbol): _range(r) for symbol, r in exported.range_constraints.items()}
     found = bounds(expression(size), ranges)
     return found.min, found.max

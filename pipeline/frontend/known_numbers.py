@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.traits import SAME, Does, targets
+from pipeline.aten.types import Argument, Function, Target
 from pipeline.program import READS_DATA
 
 aten = torch.ops.aten
@@ -26,34 +27,34 @@ Number: TypeAlias = int | torch.SymInt | torch.SymBool
 Rule: TypeAlias = Callable[..., Any]
 
 
-def _last(start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
+def _last(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
     """The last element of a range that goes up."""
     if not isinstance(step, int) or step <= 0:
         return None
     return start + (end - start - 1) // step * step
 
 
-def _quotient(a: Any, b: Any, *, rounding_mode: str | None = "floor") -> Any:
+def _quotient(a: Argument, b: Argument, *, rounding_mode: str | None = "floor") -> object:
     return a // b if rounding_mode == "floor" and isinstance(b, int) and b > 0 else None
 
 
-def _clamped(a: Any, min: Any = None, max: Any = None) -> Any:
+def _clamped(a: object, min: object = None, max: object = None) -> object:
     a = a if min is None else torch.sym_max(a, min)
     return a if max is None else torch.sym_min(a, max)
 
 
-def _differs(a: Any, b: Any) -> Any:
+def _differs(a: object, b: object) -> object:
     """``b != 0`` is how torch asks if a bool is true."""
     if isinstance(a, torch.SymBool):
         return a if isinstance(b, int) and b == 0 else None
     return a != b
 
 
-def _first(a: Any, *_: Any, **__: Any) -> Any:
+def _first(a: object, *_: object, **__: object) -> object:
     return a
 
 
-MADE: Mapping[Any, Rule] = {
+MADE: Mapping[object, Rule] = {
     aten.scalar_tensor.default: _first,
     aten.full.default: lambda _, value, **__: value,
     aten.arange.default: lambda end, **_: _last(0, end),
@@ -68,13 +69,13 @@ LIFTED = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 MOVED = targets(*SAME, Does.CASTS) | {aten.max.default, aten.amax.default}
 """What keeps the largest element; of a tensor without elements there is none to read."""
 
-ADDED: Mapping[Any, Rule] = {
+ADDED: Mapping[object, Rule] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda a, b, alpha=1: a + b * alpha),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: a - b * alpha),
 }
 """What is added to all elements is added to the largest."""
 
-COMPUTED: Mapping[Any, Rule] = {
+COMPUTED: Mapping[object, Rule] = {
     **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: b - a * alpha),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), operator.mul),
     **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default), _quotient),
@@ -94,20 +95,20 @@ COMPUTED: Mapping[Any, Rule] = {
 ON_BOOLS = MOVED | {aten.ne.Scalar}
 """What bools go through; all else would compute with them."""
 
-WRITES: Mapping[Any, Any] = {
+WRITES: Mapping[object, object] = {
     getattr(getattr(aten, f"{name}_"), overload): getattr(getattr(aten, name), overload)
     for name in ("add", "sub", "mul")
     for overload in ("Tensor", "Scalar")
 }
 """Operators in place, and those that give what they write."""
 
-RULES: Mapping[Any, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED}
+RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED}
 
 
-def noting(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+def noting(dispatch: Function) -> Callable[..., object]:
     """`FakeTensorMode.dispatch`, which notes what is known of the tensors that it makes."""
 
-    def dispatch_and_note(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch_and_note(mode: Any, func: Target, types: Any, args: Argument = (), kwargs: Argument = None) -> object:
         written = _known(WRITES[func], args[0], args, kwargs or {}) if func in WRITES else None
         made = dispatch(mode, func, types, args, kwargs or {})
         value = _known(func, made, args, kwargs or {}) if func in RULES else written
@@ -118,7 +119,7 @@ def noting(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     return dispatch_and_note
 
 
-def _known(func: Any, made: Any, args: Any, kwargs: Any) -> Number | None:
+def _known(func: Target, made: Argument, args: Argument, kwargs: Argument) -> Number | None:
     """The largest element of what a call makes, if it is known."""
     if not isinstance(made, FakeTensor) or made.dtype not in (torch.int64, torch.int32, torch.bool):
         return None
@@ -134,7 +135,7 @@ def _known(func: Any, made: Any, args: Any, kwargs: Any) -> Number | None:
     return value if type(value) in kinds and not free_unbacked_symbols(value) else None
 
 
-def _is_exact(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
     """Whether the largest element of the result is the rule's for the largest of each tensor."""
     if func in ADDED:
         alone, first = args[1:], isinstance(args[0], torch.Tensor)
@@ -144,17 +145,17 @@ def _is_exact(func: Any, args: Any, kwargs: Any) -> bool:
     return first and not ranked and not any(isinstance(a, torch.Tensor) for a in kwargs.values())
 
 
-def _number(tensor: torch.Tensor) -> Any:
+def _number(tensor: torch.Tensor) -> object:
     """The largest element of a tensor, if it is known."""
     constant = getattr(tensor, "constant", None)
     return getattr(tensor, "item_memo", None) if constant is None or constant.numel() != 1 else constant.item()
 
 
-def indexing(override: Callable[..., Any]) -> Callable[..., Any]:
+def indexing(override: Callable[..., object]) -> Callable[..., object]:
     """What torch.export makes of a call in the model: indices are known numbers in the place of tensors, of which torch
     takes the value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are tensors)."""
 
-    def override_indices(self: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def override_indices(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
             args = (args[0], _indices(args[1]), *args[2:])
         return override(self, func, args, kwargs)
@@ -162,7 +163,7 @@ def indexing(override: Callable[..., Any]) -> Callable[..., Any]:
     return override_indices
 
 
-def _indices(index: Any) -> Any:
+def _indices(index: Argument) -> object:
     if isinstance(index, tuple):
         return tuple(map(_indices, index))
     if isinstance(index, slice):

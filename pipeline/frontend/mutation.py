@@ -24,6 +24,7 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.graphs import copied_node, over, results
 from pipeline.aten.naming import origin, unlike
+from pipeline.aten.types import Argument, Target
 from pipeline.frontend.aliases import Unknown, mutates, touched, viewed
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.frontend.views import MULTIPLE, View
@@ -156,7 +157,7 @@ class _Rewriter:
             node = self.views[node].source
         return node
 
-    def emit(self, target: Any, *args: Any, val: Any, **kwargs: Any) -> Node:
+    def emit(self, target: Target, *args: Argument, val: Any, **kwargs: Argument) -> Node:
         """A new node on behalf of the present one."""
         node = self.graph.call_function(target, args, kwargs)
         node.name = unlike(f"{self.current.name}_{target._opname}", self.taken)
@@ -192,7 +193,7 @@ def _written(node: Node) -> Node:
     return first
 
 
-def functional_variant(target: Any) -> Any:
+def functional_variant(target: object) -> Argument:
     """The operator that gives what another writes to its first argument; None if there is none like it."""
     name, _, overload = str(target).removeprefix("aten.").partition(".")
     name = OPERATORS.get(name, name.removesuffix("_") if name.endswith("_") else "")
@@ -202,7 +203,7 @@ def functional_variant(target: Any) -> Any:
     return next((f for f in found if _types(f) == _types(target)), None)
 
 
-def _types(target: Any) -> list[str]:
+def _types(target: Target) -> list[str]:
     return [str(argument.type) for argument in target._schema.arguments]
 
 

@@ -10,10 +10,11 @@ from attrs import evolve
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from pipeline.aten.naming import unlike
+from pipeline.aten.types import Spec
 from pipeline.program import Program
 
 
-def output_names(spec: Any, given: Sequence[str] | None = None) -> tuple[str, ...]:
+def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, ...]:
     """A name for each output: ``logits``, ``hidden_states.0``; ``output`` where the model returns one tensor, and
     ``output.0`` where its place is all that tells it. Keys that read alike are told apart: ``a.b``, ``a.b_1``.
 
@@ -46,7 +47,7 @@ def named(program: Program, given: Sequence[str] | None = None) -> Program:
     return evolve(program, outputs=tuple(outputs))
 
 
-def _names(spec: Any) -> list[str]:
+def _names(spec: Spec) -> list[str]:
     count = spec.num_leaves
     if count == 1 and not spec.num_children:
         return ["output"]

@@ -19,6 +19,8 @@ import torch
 from attrs import define, field, frozen
 from torch._ops import OpOverload
 
+from pipeline.aten.types import Argument, Operator
+
 Kernel: TypeAlias = Callable[..., Any]
 When: TypeAlias = Literal["trace", "export", "gpu"]
 
@@ -61,13 +63,13 @@ class Replacement:
             return self.name in self.owner
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
-    def read(self) -> Any:
+    def read(self) -> Argument:
         """What is in the place; None for an operator without a kernel in Python, and for what a class inherits."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
 
-    def write(self, value: Any) -> None:
+    def write(self, value: Argument) -> None:
         """Put there what `read` gave, or another."""
         if isinstance(self.owner, OpOverload):
             _set_kernel(self.owner, self.name, value)
@@ -84,7 +86,7 @@ class Replacement:
         ours, during = self.make(theirs), self.during
 
         @functools.wraps(theirs)
-        def either(*args: Any, **kwargs: Any) -> Any:
+        def either(*args: object, **kwargs: object) -> object:
             return (ours if during in _now.get() else theirs)(*args, **kwargs)
 
         return either
@@ -96,7 +98,7 @@ class Replacement:
         return getattr(self.owner, self.name)  # type: ignore[no-any-return]
 
 
-def _set_kernel(operator: OpOverload[..., Any], key: Any, kernel: Kernel | None) -> None:
+def _set_kernel(operator: Operator, key: Argument, kernel: Kernel | None) -> None:
     if kernel is None:
         operator.py_kernels.pop(key, None)
     else:

@@ -15,6 +15,7 @@ from attrs import frozen
 from torch.fx import Graph, GraphModule, Node
 
 from pipeline.aten.graphs import copied_node
+from pipeline.aten.types import Argument, Target
 from pipeline.frontend.aliases import storage_of
 
 METHODS = frozenset(
@@ -37,7 +38,7 @@ class ReturnedViews:
     """
 
     core: GraphModule
-    results: Callable[..., Sequence[Any]] | None = None
+    results: Callable[..., Sequence[Argument]] | None = None
 
 
 def returned_views(module: GraphModule) -> ReturnedViews:
@@ -53,12 +54,12 @@ def returned_views(module: GraphModule) -> ReturnedViews:
     return ReturnedViews(_core(module, kept), _Tail(module, given, kept, returned).function())
 
 
-def _returned(graph: Graph) -> list[Any]:
+def _returned(graph: Graph) -> list[Argument]:
     output: Any = next(iter(reversed(graph.nodes)))
     return list(output.args[0])
 
 
-def _storage(node: Any) -> int | None:
+def _storage(node: object) -> int | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return storage_of(value) if isinstance(value, torch.Tensor) else None
 
@@ -123,12 +124,12 @@ class _Tail:
     """A graph of views: of the arguments of Dynamo's graph, and of what the core gives."""
 
     def __init__(
-        self, module: GraphModule, given: Sequence[Node], kept: Sequence[Node], returned: Sequence[Any]
+        self, module: GraphModule, given: Sequence[Node], kept: Sequence[Node], returned: Sequence[Argument]
     ) -> None:
         self.module, self.graph, self.returned = module, Graph(), returned
         self.env: dict[Node, Node] = {node: self.graph.placeholder(node.name) for node in (*given, *kept)}
 
-    def function(self) -> Callable[..., Sequence[Any]]:
+    def function(self) -> Callable[..., Sequence[Target]]:
         """All results of Dynamo's graph."""
         needed = [self.node(value) if isinstance(value, Node) else value for value in self.returned]
         self.graph.output(tuple(needed))

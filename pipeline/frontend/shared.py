@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from pipeline.aten.graphs import copied_node, over
+from pipeline.aten.types import Argument
 from pipeline.frontend.aliases import storage_of
 from pipeline.program import version
 
@@ -58,7 +58,7 @@ def _twins(exported: ExportedProgram) -> Mapping[str, str]:
     return {name: buffer for name, buffer in found.items() if buffer is not None}
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _place(tensor: torch.Tensor) -> tuple[Argument, ...]:
     """Which memory a tensor is, and how it lies there; a sparse one is itself alone."""
     storage = storage_of(tensor)
     if storage is None:

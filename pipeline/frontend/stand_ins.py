@@ -17,19 +17,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.frontend.device_guard import ensure_cuda_guard
 
 Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-def is_elsewhere(device: str, model: torch.nn.Module, inputs: Any) -> bool:
+def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
     """Whether a tensor of the model or among the inputs is on another type of device."""
     tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
     return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
-def shown_on(device: str, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shown:
+def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
     """A copy of the model, and of its inputs, with fake tensors on the device; tensors that are neither parameters nor
     buffers stay where they are, as under ``model.to(device)``.
 
@@ -76,5 +77,5 @@ class _Fakes:
 class _Shared(TorchFunctionMode):
     """While a module is copied: its tensors are not."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Target, types: Any, args: Argument = (), kwargs: Argument = None) -> object:
         return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from pipeline.aten.types import Argument, Target
 from pipeline.frontend.replacement import Kernel
 
 
@@ -26,7 +27,15 @@ def oblivious(own: Kernel) -> Kernel:
 def sliced(own: Kernel) -> Kernel:
     """A slice whose size is said in terms of its bounds."""
 
-    def slice(mode: Any, func: Any, self: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    def slice(
+        mode: Any,
+        func: Target,
+        self: Argument,
+        dim: int = 0,
+        start: Argument = None,
+        end: Argument = None,
+        step: int = 1,
+    ) -> Argument:
         """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"""
         varies = isinstance(self, torch.Tensor) and -self.dim() <= dim < self.dim() and not self.is_quantized
         if not varies or not isinstance(step, int) or step <= 0:
@@ -43,7 +52,7 @@ def sliced(own: Kernel) -> Kernel:
     return slice
 
 
-def _counted(index: Any, size: Any) -> Any:
+def _counted(index: Argument, size: Argument) -> Argument:
     """Where an index of a slice stands, 0 to size; None if its sign is not known."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
@@ -56,7 +65,7 @@ def _counted(index: Any, size: Any) -> Any:
     return None
 
 
-def _taken(first: Any, last: Any, step: int) -> Any:
+def _taken(first: Argument, last: Any, step: int) -> object:
     """How many elements a slice takes."""
     if guard_or_false(last >= first):
         return (last - first + step - 1) // step
@@ -66,7 +75,7 @@ def _taken(first: Any, last: Any, step: int) -> Any:
 def raised(own: Kernel) -> Kernel:
     """A power of or by a number that varies: by a tensor that holds it."""
 
-    def pow(self: Any, exponent: Any) -> Any:
+    def pow(self: object, exponent: object) -> Argument:
         """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)"""
         if isinstance(self, torch.Tensor) and isinstance(exponent, torch.SymInt | torch.SymFloat):
             return self ** _tensor(exponent)
@@ -86,7 +95,7 @@ def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
 def scaled(own: Kernel) -> Kernel:
     """The scale of a resized dim, also of one that may be of size 1."""
 
-    def compute_scale(in_size: Any, out_size: Any, align_corners: bool, scale: Any = None) -> Any:
+    def compute_scale(in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
         """The step between two elements of a resized dim; one element alone is the first, whatever the step."""
         if align_corners and isinstance(out_size, torch.SymInt):
             return (in_size - 1) / torch.sym_max(out_size - 1, 1)
@@ -98,7 +107,7 @@ def scaled(own: Kernel) -> Kernel:
 def weighed(own: Kernel) -> Kernel:
     """Weights that are added up in their own kind of numbers."""
 
-    def bincount(mode: Any, func: Any, self: Any, weights: Any = None, minlength: Any = 0) -> Any:
+    def bincount(mode: object, func: object, self: object, weights: Any = None, minlength: object = 0) -> object:
         """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"""
         counts = own(mode, func, self, weights, minlength)
         if weights is None:

@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import bind
+from pipeline.aten.types import Argument, Function, Target
 from pipeline.shapes.environment import shape_of
 
 aten = torch.ops.aten
@@ -25,7 +26,7 @@ Node: TypeAlias = torch.fx.Node
 class Emit(Protocol):
     """Appends a call to the new graph; its fake value is that of an old node."""
 
-    def __call__(self, target: Any, *args: Any, val: Any) -> Node: ...
+    def __call__(self, target: object, *args: object, val: object) -> Node: ...
 
 
 @frozen
@@ -34,8 +35,8 @@ class View:
 
     node: Node
     source: Node
-    target: Any
-    args: tuple[Any, ...]
+    target: Target
+    args: tuple[Argument, ...]
 
     def of(self, emit: Emit, value: Node) -> Node:
         """The view of another value of the viewed tensor."""
@@ -66,29 +67,29 @@ def _piece(node: Node) -> View | None:
     return None if found is None else View(node, source, *found)
 
 
-def _unbound(shape: Any, index: int, dim: int) -> tuple[Any, tuple[Any, ...]]:
+def _unbound(shape: object, index: int, dim: int) -> tuple[object, tuple[object, ...]]:
     return aten.select.int, (dim, index)
 
 
-def _of_size(shape: Any, index: int, size: Any, dim: int) -> tuple[Any, tuple[Any, ...]] | None:
+def _of_size(shape: Any, index: int, size: object, dim: int) -> tuple[object, tuple[object, ...]] | None:
     whole = shape[dim]
     if not isinstance(whole, int) or not isinstance(size, int):
         return None
     return aten.slice.Tensor, (dim, index * size, min((index + 1) * size, whole), 1)
 
 
-def _of_sizes(shape: Any, index: int, sizes: Any, dim: int) -> tuple[Any, tuple[Any, ...]] | None:
+def _of_sizes(shape: Any, index: int, sizes: Any, dim: int) -> tuple[object, tuple[object, ...]] | None:
     if not all(isinstance(size, int) for size in sizes):
         return None
     ends = [0, *itertools.accumulate(sizes)]
     return aten.slice.Tensor, (dim, ends[index], ends[index + 1], 1)
 
 
-def _chunk(shape: Any, index: int, chunks: int, dim: int) -> tuple[Any, tuple[Any, ...]] | None:
+def _chunk(shape: Any, index: int, chunks: int, dim: int) -> tuple[object, tuple[object, ...]] | None:
     return _of_size(shape, index, -(-shape[dim] // chunks), dim) if isinstance(shape[dim], int) else None
 
 
-_PIECES: Mapping[Any, Callable[..., Any]] = {
+_PIECES: Mapping[Any, Function] = {
     aten.unbind.int: _unbound,
     aten.split.Tensor: _of_size,
     aten.split_with_sizes.default: _of_sizes,
@@ -106,7 +107,7 @@ def _expanded(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
     return value if same else None
 
 
-def _scattered(target: Any) -> Callable[..., Node]:
+def _scattered(target: object) -> Callable[..., Node]:
     def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
         return emit(target, before, value, *made.args, val=made.source.meta["val"])
 
@@ -144,7 +145,7 @@ def _reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
     return emit(aten.view.default, value, sizes, val=made.source.meta["val"])
 
 
-RULES: Mapping[Any, Callable[..., Node | None]] = {
+RULES: Mapping[object, Callable[..., Node | None]] = {
     aten.slice.Tensor: _scattered(aten.slice_scatter.default),
     aten.select.int: _scattered(aten.select_scatter.default),
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),

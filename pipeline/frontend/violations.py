@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
+from pipeline.aten.types import Argument
+
 _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
 
 
@@ -24,10 +26,10 @@ def kept_violations(keep: bool) -> Iterator[list[ConstraintViolationError]]:
         _kept.reset(token)
 
 
-def finishing(own: Callable[..., Any]) -> Callable[..., Any]:
+def finishing(own: Callable[..., object]) -> Callable[..., object]:
     """`produce_guards_and_solve_constraints`, of which an error is kept where somebody asked for it."""
 
-    def produce_guards_and_solve_constraints(fake_mode: Any, *args: Any, **kwargs: Any) -> Any:
+    def produce_guards_and_solve_constraints(fake_mode: Any, *args: object, **kwargs: object) -> Argument:
         try:
             return own(fake_mode, *args, **kwargs)
         except ConstraintViolationError as error:

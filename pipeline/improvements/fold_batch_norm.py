@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from pipeline.aten.arguments import argument
@@ -77,7 +75,7 @@ def _fold(rewriting: Rewriting, node: Node, last: Node, factor: Node, term: Node
     dtype, rank = dtype_of(node), rank_of(node)
     x, weight, bias = node.args[:3]
 
-    def made(target: Any, *args: Any, **kwargs: Any) -> Node:
+    def made(target: object, *args: object, **kwargs: object) -> Node:
         return rewriting.create(target, args, kwargs, last)
 
     def shaped(value: Node, rank: int) -> Node:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument
 from pipeline.converters.attention import NOT, fuses
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -91,20 +91,20 @@ def _batches_agree(query: Node, key: Node, value: Node) -> bool:
     return leading[0] == leading[1] == leading[2]
 
 
-def _is_softmax(node: Any) -> bool:
+def _is_softmax(node: object) -> bool:
     if not isinstance(node, Node) or node.target not in (aten.softmax.int, aten._softmax.default):
         return False
     return argument(node, "dim") in (-1, rank_of(node) - 1)
 
 
-def _source(node: Any) -> Any:
+def _source(node: object) -> Argument:
     """What a node is a copy or a cast of."""
     while isinstance(node, Node) and (is_copy(node) or is_cast(node)):
         node = node.args[0]
     return node
 
 
-def _only_for(node: Any, first: Node, reader: Node) -> bool:
+def _only_for(node: object, first: Node, reader: Node) -> bool:
     """Whether nothing but ``reader`` reads what stands between the two nodes."""
     while isinstance(node, Node) and only_reader(node) is reader:
         if node is first:
@@ -113,7 +113,7 @@ def _only_for(node: Any, first: Node, reader: Node) -> bool:
     return False
 
 
-def _scores(rewriting: Rewriting, node: Any, reader: Node) -> Scores | None:
+def _scores(rewriting: Rewriting, node: object, reader: Node) -> Scores | None:
     """The scores that a node holds; None if it is not read by ``reader`` alone, or is something else."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
@@ -195,7 +195,7 @@ def _transposed(rewriting: Rewriting, key: Node, before: Node) -> Node:
 def _mask(rewriting: Rewriting, scores: Scores, before: Node) -> Node | None:
     """One mask for all: of bools where there are only conditions, else of the query's dtype."""
 
-    def made(target: Any, *args: Any, **kwargs: Any) -> Node:
+    def made(target: object, *args: object, **kwargs: object) -> Node:
         return rewriting.create(target, args, kwargs, before)
 
     allowed = [n if allows else made(aten.logical_not.default, n) for n, allows in scores.allowed]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
+from pipeline.aten.types import Argument, Target
 from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, is_cast
 
 
@@ -27,7 +27,7 @@ def _fuse(rewriting: Rewriting, node: Node, x: Node) -> bool:
     return rewriting.offer(node, aten.gelu.default, (given,), {"approximate": "tanh"}) is not None
 
 
-def _is_tanh_part(rewriting: Rewriting, node: Any, x: Node) -> bool:
+def _is_tanh_part(rewriting: Rewriting, node: object, x: Node) -> bool:
     """Whether a node is ``1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³))``."""
     tanh = _uncast(_plus(rewriting, node, 1.0))
     if not _calls(tanh, aten.tanh.default):
@@ -38,7 +38,7 @@ def _is_tanh_part(rewriting: Rewriting, node: Any, x: Node) -> bool:
     return any(_uncast(a) is x and _is_cube(_uncast(_times(rewriting, b, 0.044715)), x) for a, b in _orders(inner))
 
 
-def _is_cube(node: Any, x: Node) -> bool:
+def _is_cube(node: Argument, x: Node) -> bool:
     if _calls(node, aten.pow.Tensor_Scalar):
         return _uncast(node.args[0]) is x and node.args[1] == 3
     return _calls(node, aten.mul.Tensor) and any(
@@ -47,17 +47,17 @@ def _is_cube(node: Any, x: Node) -> bool:
     )
 
 
-def _times(rewriting: Rewriting, node: Any, factor: float) -> Any:
+def _times(rewriting: Rewriting, node: object, factor: float) -> Argument:
     """What is multiplied by this factor."""
     return _other(rewriting, _uncast(node), aten.mul.Tensor, factor)
 
 
-def _plus(rewriting: Rewriting, node: Any, term: float) -> Any:
+def _plus(rewriting: Rewriting, node: object, term: float) -> Argument:
     """What this term is added to."""
     return _other(rewriting, _uncast(node), aten.add.Tensor, term)
 
 
-def _other(rewriting: Rewriting, node: Any, target: Any, number: float) -> Any:
+def _other(rewriting: Rewriting, node: Argument, target: Target, number: float) -> object:
     if _calls(node, target) and not node.kwargs:
         for a, b in _orders(node):
             found = rewriting.number(b)
@@ -66,16 +66,16 @@ def _other(rewriting: Rewriting, node: Any, target: Any, number: float) -> Any:
     return None
 
 
-def _orders(node: Node) -> Iterator[tuple[Any, Any]]:
+def _orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
     a, b = node.args[:2]
     return iter(((a, b), (b, a)))
 
 
-def _calls(node: Any, target: Any) -> bool:
+def _calls(node: object, target: object) -> bool:
     return isinstance(node, Node) and node.target is target
 
 
-def _uncast(node: Any) -> Any:
+def _uncast(node: object) -> Argument:
     """What a node is a wider or narrower float of."""
     while isinstance(node, Node) and is_cast(node):
         node = node.args[0]

@@ -9,13 +9,13 @@ elementwise operators anyway. The mask that the attention sees leaves everything
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
 from pipeline.converters.attention import is_open
 from pipeline.improvements.fuse_attention import SDPA
 from pipeline.improvements.rewriting import (
@@ -83,7 +83,7 @@ def masked_rows(rewriting: Rewriting) -> None:
             rewriting.erase(each)
 
 
-def _one_row(rewriting: Rewriting, mask: Any) -> Node | None:
+def _one_row(rewriting: Rewriting, mask: object) -> Node | None:
     """What a mask is made of that has one row, for all queries and heads."""
     if not isinstance(mask, Node):
         return None
@@ -101,7 +101,7 @@ def _one_row(rewriting: Rewriting, mask: Any) -> Node | None:
 def _without_values(rewriting: Rewriting, node: Node, opened: Opened) -> None:
     """Let an attention see values of 0 in batches that have nothing to attend to."""
     zero = rewriting.create(aten.full.default, ([], 0.0), {"dtype": dtype_of(node)}, node)
-    value: Any = node.args[2]
+    value: Argument = node.args[2]
     values = rewriting.create(aten.where.self, (opened.alive, value, zero), {}, node)
     if rewriting.accepted(values) and alike(value, values):
         rewriting.offer(node, SDPA, (*node.args[:2], values, opened.mask, *node.args[4:]), dict(node.kwargs))
@@ -126,7 +126,7 @@ def _projection(node: Node) -> Projection | None:
     return None
 
 
-def _linear(node: Node, x: Node, leading: tuple[Any, Any]) -> Projection | None:
+def _linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection | None:
     """A linear layer, or a product, of ``x``, seen with these leading dims."""
     bias = None
     if node.target is aten.linear.default and node.args[0] is x:
@@ -155,7 +155,7 @@ def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
     """None where no converter takes what it needs."""
     made: list[Node] = []
 
-    def create(target: Any, *args: Any) -> Node:
+    def create(target: object, *args: object) -> Node:
         made.append(rewriting.create(target, args, {}, before))
         return made[-1]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import module_path
+from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, only_reader, rank_of
 
 
@@ -40,7 +41,7 @@ def _may_be_merged(rewriting: Rewriting, node: Node) -> bool:
 def _merged(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
     x, first = nodes[0].args[0], nodes[0]
 
-    def below(constants: list[Any]) -> Any:
+    def below(constants: list[Any]) -> Argument:
         return constants[0] and rewriting.create(aten.cat.default, (constants,), {}, first)
 
     weights, biases = zip(*[(node.args[1], argument(node, "bias")) for node in nodes], strict=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 
 LARGE = 64
@@ -39,7 +39,7 @@ def _tiles(node: Node) -> bool:
     )
 
 
-def _sizes(node: Any) -> list[Any]:
+def _sizes(node: Argument) -> list[Argument]:
     return list(node.meta["val"].shape)
 
 
@@ -49,7 +49,7 @@ def _multiplied(rewriting: Rewriting, node: Node) -> None:
     counts = [s // k for s, k in zip(image, kernel, strict=True)]
     dims = len(kernel)
 
-    def made(target: Any, *args: Any) -> Node:
+    def made(target: object, *args: object) -> Node:
         return rewriting.create(target, args, {}, node)
 
     pairs = [size for pair in zip(counts, kernel, strict=True) for size in pair]

@@ -75,7 +75,7 @@ STATISTICS: Final = ("batch_norm", "_native_batch_norm_legit_no_training")
 """Scale and shift by statistics, which keep their own dtype: they are folded into one product and one sum."""
 
 
-def name_of(target: Any) -> str:
+def name_of(target: object) -> str:
     """``softmax`` for ``aten.softmax.int``; empty for what is no operator of ATen."""
     return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
 
@@ -105,7 +105,7 @@ def _beyond_halves(node: torch.fx.Node) -> bool:
     return any(LARGEST < abs(v) < math.inf for v in numbers) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def excluded_entries(value: Any) -> tuple[Excluded, ...]:
+def excluded_entries(value: object) -> tuple[Excluded, ...]:
     """The entries of ``exclude``, checked: `TypeError` for what is no operator, pattern or predicate."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"exclude takes a collection of operators, patterns or predicates, not {value!r}")
@@ -116,7 +116,7 @@ def excluded_entries(value: Any) -> tuple[Excluded, ...]:
     return entries
 
 
-def excludes(entry: Excluded, target: Any, path: str) -> bool:
+def excludes(entry: Excluded, target: object, path: str) -> bool:
     """Whether an entry means this operator, in the module at this path or in one above it."""
     if isinstance(entry, OpOverload):
         return target is entry
@@ -127,7 +127,7 @@ def excludes(entry: Excluded, target: Any, path: str) -> bool:
     return bool(entry(path))
 
 
-def _names(target: Any) -> Iterable[str]:
+def _names(target: object) -> Iterable[str]:
     """What an operator is called, with and without its overload."""
     names = qualified_names(target)
     return names | qualified_names(str(target.overloadpacket)) if isinstance(target, OpOverload) else names

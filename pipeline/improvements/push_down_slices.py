@@ -19,6 +19,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import is_pointwise
 from pipeline.aten.traits import Does, does, states_sizes, targets
+from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_pure
 from pipeline.improvements.rewriting import (
     Node,
@@ -192,7 +193,7 @@ def _unflattened(node: Node) -> range:
     return range(first, first + len(argument(node, "sizes")))
 
 
-READS: tuple[tuple[Collection[Any], Callable[[Node, int], Dims | None]], ...] = (
+READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...] = (
     ((aten.linear.default, *NORMS), _along_leading),
     ((aten.mm.default, aten.matmul.default), _matmul),
     ((aten.addmm.default,), _addmm),
@@ -236,7 +237,7 @@ class _Narrowing:
             arguments[1] = [*sizes[:dim], self.chosen.count, *sizes[dim + 1 :]]
         return self.rewriting.create(node.target, tuple(arguments), dict(node.kwargs), node)
 
-    def _rows(self, value: Any, dim: int, reader: Node) -> Node:
+    def _rows(self, value: Argument, dim: int, reader: Node) -> Node:
         """The rows of an argument: computed alone, or selected, once for all who read them."""
         if (value, dim) not in self.made:
             cut = (value, dim, self.chosen.start, self.chosen.stop)

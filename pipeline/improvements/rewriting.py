@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
@@ -13,6 +13,7 @@ from pipeline.aten import graphs
 from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument, Target
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.claims import Claims
 from pipeline.converters.registry import ConverterRegistry
@@ -34,9 +35,9 @@ SMALL = 1 << 22
 class Claimed:
     """The target, to passes of ours, of a call that a converter of the user's may take."""
 
-    target: Any
+    target: Target
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """The operator's result: fx takes callables for targets."""
         return self.target(*args, **kwargs)
 
@@ -49,7 +50,7 @@ class Rewriting:
         self.claims = Claims.of(registry, DECOMPOSITIONS, program.settings)
         self.graph = graphs.copied(program.graph)
         self.mode = fake_mode(program.graph)
-        self.made: dict[str, Any] = {}
+        self.made: dict[str, Argument] = {}
 
     def run_protected(self, each: Improvement) -> None:
         """Apply a pass that leaves alone what a HIGH converter of the user's may take: the pass knows none of these
@@ -78,13 +79,13 @@ class Rewriting:
             if isinstance(node.target, Claimed):
                 node.target = node.target.target
 
-    def nodes(self, *targets: Any) -> Iterator[Node]:
+    def nodes(self, *targets: object) -> Iterator[Node]:
         """The calls of these operators, in order; the graph may change meanwhile."""
         for node in list(self.graph.nodes):
             if node.op == "call_function" and node.target in targets and not node._erased:
                 yield node
 
-    def create(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Node) -> Node:
+    def create(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], before: Node) -> Node:
         """A call before a node and on behalf of it, with the fake value that it gives."""
         key = f"{target} {signature(args)} {signature(kwargs)}"
         if key not in self.made:
@@ -94,7 +95,9 @@ class Rewriting:
         node.meta = {**origin(before.meta), "val": self.made[key]}
         return node
 
-    def offer(self, old: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node | None:
+    def offer(
+        self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
+    ) -> Node | None:
         """The call in the place of ``old``; None, and no change, if no converter takes it or it gives another type."""
         new = self.create(target, args, kwargs or {}, old)
         if self.accepted(new) and self.replace(old, new):
@@ -130,7 +133,7 @@ class Rewriting:
                 waiting += dead.all_input_nodes
                 self.graph.erase_node(dead)
 
-    def is_constant(self, node: Any) -> bool:
+    def is_constant(self, node: object) -> bool:
         """Whether a value is the same at every call: a number, or made of the model's own tensors."""
         if not isinstance(node, Node):
             return True
@@ -138,14 +141,14 @@ class Rewriting:
             return node.name in self.program.constants
         return is_pure(node.target) and all(self.is_constant(n) for n in node.all_input_nodes)
 
-    def literal(self, node: Any) -> torch.Tensor | None:
+    def literal(self, node: Argument) -> torch.Tensor | None:
         """The value of a small constant that none of the model's own tensors has a part in."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
         return recipe.evaluate(self.program.parameters)
 
-    def number(self, value: Any) -> float | None:
+    def number(self, value: object) -> float | None:
         """A Python number, or the only element of a constant without parameters."""
         if isinstance(value, bool | int | float):
             return float(value)
@@ -183,7 +186,7 @@ def alike(a: Node, b: Node) -> bool:
     return str(x) == str(y)
 
 
-def dtype_of(node: Any) -> torch.dtype | None:
+def dtype_of(node: object) -> torch.dtype | None:
     """The dtype of a node that holds a tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value.dtype if isinstance(value, torch.Tensor) else None
@@ -213,7 +216,7 @@ def rank_of(node: Node) -> int:
     return int(node.meta["val"].dim())
 
 
-def source_of(node: Node) -> Any:
+def source_of(node: Node) -> Argument:
     """A node's first argument."""
     return node.args[0]
 

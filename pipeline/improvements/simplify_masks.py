@@ -7,13 +7,14 @@ Models make masks out of counted positions, ``arange(n)[:, None] >= arange(n)``,
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.traits import PART, Does, does
+from pipeline.aten.types import Argument
 from pipeline.improvements.fuse_attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -57,7 +58,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
         rewriting.erase(made)
 
 
-def constant_of(rewriting: Rewriting, node: Any) -> float | None:
+def constant_of(rewriting: Rewriting, node: object) -> float | None:
     """The number that all elements of a tensor are; None where they differ or are not known."""
     bounds = _bounds(rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
@@ -75,7 +76,7 @@ Bounds: TypeAlias = tuple[float, float]
 ANY_BOOL: Bounds = (0.0, 1.0)
 
 
-def _bounds(rewriting: Rewriting, node: Any) -> Bounds | None:
+def _bounds(rewriting: Rewriting, node: object) -> Bounds | None:
     """Between which numbers the elements of a tensor lie; None if that is not known."""
     if not isinstance(node, Node):
         return (float(node), float(node)) if isinstance(node, bool | int | float) and node == node else None
@@ -90,7 +91,7 @@ def _bounds(rewriting: Rewriting, node: Any) -> Bounds | None:
 
 def _computed(rewriting: Rewriting, node: Node) -> Bounds | None:
     """The bounds of what an operator gives, before its dtype rounds them."""
-    args: Any = node.args
+    args: Argument = node.args
     if node.target is aten.arange.default:
         return 0.0, math.inf
     if node.target is aten.full.default:
@@ -115,7 +116,7 @@ def _computed(rewriting: Rewriting, node: Node) -> Bounds | None:
     return _cast(inner, dtype_of(args[0]), dtype_of(node))
 
 
-def _either(rewriting: Rewriting, *nodes: Any) -> Bounds | None:
+def _either(rewriting: Rewriting, *nodes: object) -> Bounds | None:
     """The bounds of elements that are taken from any of these."""
     each = [bounds for node in nodes if (bounds := _bounds(rewriting, node)) is not None]
     return (min(low for low, _ in each), max(high for _, high in each)) if len(each) == len(nodes) else None
@@ -165,7 +166,7 @@ class Counted:
     start: int
 
 
-def _counted(rewriting: Rewriting, node: Any) -> Counted | None:
+def _counted(rewriting: Rewriting, node: object) -> Counted | None:
     """How a tensor counts, if it does."""
     if not isinstance(node, Node):
         return None

@@ -23,7 +23,7 @@ class Attribute:
     exists: Callable[[Any], bool] = lambda layer: True
 
 
-def dims(holder: Any, name: str) -> tuple[int, ...] | None:
+def dims(holder: object, name: str) -> tuple[int, ...] | None:
     """Dims as a tuple, or None where TensorRT holds none: their length is then -1 on 1.4, None or an error since."""
     try:
         value = getattr(holder, name)
@@ -32,41 +32,41 @@ def dims(holder: Any, name: str) -> tuple[int, ...] | None:
         return None
 
 
-def plain(layer: Any, name: str) -> Value:
+def plain(layer: trt.ILayer, name: str) -> Value:
     value: Value = getattr(layer, name)
     return value
 
 
-def enum(layer: Any, name: str) -> Value:
+def enum(layer: trt.ILayer, name: str) -> Value:
     return enum_name(getattr(layer, name))
 
 
-def dtype(layer: Any, name: str) -> Value:
+def dtype(layer: trt.ILayer, name: str) -> Value:
     return dtype_name(getattr(layer, name))
 
 
-def mask(layer: Any, name: str) -> Value:
+def mask(layer: trt.ILayer, name: str) -> Value:
     """TensorRT gives a set of axes as the bits of an integer."""
     bits = int(getattr(layer, name))
     return tuple(axis for axis in range(bits.bit_length()) if bits >> axis & 1)
 
 
-def permutation(layer: Any, name: str) -> Value:
+def permutation(layer: trt.ILayer, name: str) -> Value:
     """Eight entries whatever the rank; the identity, which is the default, is None."""
     order = tuple(getattr(layer, name))
     return None if order == tuple(range(len(order))) else order
 
 
-def floats(layer: Any, name: str) -> Value:
+def floats(layer: trt.ILayer, name: str) -> Value:
     return tuple(float(value) for value in getattr(layer, name))
 
 
-def scales(layer: Any, name: str) -> Value:
+def scales(layer: trt.ILayer, name: str) -> Value:
     """Only where no output shape was given: TensorRT warns when asked for scales that are not set."""
     return floats(layer, name) if dims(layer, "shape") is None else None
 
 
-def number(layer: Any, name: str) -> Value:
+def number(layer: trt.ILayer, name: str) -> Value:
     """alpha and beta of a fill are floats, or int64 where they were set so."""
     value = getattr(layer, name)
     return int(value) if layer.is_alpha_beta_int64() else float(value)
@@ -76,26 +76,26 @@ def of_attention(read: Read) -> Read:
     return lambda layer, name: read(layer.attention, name)
 
 
-def quantized_to(layer: Any, name: str) -> Value:
+def quantized_to(layer: trt.ILayer, name: str) -> Value:
     """TensorRT logs an error when asked for a type that was not set; type and scale are only set together."""
     attention = layer.attention
     return None if attention.normalization_quantize_scale is None else dtype_name(getattr(attention, name))
 
 
-def of_plugin(layer: Any, name: str) -> Value:
+def of_plugin(layer: trt.ILayer, name: str) -> Value:
     return str(getattr(layer.plugin, name))
 
 
-def serialized(layer: Any, name: str) -> Value:
+def serialized(layer: trt.ILayer, name: str) -> Value:
     """A V2 plugin's own state, by its digest."""
     return digest(layer.plugin.serialize())
 
 
-def of_core(layer: Any, name: str) -> Value:
+def of_core(layer: trt.ILayer, name: str) -> Value:
     return str(getattr(layer.plugin.get_capability_interface(trt.PluginCapabilityType.CORE), name))
 
 
-def fields(layer: Any, name: str) -> Value:
+def fields(layer: trt.ILayer, name: str) -> Value:
     """A V3 plugin's own state: (name, type, digest of the data) of each field it serializes."""
     runtime = layer.plugin.get_capability_interface(trt.PluginCapabilityType.RUNTIME)
     return tuple((str(f.name), enum_name(f.type), digest(f.data)) for f in runtime.get_fields_to_serialize())
@@ -109,7 +109,7 @@ def rows(read: Read, *names: str, unless: int | None = None) -> tuple[Attribute,
     return tuple(Attribute(name, read, unless) for name in names)
 
 
-def has(name: str) -> Callable[[Any], bool]:
+def has(name: str) -> Callable[[object], bool]:
     return lambda layer: hasattr(layer, name)
 
 
@@ -126,7 +126,7 @@ def later_attention_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
     return tuple(Attribute(name, of_attention(read), exists=attention_has(name)) for name in names)
 
 
-def has_no_causal_kind(layer: Any) -> bool:
+def has_no_causal_kind(layer: trt.ILayer) -> bool:
     """`causal_kind` took the place of `causal` in RTX 1.5 and 11.0."""
     return not hasattr(layer.attention, "causal_kind")
 

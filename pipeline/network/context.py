@@ -59,7 +59,7 @@ class ConversionContext:
         ranges: the values each symbol may take.
     """
 
-    net: Any
+    net: trt.INetworkDefinition
     compilation_settings: CompilationSettings
     log: Log
     requires_output_allocator: bool = False
@@ -76,7 +76,7 @@ class ConversionContext:
     ranges: Symbols = field(factory=dict)
     _used: Counter[str] = field(factory=Counter)
 
-    def note_shape(self, tensor: Any, shape: Shape) -> None:
+    def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
         """Remember a tensor's shape as the program knows it: equal sizes are then seen to be equal, and a size that
         depends on data can be read off the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
@@ -90,7 +90,7 @@ class ConversionContext:
         self._used[name] += 1
         return self.unique(f"{name}.{count}") if count else name
 
-    def add(self, name: str, kind: str, *args: Any, **kwargs: Any) -> Any:
+    def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
         """The layer that ``net.add_<kind>`` makes, named ``name:kind``; an error with TensorRT's words if none."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)

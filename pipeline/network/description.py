@@ -173,7 +173,7 @@ def held_weights(net: "trt.INetworkDefinition") -> Iterator[Held]:
         yield from weights_in(layer_of(net, index))
 
 
-def weights_in(layer: Any) -> Iterator[Held]:
+def weights_in(layer: trt.ILayer) -> Iterator[Held]:
     """The weights of a layer that has the class of its kind."""
     for role in WEIGHTS.get(layer_kind(layer), ()):
         values = getattr(layer, role)
@@ -206,10 +206,10 @@ class _Description:
         self.names: dict[int, str] = {}
         self.taken: set[str] = set()
         self.kept: list[Any] = []
-        self.bounds: dict[str, list[Any]] = {}
+        self.bounds: dict[str, list[object]] = {}
         self.weights: dict[str, Weight] = {}
 
-    def of(self, net: Any, name: str, profile: Profile | None) -> Network:
+    def of(self, net: trt.INetworkDefinition, name: str, profile: Profile | None) -> Network:
         inputs = tuple(self.input(net.get_input(i), f"input.{i}") for i in range(net.num_inputs))
         outputs = [net.get_output(i) for i in range(net.num_outputs)]
         for index, output in enumerate(outputs):
@@ -223,29 +223,29 @@ class _Description:
         bindings = tuple(self.tensor(output, "") for output in outputs)
         return Network(name, inputs, bindings, layers, tuple(self.weights.values()), profile)
 
-    def tensor_name(self, tensor: Any, default: str) -> str:
+    def tensor_name(self, tensor: trt.ITensor, default: str) -> str:
         if id(tensor) not in self.names:
             self.kept.append(tensor)
             self.names[id(tensor)] = _distinct(tensor.name or default, self.taken)
         return self.names[id(tensor)]
 
-    def name_outputs(self, layer: Any, own: str) -> None:
+    def name_outputs(self, layer: trt.ILayer, own: str) -> None:
         """Before any row is made: a recurrence takes a tensor of a later layer."""
         for index in range(layer.num_outputs):
             self.tensor_name(layer.get_output(index), f"{own}.{index}")
 
-    def tensor(self, tensor: Any, default: str) -> Tensor:
+    def tensor(self, tensor: trt.ITensor, default: str) -> Tensor:
         name, shape = self.tensor_name(tensor, default), dims(tensor, "shape")
         if shape is None:
             raise ValueError(f"tensor {name!r} has no shape: its layer is invalid, see TensorRT's log")
         return Tensor(name, dtype_name(tensor.dtype), shape)
 
-    def input(self, tensor: Any, default: str) -> Tensor:
+    def input(self, tensor: trt.ITensor, default: str) -> Tensor:
         found = self.tensor(tensor, default)
         names = tuple(tensor.get_dimension_name(i) for i in range(len(found.shape)))
         return attrs.evolve(found, dimension_names=names if any(names) else ())
 
-    def layer(self, layer: Any, own: str) -> Layer:
+    def layer(self, layer: trt.ILayer, own: str) -> Layer:
         kind = layer_kind(layer)
         if kind in UNREADABLE:
             raise ValueError(f"layer {own!r} of kind {kind} has no description: {UNREADABLE[kind]}")
@@ -259,7 +259,7 @@ class _Description:
             weights=tuple(self.weight(held) for held in weights_in(layer)),
         )
 
-    def bound(self, layer: Any) -> Iterator[tuple[str, Value]]:
+    def bound(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
         """Which loop, conditional or attention a boundary layer belongs to, numbered as they appear."""
         for what in ("loop", "conditional", "attention"):
             if hasattr(layer, what):
@@ -286,7 +286,7 @@ class _Description:
         return held.role, weight.name
 
 
-def _attributes(kind: str, layer: Any, inputs: list[Any]) -> Iterator[tuple[str, Value]]:
+def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tuple[str, Value]]:
     for attribute in ATTRIBUTES.get(kind, ()):
         replaced = (
             attribute.unless is not None and attribute.unless < len(inputs) and inputs[attribute.unless] is not None

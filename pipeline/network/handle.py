@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import define, field
 
-from pipeline.trt import Log
+from pipeline.trt import Log, trt
 
 
 @define(eq=False)
@@ -18,8 +18,8 @@ class NetworkHandle:
     among that, which can leave memory while TensorRT does not read them.
     """
 
-    net: Any
-    builder: Any
+    net: trt.INetworkDefinition
+    builder: trt.Builder
     log: Log
     kept: list[Any] = field(factory=list)
     weights: dict[str, Any] = field(factory=dict)

@@ -22,7 +22,7 @@ class ReplayError(PipelineError):
     """A row of a description that cannot be made a layer again: the message names the layer and says why."""
 
 
-def replay(network: Network, weight_of: WeightOf, builder: Any, log: Log) -> Any:
+def replay(network: Network, weight_of: WeightOf, builder: trt.Builder, log: Log) -> trt.INetworkDefinition:
     """A new `INetworkDefinition` of the builder that has this description; the profile is the builder's to add.
 
     weight_of: the `trt.Weights` of a name. What they point at has to live until the engine is built.
@@ -34,12 +34,12 @@ def replay(network: Network, weight_of: WeightOf, builder: Any, log: Log) -> Any
 class _Replay:
     """A network on its way back: tensors by name; loops, conditionals and attentions by their numbers."""
 
-    def __init__(self, network: Network, weight_of: WeightOf, net: Any, log: Log) -> None:
+    def __init__(self, network: Network, weight_of: WeightOf, net: trt.INetworkDefinition, log: Log) -> None:
         self.network, self.weight_of, self.net, self.log = network, weight_of, net, log
-        self.tensors: dict[str, Any] = {}
-        self.owners: dict[tuple[str, Value], Any] = {}
+        self.tensors: dict[str, trt.ITensor] = {}
+        self.owners: dict[tuple[str, Value], object] = {}
 
-    def run(self) -> Any:
+    def run(self) -> trt.INetworkDefinition:
         self.net.name = self.network.name
         for tensor in self.network.inputs:
             made = self.net.add_input(tensor.name, dtype_called(tensor.dtype), tensor.shape)
@@ -54,7 +54,7 @@ class _Replay:
             self.net.set_weights_name(self.weight_of(weight.name), weight.name)
         return self.net
 
-    def layer(self, row: Layer) -> Any:
+    def layer(self, row: Layer) -> trt.ILayer:
         """The row's layer, named, with its attributes; inputs that come later are missing still."""
         mark = self.log.mark()
         made = self.made(row)
@@ -67,7 +67,7 @@ class _Replay:
         self.set_attributes(row, made)
         return made
 
-    def made(self, row: Layer) -> Any:
+    def made(self, row: Layer) -> trt.ILayer:
         inputs = [None if name is None else self.tensors.get(name) for name in row.inputs]
         if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
             return self.attention(row, inputs)
@@ -85,7 +85,7 @@ class _Replay:
             self.owners[key] = self.net.add_loop() if key[0] == "loop" else self.net.add_if_conditional()
         return self.owners[key]
 
-    def attention(self, row: Layer, inputs: list[Any]) -> Any:
+    def attention(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
         """TensorRT makes both boundaries at once, where the first of them stands."""
         if row.kind == "ATTENTION_OUTPUT":
             return layer_of(self.net, self.net.num_layers - 1)
@@ -107,7 +107,7 @@ class _Replay:
 
         return of
 
-    def set_attributes(self, row: Layer, layer: Any) -> None:
+    def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
         """Whatever differs from what the new layer has."""
         for attribute in ATTRIBUTES.get(row.kind, ()):
             value = row.attribute(attribute.name)
@@ -115,7 +115,7 @@ class _Replay:
             if write is not None and value is not None and attribute.read(layer, attribute.name) != value:
                 write(layer, attribute.name, value)
 
-    def connect(self, row: Layer, layer: Any) -> None:
+    def connect(self, row: Layer, layer: trt.ILayer) -> None:
         """The inputs that the layer was not made with: optional ones, and those that a later layer gives."""
         for index, name in enumerate(row.inputs):
             if name is not None and (index >= layer.num_inputs or layer.get_input(index) is None):

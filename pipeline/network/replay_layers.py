@@ -15,7 +15,7 @@ from pipeline.trt import dtype_called, trt
 
 Encode: TypeAlias = Callable[[Any], Any]
 Weights: TypeAlias = Callable[[str], Any]
-Make: TypeAlias = Callable[[Any, Layer, Sequence[Any], Weights], Any]
+Make: TypeAlias = Callable[[trt.INetworkDefinition, Layer, Sequence[trt.ITensor], Weights], trt.ILayer]
 """(network, row, inputs, weights of a role) -> layer"""
 
 
@@ -31,7 +31,7 @@ def _of(name: str) -> Encode:
 def _made(method: str, inputs: int, **arguments: Encode) -> Make:
     """A layer from its first inputs and the attributes that its method takes after them, in their order."""
 
-    def make(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
         return getattr(net, f"add_{method}")(*given[:inputs], *values)
 
@@ -44,51 +44,55 @@ def _listed(method: str, **arguments: Encode) -> Make:
 
 
 def _convolution(method: str) -> Make:
-    def make(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+    def make(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
         maps, size = row.attribute("num_output_maps"), row.attribute("kernel_size_nd")
         return getattr(net, f"add_{method}_nd")(given[0], maps, size, weights("kernel"), weights("bias"))
 
     return make
 
 
-def _constant(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+def _constant(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     return net.add_constant(row.attribute("shape"), weights("weights"))
 
 
-def _scale(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+def _scale(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     mode = trt.ScaleMode.__members__[row.attribute("mode")]
     roles = map(weights, ("shift", "scale", "power"))
     return net.add_scale_nd(given[0], mode, *roles, row.attribute("channel_axis"))
 
 
-def _normalization(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+def _normalization(
+    net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
+) -> trt.ILayer:
     method = "normalization_v2" if row.attribute("is_v2") else "normalization"
     return _made(method, 3, axes=_bits)(net, row, given, weights)
 
 
-def _product(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+def _product(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     first, second = (trt.MatrixOperation.__members__[row.attribute(name)] for name in ("op0", "op1"))
     return net.add_matrix_multiply(given[0], first, given[1], second)
 
 
-def _slice(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+def _slice(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     """Where inputs give start, size and stride, the layer is made with zeros, as many as the others have."""
     plain = [row.attribute(name) for name in ("start", "shape", "stride")]
     count = next((len(value) for value in (*plain, row.attribute("axes")) if value is not None), len(given[0].shape))
     return net.add_slice(given[0], *((0,) * count if value is None else value for value in plain))
 
 
-def _fill(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+def _fill(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     operation, dtype = _of("FillOperation")(row.attribute("operation")), dtype_called(row.attribute("to_type"))
     return net.add_fill(row.attribute("shape", (0,)), operation, dtype)
 
 
-def _topk(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+def _topk(net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights) -> trt.ILayer:
     operation, axes = _of("TopKOperation")(row.attribute("op")), _bits(row.attribute("axes"))
     return net.add_topk(given[0], operation, row.attribute("k", 1), axes, dtype_called(row.attribute("indices_type")))
 
 
-def _dynamic_quantize(net: Any, row: Layer, given: Sequence[Any], weights: Weights) -> Any:
+def _dynamic_quantize(
+    net: trt.INetworkDefinition, row: Layer, given: Sequence[trt.ITensor], weights: Weights
+) -> trt.ILayer:
     types = {"to_type": dtype_called, "scale_type": dtype_called}
     if row.attribute("block_shape"):
         return _made("dynamic_quantize_v2", 1, block_shape=tuple, **types)(net, row, given, weights)
@@ -168,11 +172,11 @@ UNREPLAYED: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _assign(encode: Encode) -> Callable[[Any, str, Any], None]:
+def _assign(encode: Encode) -> Callable[[object, str, object], None]:
     return lambda layer, name, value: setattr(layer, name, encode(value))
 
 
-def _set_member(layer: Any, name: str, member: str) -> None:
+def _set_member(layer: trt.ILayer, name: str, member: str) -> None:
     setattr(layer, name, type(getattr(layer, name)).__members__[member])
 
 

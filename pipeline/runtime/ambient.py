@@ -8,9 +8,10 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import MethodType
-from typing import Any
 
 import torch
+
+from pipeline.aten.types import Leaf
 
 _DEVICES = ("cpu", "cuda")
 
@@ -36,7 +37,9 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
     return inside
 
 
-def _within(dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _within(
+    dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
+) -> Leaf:
     """A call under autocast. What it is of is an argument and no closure: copies of the module then call their own."""
     with _autocast(dtypes):
         return forward(*args, **kwargs)

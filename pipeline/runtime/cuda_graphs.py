@@ -16,6 +16,7 @@ from weakref import WeakMethod
 import torch
 from attrs import evolve
 
+from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.graph_copies import Instance
@@ -50,7 +51,7 @@ class CapturedCall:
         self,
         worker: OnGpu,
         plan: CallPlan,
-        leaves: Sequence[Any],
+        leaves: Sequence[Leaf],
         pool: Any,
         reuse: bool,
         still: Mapping[int, int],
@@ -76,7 +77,7 @@ class CapturedCall:
     def _new_graph(self) -> torch.cuda.CUDAGraph:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
 
-    def _written_at_once(self, values: Sequence[Any]) -> dict[int, int]:
+    def _written_at_once(self, values: Sequence[object]) -> dict[int, int]:
         """The slots of large outputs, by number, that engines fill: if nothing else is done with them."""
         engines = all(step.segment.kind != "torch" for step in self.layout.steps)
         if not engines or self.layout.writes or not self._copies_out:
@@ -89,7 +90,7 @@ class CapturedCall:
     def _copies_out(self) -> bool:
         return self._inside and not self.reuse and self.plan.home is None
 
-    def _run(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _run(self, leaves: Sequence[Leaf]) -> tuple[list[Any], list[Any]]:
         """All slots and the outputs of a run on the graph's copies of the inputs."""
         values = self.plan.template.copy()
         for given, slot, _ in self.plan.moves:
@@ -97,7 +98,7 @@ class CapturedCall:
         self._executor.run(values, self.plan.symbols)
         return values, self._executor.results(values, leaves, evolve(self.plan, home=None))
 
-    def _captured(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Take]]:
+    def _captured(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[Take]]:
         turn, stream, caller = self._turn, graph_copies.capture_stream(self._lane.device), self._lane.here()
         stream.wait_stream(caller)
         turn.captured = True
@@ -113,7 +114,7 @@ class CapturedCall:
             caller.wait_stream(stream)
 
     @torch.no_grad()
-    def _captured_for(self, leaves: Sequence[Any], made: Sequence[torch.Tensor | None]) -> Instance:
+    def _captured_for(self, leaves: Sequence[Leaf], made: Sequence[torch.Tensor | None]) -> Instance:
         """An instance whose large outputs are written to this memory, without a copy."""
         turn, graph = self._turn, self._new_graph()
         with _capturing, torch.cuda.stream(graph_copies.capture_stream(self._lane.device)):
@@ -128,7 +129,7 @@ class CapturedCall:
         instantiate(graph)
         return instance(graph, list(self._fed.values()), takes)
 
-    def _body(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Take]]:
+    def _body(self, leaves: Sequence[object]) -> tuple[list[Any], list[Any], list[Take]]:
         """What is captured: copies in, the program, what is written to buffers, copies out."""
         if self._inside:
             for feed in self._fed.values():
@@ -146,7 +147,7 @@ class CapturedCall:
         """Whether an output is an input, or a parameter or buffer that is where the caller is given outputs."""
         return output.input_index is not None or (output.held is not None and self.plan.is_home(value))
 
-    def reads(self, leaves: Sequence[Any]) -> bool:
+    def reads(self, leaves: Sequence[Leaf]) -> bool:
         """Whether the inputs that are read where they were are there again."""
         for given, address in self.still:
             value = leaves[given]
@@ -154,7 +155,7 @@ class CapturedCall:
                 return False
         return True
 
-    def __call__(self, leaves: Sequence[Any], stream: int) -> list[Any]:
+    def __call__(self, leaves: Sequence[object], stream: int) -> list[Leaf]:
         """The outputs for these inputs, on the current stream, whose handle is given."""
         made: Sequence[torch.Tensor | None] = self._replay(leaves, stream)
         if self._as_made:
@@ -168,7 +169,7 @@ class CapturedCall:
         ]
 
     @torch.no_grad()
-    def _write(self, leaves: Sequence[Any]) -> None:
+    def _write(self, leaves: Sequence[Leaf]) -> None:
         for given, value in self.written:
             leaves[given].copy_(value)
 
@@ -189,9 +190,9 @@ class CudaGraphs:
         self.kept: dict[CallPlan, CapturedCall] = {}
         self.refused: dict[CallPlan, str] = {}
         self._seen: dict[CallPlan, dict[int, int]] = {}
-        self._pool: Any = None
+        self._pool: object = None
 
-    def of(self, plan: CallPlan, leaves: Sequence[Any], worker: OnGpu) -> CapturedCall | None:
+    def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: OnGpu) -> CapturedCall | None:
         """The graph of a plan that reads these inputs; None at the plan's first call, and where it cannot be captured.
 
         It is captured again, at most once for each input, when an input that it reads where it was lies elsewhere.
@@ -213,7 +214,7 @@ class CudaGraphs:
             return self._capture(plan, leaves, worker, still)
 
     def _capture(
-        self, plan: CallPlan, leaves: Sequence[Any], worker: OnGpu, still: Mapping[int, int]
+        self, plan: CallPlan, leaves: Sequence[object], worker: OnGpu, still: Mapping[int, int]
     ) -> CapturedCall | None:
         reason = None if worker.executor.layout.static else "sizes inside it depend on its inputs' values"
         self.kept.pop(plan, None)

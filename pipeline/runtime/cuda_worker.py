@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from pipeline.aten.types import Leaf
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine
@@ -25,7 +25,7 @@ class EngineStep:
     def __init__(self, session: Session, turn: Turn, gives: Sequence[int], own: bool) -> None:
         self.session, self.turn, self.gives, self.own = session, turn, gives, own
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: list[Leaf]) -> Sequence[object]:
         turn = self.turn
         if not turn.captured:
             return self.session(inputs, turn.stream, own=self.own, like=turn.plan)
@@ -59,7 +59,7 @@ class CudaWorker:
             runners = [runner(step, part) for step, part in zip(layout.steps, parts, strict=True)]
         self.executor = SegmentExecutor(layout, runners, device)
 
-    def __call__(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+    def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         """The program's outputs for these inputs, in the order of the current stream."""
         if self.lane.elsewhere():
             with torch.cuda.device(self.lane.device):
@@ -70,14 +70,14 @@ class CudaWorker:
                 return graph(leaves, self.lane.handle())
         return self._run(plan, leaves)
 
-    def _run(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+    def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         """The same without a graph."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(plan, leaves)
         return self.lane.run(self._on, plan, leaves)
 
-    def _on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+    def _on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         self.turn.stream, self.turn.plan = stream, plan if self._static else None
         return self.executor(plan, leaves)
 

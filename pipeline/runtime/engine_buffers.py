@@ -43,19 +43,19 @@ def described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
-def bindings(cuda_engine: Any) -> dict[str, Binding]:
+def bindings(cuda_engine: trt.ICudaEngine) -> dict[str, Binding]:
     """The engine's inputs and outputs by name."""
     names = [cuda_engine.get_tensor_name(i) for i in range(cuda_engine.num_io_tensors)]
     return {name: _binding(cuda_engine, name) for name in names}
 
 
-def _binding(cuda_engine: Any, name: str) -> Binding:
+def _binding(cuda_engine: trt.ICudaEngine, name: str) -> Binding:
     dtype, shape = to_torch(cuda_engine.get_tensor_dtype(name)), tuple(cuda_engine.get_tensor_shape(name))
     alias = cuda_engine.get_aliased_input_tensor(name) if CAPABILITIES.kv_cache_update else None
     return Binding(name, dtype, shape, enum_name(cuda_engine.get_tensor_location(name)) == "HOST", alias or None)
 
 
-def placed(value: Any, binding: Binding, device: torch.device) -> torch.Tensor:
+def placed(value: object, binding: Binding, device: torch.device) -> torch.Tensor:
     """A value as TensorRT reads it: contiguous, aligned, on the GPU or, as a copy of our own, in host memory."""
     tensor = torch.as_tensor(value).detach()
     if tensor.dtype == torch.float64 and binding.dtype == torch.float32:

@@ -17,7 +17,7 @@ import torch
 
 from pipeline.network.description import Network
 from pipeline.runtime.atomic import replacing
-from pipeline.trt import CAPABILITIES, LIBRARY
+from pipeline.trt import CAPABILITIES, LIBRARY, trt
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class RuntimeCache:
             return cls(None)
         return cls((default_directory() if kept is True else Path(kept)) / f"{cache_key(network)}.kernels")
 
-    def attach(self, cuda_engine: Any) -> None:
+    def attach(self, cuda_engine: trt.ICudaEngine) -> None:
         """Make TensorRT's cache for this engine, with what the file holds."""
         self.handle = cuda_engine.create_runtime_config().create_runtime_cache()
         stored = self._stored()

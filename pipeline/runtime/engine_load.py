@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from attrs import evolve, field, frozen
 
+from pipeline.aten.types import Leaf
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network, Profile, Tensor
 from pipeline.network.engine import Engine
@@ -40,7 +41,7 @@ def listening() -> Iterator[Said]:
                 LOG.messages.clear()
 
 
-def load(engine: Engine) -> Any:
+def load(engine: Engine) -> Leaf:
     """The ``ICudaEngine`` of a serialized engine, on the current GPU.
 
     Raises:
@@ -67,7 +68,7 @@ def require_gpu(what: str) -> None:
 class LoadedEngine:
     """An engine on a GPU, of which contexts are made: shared by all that run it."""
 
-    cuda_engine: Any = field(repr=False)
+    cuda_engine: trt.ICudaEngine = field(repr=False)
     network: Network = field(repr=False)
     specialization: str = "none"
     cache: RuntimeCache | None = None
@@ -94,7 +95,7 @@ class LoadedEngine:
         if self.cache is not None:
             self.cache.save()
 
-    def context(self, said: Said, *, graph: bool = False) -> Any:
+    def context(self, said: Said, *, graph: bool = False) -> Leaf:
         """A new execution context that is given its memory; with ``graph`` TensorRT-RTX launches it as a CUDA graph."""
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if CAPABILITIES.runtime_config:
@@ -129,7 +130,7 @@ def as_bound(network: Network, names: Mapping[str, str]) -> Network:
 
 
 @cache
-def _runtime() -> Any:
+def _runtime() -> Leaf:
     return trt.Runtime(LOG)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
+from pipeline.aten.types import Leaf
 from pipeline.errors import RefitError
 from pipeline.network.engine import Engine
 from pipeline.recipes import held
@@ -55,7 +56,7 @@ def _weight(value: torch.Tensor) -> torch.Tensor:
     return held(value.detach().cpu().contiguous())
 
 
-def _supply(refitter: Any, weights: Mapping[str, torch.Tensor], due: Collection[str]) -> bool:
+def _supply(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], due: Collection[str]) -> bool:
     """Hand all weights to TensorRT; whether it took any."""
     known = frozenset(refitter.get_all_weights())
     refused = {name: _refusal(refitter, name, value, known) for name, value in weights.items()}
@@ -69,7 +70,7 @@ def _supply(refitter: Any, weights: Mapping[str, torch.Tensor], due: Collection[
     return not all(refused.values())
 
 
-def _refusal(refitter: Any, name: str, value: torch.Tensor, known: Collection[str]) -> str:
+def _refusal(refitter: trt.Refitter, name: str, value: torch.Tensor, known: Collection[str]) -> str:
     """Hand a weight to TensorRT; why it was refused, or nothing."""
     if name not in known:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
@@ -80,7 +81,7 @@ def _refusal(refitter: Any, name: str, value: torch.Tensor, known: Collection[st
     return f"TensorRT refused {described(value.dtype, tuple(value.shape))}; {holds}"
 
 
-def _serialized(loaded: Any) -> Any:
+def _serialized(loaded: Any) -> Leaf:
     """The plan of a refitted engine: with its weights, and refittable."""
     config = loaded.create_serialization_config()
     flags = trt.SerializationFlag.__members__

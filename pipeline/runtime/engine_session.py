@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.aten.types import Leaf
 from pipeline.errors import ExecutionError
 from pipeline.runtime.engine_buffers import (
     ALIGNMENT,
@@ -24,7 +25,7 @@ from pipeline.runtime.engine_buffers import (
     plain,
 )
 from pipeline.runtime.engine_load import LOG, LoadedEngine, Said, listening
-from pipeline.trt import CAPABILITIES
+from pipeline.trt import CAPABILITIES, trt
 
 COPIED = 16 << 20
 """Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
@@ -80,7 +81,7 @@ class Session:
         self.buffers: dict[str, OutputBuffer] = {}
         self.slabs = {b.name: Slab(b.dtype, self.device) for b in self.known.values()}
         self.empty = {b.name: torch.empty(256, dtype=torch.uint8, device=self._home(b)) for b in self.known.values()}
-        self.plans: dict[Any, EnginePlan] = {}
+        self.plans: dict[object, EnginePlan] = {}
         self._current: EnginePlan | None = None
         self._like: object = None
         self._fresh = True
@@ -95,14 +96,14 @@ class Session:
 
     def __call__(
         self,
-        inputs: Sequence[Any],
+        inputs: Sequence[Leaf],
         stream: torch.cuda.Stream,
         *,
         own: bool = False,
         loose: bool = False,
         into: Mapping[int, torch.Tensor] = NOWHERE,
         like: object = None,
-    ) -> list[Any]:
+    ) -> list[Leaf]:
         """The outputs of a run on the stream, which has to be the current one.
 
         Args:
@@ -144,7 +145,7 @@ class Session:
             for binding, result, memory in zip(self.outputs, results, plan.results, strict=True)
         ]
 
-    def _planned(self, inputs: Sequence[Any], *, loose: bool) -> EnginePlan:
+    def _planned(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
         """The plan for inputs like these, which is the current one now."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         key = (loose, *shapes, self._values(inputs) if self.on_host else ())
@@ -170,7 +171,7 @@ class Session:
         aligned = value.data_ptr() % ALIGNMENT == 0
         return aligned and value.dtype == dtype and plain(value) and value.device == self.device
 
-    def _values(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def _values(self, inputs: Sequence[object]) -> tuple[Any, ...]:
         """The inputs whose values TensorRT reads on the host: other values, another plan."""
         return tuple(
             tuple(v.flatten().tolist()) if isinstance(v := inputs[i], torch.Tensor) else v for i in self.on_host
@@ -188,7 +189,7 @@ class Session:
         if not done:
             raise ExecutionError(f"{self.network.name}: TensorRT refused {what} ({said()})")
 
-    def _enter(self, plan: EnginePlan | None, key: Any, inputs: Sequence[Any], *, loose: bool) -> EnginePlan:
+    def _enter(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
         """Make a plan the current one: shapes and addresses are TensorRT's from here on."""
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, was given {len(inputs)}")
@@ -215,14 +216,14 @@ class Session:
         self._current = made
         return made
 
-    def _remember(self, key: Any, plan: EnginePlan) -> None:
+    def _remember(self, key: object, plan: EnginePlan) -> None:
         if len(self.plans) >= PLANS:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # a run may still read the host memory of the plan that goes
             self.plans.pop(next(iter(self.plans)))
         self.plans[key] = plan
 
-    def _inputs_of(self, inputs: Sequence[Any], *, loose: bool) -> EnginePlan:
+    def _inputs_of(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
         """Where each input of such shapes will be read."""
         shapes, fixed, copies, free = [], [], [], []
         for position, (binding, value) in enumerate(zip(self.inputs, inputs, strict=True)):
@@ -237,7 +238,7 @@ class Session:
                 free.append(position)
         return EnginePlan(tuple(shapes), tuple(fixed), tuple(copies), tuple(free))
 
-    def _checked(self, binding: Binding, value: Any) -> torch.Tensor:
+    def _checked(self, binding: Binding, value: object) -> torch.Tensor:
         tensor = torch.as_tensor(value)
         shape, dtype = tuple(tensor.shape), tensor.dtype
         narrowed = dtype == torch.float64 and binding.dtype == torch.float32
@@ -337,7 +338,7 @@ def _fixed(binding: Binding) -> bool:
     return -1 not in binding.shape and not binding.on_host and size <= COPIED
 
 
-def lend_memory(context: Any, memory: torch.Tensor) -> None:
+def lend_memory(context: trt.IExecutionContext, memory: torch.Tensor) -> None:
     """Give a context its memory for activations."""
     if hasattr(context, "set_device_memory"):
         context.set_device_memory(memory.data_ptr(), memory.numel())

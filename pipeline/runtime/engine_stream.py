@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -41,7 +41,7 @@ class Lane:
             self._move(torch.cuda.current_stream(self.device))
         return handle
 
-    def run(self, body: Callable[..., T], *args: Any) -> T:
+    def run(self, body: Callable[..., T], *args: object) -> T:
         """``body`` with a stream for TensorRT, which is the current one in it, and the rest of what it takes."""
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
             return body(self.here(), *args)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from pipeline.aten.types import Leaf
+
 try:
     from cuda.bindings import runtime
 except ImportError:
@@ -57,7 +59,7 @@ def copies(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Copy]:
     return found
 
 
-def nodes(whole: Any, kind: str) -> list[Any]:
+def nodes(whole: object, kind: str) -> list[Leaf]:
     """The nodes of a kind, such as ``Memset``, in a graph of CUDA's."""
     _, count = checked(cudart.cudaGraphGetNodes(whole))
     every, _ = checked(cudart.cudaGraphGetNodes(whole, count))
@@ -68,7 +70,7 @@ def nodes(whole: Any, kind: str) -> list[Any]:
 class CopyNode:
     """A copy inside an instance of a graph."""
 
-    def __init__(self, executable: Any, copy: Copy) -> None:
+    def __init__(self, executable: object, copy: Copy) -> None:
         self._executable, self._node, self._nbytes = executable, copy.node, copy.nbytes
         self._source, self._target = copy.source, copy.target
         self._kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.graph_copies import checked, nodes
 
@@ -54,7 +55,7 @@ def instantiate(graph: torch.cuda.CUDAGraph) -> None:
     graph.instantiate()
 
 
-def _kernels(fills: Iterable[Fill]) -> dict[Fill, Any]:
+def _kernels(fills: Iterable[Fill]) -> dict[Fill, object]:
     """A graph for each, as far as they can be captured."""
     kernels: dict[Fill, Any] = {}
     try:
@@ -64,7 +65,7 @@ def _kernels(fills: Iterable[Fill]) -> dict[Fill, Any]:
     return kernels
 
 
-def _fill(node: Any) -> Fill | None:
+def _fill(node: object) -> Fill | None:
     """What a memset node writes; None if that is not contiguous."""
     (form,) = checked(graph_copies.cudart.cudaGraphMemsetNodeGetParams(node))
     if form.height > 1:
@@ -72,7 +73,7 @@ def _fill(node: Any) -> Fill | None:
     return Fill(int(form.dst), int(form.elementSize), int(form.width), int(form.value))
 
 
-def _captured(fills: Iterable[Fill]) -> Iterable[tuple[Fill, Any]]:
+def _captured(fills: Iterable[Fill]) -> Iterable[tuple[Fill, object]]:
     """Each with a graph that does it."""
     for fill in fills:
         cudart, device = graph_copies.cudart, torch.device("cuda", torch.cuda.current_device())
@@ -87,7 +88,7 @@ def _captured(fills: Iterable[Fill]) -> Iterable[tuple[Fill, Any]]:
         yield fill, made
 
 
-def _replace(whole: Any, node: Any, kernel: Any) -> None:
+def _replace(whole: object, node: object, kernel: object) -> None:
     """Put a graph in the place of a node."""
     cudart = graph_copies.cudart
     before = _neighbours(cudart.cudaGraphNodeGetDependencies, node)
@@ -99,6 +100,6 @@ def _replace(whole: Any, node: Any, kernel: Any) -> None:
     checked(cudart.cudaGraphDestroyNode(node))
 
 
-def _neighbours(of: Any, node: Any) -> list[Any]:
+def _neighbours(of: Any, node: Any) -> list[Leaf]:
     *_, count = checked(of(node))
     return list(checked(of(node, count))[0])[:count] if count else []

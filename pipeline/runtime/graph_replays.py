@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import Maker, maker, plain
 from pipeline.runtime.graph_copies import Copy, CopyNode, Instance
@@ -130,7 +131,7 @@ class Replays:
         """Whether the graph copies every output."""
         self._again = again if self.complete else None
 
-    def __call__(self, leaves: Sequence[Any], stream: int) -> tuple[torch.Tensor | None, ...]:
+    def __call__(self, leaves: Sequence[Leaf], stream: int) -> tuple[torch.Tensor | None, ...]:
         """Launch on the current stream, whose handle is given. Gives each output that the graph copied for the caller;
         None for those that are only in its own memory."""
         if self._own is None:
@@ -157,7 +158,7 @@ class Replays:
                 self._next = None  # the next call will say so
         return made
 
-    def _following(self, own: Instance, leaves: Sequence[Any], stream: int) -> Next:
+    def _following(self, own: Instance, leaves: Sequence[object], stream: int) -> Next:
         """The next launch, if it is on this stream: outputs have memory, and an instance writes to it."""
         made = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in made])
@@ -168,7 +169,7 @@ class Replays:
         return found, made, stream
 
     def _another(
-        self, own: Instance, leaves: Sequence[Any], made: Sequence[torch.Tensor | None], addresses: tuple[int, ...]
+        self, own: Instance, leaves: Sequence[object], made: Sequence[torch.Tensor | None], addresses: tuple[int, ...]
     ) -> Instance:
         """The graph's own instance; or one that is kept for these addresses: captured for them, told of them, or told
         of others, longest ago."""

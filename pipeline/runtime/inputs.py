@@ -10,12 +10,13 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.dtypes import short
+from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.program import Port, Program
 from pipeline.shapes.environment import Relation, solved, value_of
 
 
-def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
     """The call's inputs in the order of the program's; keyword arguments, and the keys of dicts, may come in any order.
 
     Cost: about 30 µs, nearly all of it pytree's.
@@ -25,7 +26,7 @@ def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str,
         TypeError: the structure or a type is not what was compiled for.
     """
     try:
-        given: list[Any] = program.in_spec.flatten_up_to((args, dict(kwargs)))
+        given: list[Leaf] = program.in_spec.flatten_up_to((args, dict(kwargs)))
     except ValueError as error:
         leaves, structure = tree_flatten((args, dict(kwargs)), is_leaf=_is_size)
         if any(map(_is_size, leaves)):  # torch.export makes tuples of them
@@ -36,11 +37,11 @@ def flatten_inputs(program: Program, args: tuple[Any, ...], kwargs: Mapping[str,
     return given
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return isinstance(value, torch.Size)
 
 
-def _otherwise(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: ValueError) -> str:
+def _otherwise(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError) -> str:
     """How a call differs from what was compiled."""
     positional, named = children(program.in_spec)
     keywords = list(named.context or ())
@@ -57,7 +58,7 @@ def _otherwise(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return f"called with {called}; the program was compiled for {compiled}{differ}"
 
 
-def _difference(path: str, value: Any, spec: Any) -> str:
+def _difference(path: str, value: Leaf, spec: Spec) -> str:
     """The first place where an input has another structure than was compiled; empty if there is none that we know."""
     parts, kind = children(spec), spec.type
     if kind not in (list, tuple, dict):
@@ -79,12 +80,12 @@ def _counted(positional: Sequence[str], keywords: Iterable[str]) -> str:
     return f"{first} and {f'the keywords {words}' if (words := ', '.join(keywords)) else 'no keywords'}"
 
 
-def children(spec: Any) -> Sequence[Any]:
+def children(spec: Spec) -> Sequence[Leaf]:
     """The specs of a container's parts, on every version of torch."""
     return spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs  # type: ignore[no-any-return]
 
 
-def _check(port: Port, value: Any) -> None:
+def _check(port: Port, value: object) -> None:
     if port.kind == "constant":
         if not _equal(value, port.value):
             raise TypeError(
@@ -103,18 +104,18 @@ def _check(port: Port, value: Any) -> None:
         raise TypeError(f"input {port.name} is on the meta device: it has a shape and no value")
 
 
-def _equal(value: Any, compiled: Any) -> bool:
+def _equal(value: object, compiled: object) -> bool:
     """Whether a value is the one that is part of the program; NaN is NaN here."""
     return type(value) is type(compiled) and bool(value == compiled or (value != value and compiled != compiled))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor, {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return shorten(repr(value), 80)
 
 
-def bind_symbols(program: Program, given: Sequence[Any]) -> dict[str, int]:
+def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
     """Each symbol's value, read off the inputs' sizes; every size is checked against its range and its expression.
 
     Cost: about 2 µs for each dim and each relation; what it gives depends on ranks and sizes alone, and on Python ints.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_unflatten
 
+from pipeline.aten.types import Leaf, Spec
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network
@@ -70,12 +71,12 @@ class CompiledModule(torch.nn.Module):
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
-        self._plans: dict[Any, CallPlan] = {}
+        self._plans: dict[object, CallPlan] = {}
         self._written = written_inputs(self.program)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Leaf:
         """The outputs that the model gives for these inputs.
 
         Raises:
@@ -97,7 +98,7 @@ class CompiledModule(torch.nn.Module):
             workers.give(worker)
         return self._rebuilt(results)
 
-    def _planned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], CallPlan]:
+    def _planned(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Sequence[object], CallPlan]:
         """The inputs in order and their plan: found by shapes where it can be, else made after every check."""
         names = self._names
         if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
@@ -114,16 +115,16 @@ class CompiledModule(torch.nn.Module):
             return given, self._plan(given)
         return given, known or self._remember(key, self._plan(given))
 
-    def _remember(self, key: Any, plan: CallPlan) -> CallPlan:
+    def _remember(self, key: object, plan: CallPlan) -> CallPlan:
         while len(self._plans) >= PLANS:
             self._plans.pop(next(iter(self._plans)), None)
         self._plans[key] = plan
         return plan
 
-    def _plan(self, given: Sequence[Any]) -> CallPlan:
+    def _plan(self, given: Sequence[Leaf]) -> CallPlan:
         symbols, layout = bind_symbols(self.program, given), self._layout
         home = self._home(given)
-        template: list[Any] = [None] * len(layout.slots)
+        template: list[Leaf] = [None] * len(layout.slots)
         for slot, value in (*layout.constants, *self._constants_on(home).items()):
             template[slot] = value
         for slot, expr in layout.sizes:
@@ -140,7 +141,7 @@ class CompiledModule(torch.nn.Module):
                 template[slot] = value
         return CallPlan(template, symbols, tuple(moves), None if home == self.device else home)
 
-    def _home(self, given: Sequence[Any]) -> torch.device:
+    def _home(self, given: Sequence[object]) -> torch.device:
         """Where outputs go: where inputs are, a GPU before the CPU; where none is a tensor, the CPU if the model was
         captured there."""
         devices = [value.device for value in given if isinstance(value, torch.Tensor)]
@@ -155,7 +156,7 @@ class CompiledModule(torch.nn.Module):
             self._constants.setdefault(home, {slot: value.to(home) for slot, value in own.items()})
         return self._constants[home]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Leaf:
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
@@ -166,13 +167,13 @@ class CompiledModule(torch.nn.Module):
         return self
 
 
-def _key(leaves: Sequence[Any]) -> Any:
+def _key(leaves: Sequence[object]) -> object:
     """By what a plan is found: shapes, dtypes, devices and layouts of tensors, and other inputs themselves."""
     known = torch.Tensor
     return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
 
-def _flat_names(spec: Any) -> tuple[int, tuple[str, ...]] | None:
+def _flat_names(spec: object) -> tuple[int, tuple[str, ...]] | None:
     """The number of positional inputs and the names of the others, if none of them is a container."""
     positional, named = children(spec)
     if any(c.num_leaves != 1 or c.num_children for c in (*children(positional), *children(named))):
@@ -180,7 +181,7 @@ def _flat_names(spec: Any) -> tuple[int, tuple[str, ...]] | None:
     return positional.num_children, tuple(named.context or ())
 
 
-def _rebuilder(spec: Any) -> Callable[[list[Any]], Any]:
+def _rebuilder(spec: Spec) -> Callable[[list[Any]], Any]:
     """Puts outputs in the structure that the model gives; for a tensor or a tuple without asking pytree."""
     if spec.num_leaves == 1 and not spec.num_children:
         return lambda results: results[0]
@@ -203,7 +204,7 @@ def _default_executor(engines: Sequence[Engine]) -> Executor:
 
 
 def _worker(
-    layout: Layout, parts: Sequence[Any], device: torch.device, executor: Executor, settings: CompilationSettings
+    layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
     if executor == "reference":
         return SegmentExecutor(layout, parts, device)
@@ -218,7 +219,7 @@ def _part(
     segment: Segment,
     parameters: Mapping[str, torch.Tensor],
     constant: Callable[[str], torch.Tensor],
-) -> Any:
+) -> object:
     """What runs a segment, for all workers: a function, or an engine of which each worker makes a context."""
     if segment.kind == "torch":
         return torch_segment(module.program, segment, constant, module.device)
@@ -246,7 +247,7 @@ def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, to
     }
     engine = ReferenceEngine(network, weights)
 
-    def run(inputs: list[Any]) -> Sequence[torch.Tensor]:
+    def run(inputs: list[Leaf]) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])
 
     return run

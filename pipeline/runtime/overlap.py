@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
+from pipeline.aten.types import Leaf
 from pipeline.program import Program
 
 Term: TypeAlias = tuple[int, int, int]
@@ -19,7 +20,7 @@ def written_inputs(program: Program) -> tuple[int, ...]:
     return tuple(i for i, port in enumerate(program.inputs) if port.name in targets)
 
 
-def shared(written: Iterable[int], given: Sequence[Any]) -> tuple[int, int] | None:
+def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | None:
     """An input that is written to and one that lies in the same memory, by number; the same twice where elements of it
     do. None if there are none: then it does not matter which is read or written first."""
     for i in written:
@@ -29,7 +30,7 @@ def shared(written: Iterable[int], given: Sequence[Any]) -> tuple[int, int] | No
     return None
 
 
-def check_apart(program: Program, written: Iterable[int], given: Sequence[Any]) -> None:
+def check_apart(program: Program, written: Iterable[int], given: Sequence[object]) -> None:
     """`ValueError` where what is written to one input would be read from another."""
     found = shared(written, given)
     if found is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from attrs import evolve
@@ -52,7 +51,7 @@ class AbsentWeights(FrozenDict[str, torch.Tensor]):
         super().__init__(items)
         object.__setattr__(self, "reason", reason)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return AbsentWeights, (dict(self._items), self.reason)
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from pipeline.aten.types import Leaf
 from pipeline.program import Program, Segment
 
 
 def torch_segment(
     program: Program, segment: Segment, constant: Callable[[str], torch.Tensor], device: torch.device
-) -> Callable[[list[Any]], Sequence[Any]]:
+) -> Callable[[list[Any]], Sequence[object]]:
     """A function from the segment's inputs to its outputs.
 
     constant: gives a constant of the program, by the name of its placeholder, on the device.
@@ -40,7 +41,7 @@ def torch_segment(
     owned = frozenset(i for i, port in enumerate(segment.outputs) if port.name in leaving)
     constants = frozenset(map(_place_of, made.root.buffers(recurse=False)))
 
-    def run(inputs: list[Any]) -> Sequence[Any]:
+    def run(inputs: list[Leaf]) -> Sequence[Leaf]:
         results = tuple(module(*inputs))
         return _parted(results, inputs, owned, constants) if owned else results
 
@@ -48,8 +49,8 @@ def torch_segment(
 
 
 def _parted(
-    results: Sequence[Any], inputs: Sequence[Any], owned: frozenset[int], constants: frozenset[int]
-) -> Sequence[Any]:
+    results: Sequence[object], inputs: Sequence[object], owned: frozenset[int], constants: frozenset[int]
+) -> Sequence[object]:
     """The results, of which those at ``owned`` share no memory with an input, a constant or one another: they leave the
     program, in whose graph a copy may have become a view. About 1 µs for each tensor."""
     seen = {*constants, *(_place_of(v) for v in inputs if isinstance(v, torch.Tensor))}

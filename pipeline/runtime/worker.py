@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from pipeline.aten.types import Leaf
 from pipeline.runtime.inputs import checked
 from pipeline.runtime.plan import CallPlan, Layout, Return, Runner, Slots
 from pipeline.shapes.environment import number_of
@@ -17,7 +18,7 @@ from pipeline.shapes.environment import number_of
 class Worker(Protocol):
     """Runs a program, for one caller at a time."""
 
-    def __call__(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+    def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         """The program's outputs for these inputs."""
 
 
@@ -29,7 +30,7 @@ class SegmentExecutor:
         self._steps = tuple(zip(layout.steps, runners, strict=True))
         self._double = layout.program.settings.truncate_double
 
-    def __call__(self, plan: CallPlan, leaves: Sequence[Any]) -> list[Any]:
+    def __call__(self, plan: CallPlan, leaves: Sequence[Leaf]) -> list[Leaf]:
         """The outputs of a call. Mutated inputs and buffers are written back."""
         slots = plan.template.copy()
         for given, slot, moved in plan.moves:
@@ -59,9 +60,9 @@ class SegmentExecutor:
         for slot, expr in self.layout.late:
             slots[slot] = number_of(expr, symbols)
 
-    def results(self, slots: Slots, leaves: Sequence[Any], plan: CallPlan) -> list[Any]:
+    def results(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
         """What the caller is given."""
-        results: list[Any] = []
+        results: list[Leaf] = []
         for output in self.layout.returns:
             if output.again is not None:
                 results.append(results[output.again])
@@ -74,14 +75,14 @@ class SegmentExecutor:
                 results.append(_made(slots[output.slot], output, plan.home))
         return results
 
-    def write(self, slots: Slots, leaves: Sequence[Any]) -> None:
+    def write(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
         """Mutations reach the buffers and the caller's inputs."""
         for write in self.layout.writes:
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             target.copy_(slots[write.slot])
 
 
-def _made(value: Any, output: Return, home: torch.device | None) -> Any:
+def _made(value: object, output: Return, home: torch.device | None) -> object:
     """An output that is the caller's own."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -90,12 +91,12 @@ def _made(value: Any, output: Return, home: torch.device | None) -> Any:
     return value if home is None else value.to(home)
 
 
-def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Any]) -> dict[str, int]:
+def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
     """Sizes and numbers that only running a segment tells."""
     return {s: _number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
 
 
-def _number(value: Any) -> Any:
+def _number(value: Leaf) -> Leaf:
     return value if isinstance(value, float) else int(value)
 
 

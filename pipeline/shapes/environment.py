@@ -19,6 +19,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from pipeline.aten.tensor_type import TensorType
+from pipeline.aten.types import Argument
 from pipeline.frozen import FrozenDict
 
 Expr: TypeAlias = int | sympy.Expr
@@ -31,7 +32,7 @@ POINTS = 4096
 """An expression in which a symbol occurs twice is evaluated for each of its values, if there are at most this many."""
 
 
-def expression(size: Any) -> Expr:
+def expression(size: Argument) -> Expr:
     """A size of a fake tensor as an int, or as a sympy expression over the program's symbols."""
     if isinstance(size, torch.SymInt):
         size = size.node.expr
@@ -49,12 +50,12 @@ HOST = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt"})
 _REAL = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
 
 
-def on_host(expr: Any) -> bool:
+def on_host(expr: object) -> bool:
     """Whether an expression is an int made from floats."""
     return type(expr).__name__ in HOST
 
 
-def leaves(expr: Expr) -> Iterator[Any]:
+def leaves(expr: Expr) -> Iterator[object]:
     """What an engine computes an expression from: symbols, and ints that the host makes from floats."""
     if isinstance(expr, int):
         return
@@ -146,11 +147,11 @@ class ShapeEnvironment(Mapping[str, Range]):
         """The range of an expression over the symbols."""
         return bounds(expr, self)
 
-    def words(self, expr: Any) -> str:
+    def words(self, expr: object) -> str:
         """An expression as a user reads it: ``x.shape[0] % 4 == 0``."""
         return in_words(expr, {name: s.places[0] for name, s in self.symbols.items() if s.places})
 
-    def related(self, *conditions: Any) -> ShapeEnvironment:
+    def related(self, *conditions: object) -> ShapeEnvironment:
         """The environment under more conditions. The range of a symbol that is alone in one ends at sizes for which it
         holds (1..10 under ``s % 4 == 0`` is 4..8); relations are what ranges do not say already."""
         symbols, relations = dict(self.symbols), list(self.relations)
@@ -199,7 +200,7 @@ class _Printer(PythonPrinter):
         return f"({then} if {condition} else {other})"
 
 
-def in_words(expr: Any, names: Mapping[str, str]) -> str:
+def in_words(expr: object, names: Mapping[str, str]) -> str:
     """An expression in Python, symbols by the given names or else their own."""
     if isinstance(expr, int):
         return str(expr)
@@ -208,14 +209,14 @@ def in_words(expr: Any, names: Mapping[str, str]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def function_of(expr: Any) -> Callable[[Mapping[str, int]], Any]:
+def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
     """An expression or condition as a Python function of its symbols' values, by name. Made once, in about 0.2 ms."""
     source = _Printer(lambda name: f"s[{name!r}]").doprint(expr)
     if isinstance(expr, sympy.Expr) and not any(
         type(e).__name__.startswith(_REAL) for e in sympy.preorder_traversal(expr)
     ):
         source = f"int({source})"  # a fraction (``s0*s1/2``), where torch.export knows that it is whole
-    made: Callable[[Mapping[str, int]], Any] = eval(f"lambda s: {source}", {"math": math, "torch": torch})
+    made: Callable[[Mapping[str, int]], Argument] = eval(f"lambda s: {source}", {"math": math, "torch": torch})
     return made
 
 
@@ -252,7 +253,7 @@ def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> 
     return Range(low, low if opt is None else min(max(opt, low), high), high)
 
 
-def _interval(expr: Any, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
+def _interval(expr: object, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
     """Interval arithmetic; what it gives no bound for has the bounds of int64."""
     found = bound_sympy(expr, {s: ValueRanges(r.min, r.max) for s, r in given})
     low = math.floor(found.lower) if found.lower.is_finite else -LARGEST
@@ -272,7 +273,7 @@ def _enumerated(expr: Any, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tup
     return (min(known), max(known)) if known and len(known) == len(values) else None
 
 
-def _value(expr: Any, sizes: Mapping[str, int]) -> int | None:
+def _value(expr: object, sizes: Mapping[str, int]) -> int | None:
     try:
         return int(function_of(expr)(sizes))
     except (ArithmeticError, ValueError):  # a division by zero: no call has these sizes
@@ -304,7 +305,7 @@ def _line(expr: Any, name: str) -> tuple[int, int] | None:
     return (int(slope), int(offset)) if line and offset.is_Integer else None
 
 
-def solved(expr: Any, name: str, value: int) -> int | None:
+def solved(expr: object, name: str, value: int) -> int | None:
     """The symbol's value for which a line (``4*s + 1``) has a value; None if no whole number is that."""
     line = _line(expr, name)
     if line is None or (value - line[1]) % line[0] != 0:
@@ -312,7 +313,7 @@ def solved(expr: Any, name: str, value: int) -> int | None:
     return (value - line[1]) // line[0]
 
 
-def solved_in_words(expr: Any, name: str, place: str) -> list[str]:
+def solved_in_words(expr: object, name: str, place: str) -> list[str]:
     """How the symbol is read off a place that has a line of it (``x.shape[1] // 4``); nothing if it has no line."""
     line = _line(expr, name)
     if line is None:

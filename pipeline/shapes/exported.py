@@ -62,8 +62,8 @@ SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def environment(
     exported: ExportedProgram,
     graph: torch.fx.Graph,
-    inputs: Mapping[str, Any],
-    sizes: Mapping[str, Any],
+    inputs: Mapping[str, object],
+    sizes: Mapping[str, object],
     asked: Mapping[str, Ends],
 ) -> ShapeEnvironment:
     """The environment of a program.
@@ -92,7 +92,7 @@ def environment(
     return _tuned_together(graph, shapes)
 
 
-def _marked(inputs: Mapping[str, Any]) -> dict[Any, Any]:
+def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
     """The ranges of the inputs' symbols as the trace knew them: of dims that ``mark_dynamic`` made vary torch.export
     tells nothing else."""
     sizes: list[Any] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
@@ -100,7 +100,7 @@ def _marked(inputs: Mapping[str, Any]) -> dict[Any, Any]:
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
 
-def _check_varying(inputs: Mapping[str, Any], asked: Mapping[str, Ends]) -> None:
+def _check_varying(inputs: Mapping[str, object], asked: Mapping[str, Ends]) -> None:
     """Raise where a dim that was to vary was given one size when the graph was traced again."""
     for name, value in inputs.items():
         shape: Iterable[Any] = value.shape if isinstance(value, torch.Tensor) else ()
@@ -114,13 +114,13 @@ def _check_varying(inputs: Mapping[str, Any], asked: Mapping[str, Ends]) -> None
                 raise CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
 
 
-def _backed(ranges: Mapping[Any, Any], inputs: Mapping[str, Any]) -> list[Any]:
+def _backed(ranges: Mapping[Any, object], inputs: Mapping[str, object]) -> list[Any]:
     """The symbols that the inputs' sizes give."""
     known = {s for value in inputs.values() for expr in _sizes(value) for s in expr.free_symbols}
     return [s for s in ranges if s in known and not free_unbacked_symbols(s)]
 
 
-def _sizes(value: Any) -> list[sympy.Expr]:
+def _sizes(value: object) -> list[sympy.Expr]:
     """The sizes of a value that vary."""
     if isinstance(value, torch.Tensor):
         return [s for s in shape_of(value) if not isinstance(s, int)]
@@ -159,7 +159,7 @@ def _within(low: int | None, high: int | None, ends: list[int]) -> tuple[int | N
     return max(low or 0, min(ends)), max(ends) if high is None else min(high, max(ends))
 
 
-def _places(inputs: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
+def _places(inputs: Mapping[str, object], sizes: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
     """Where sizes that vary can be read: in words, the expression, and its value in the example."""
     for name, value in inputs.items():
         if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
@@ -192,7 +192,10 @@ def _range(place: str, low: int | None, high: int | None, hint: int | None) -> R
 
 
 def _under(
-    shapes: ShapeEnvironment, conditions: Iterable[Any], asked: Mapping[str, Ends], told: Mapping[str, tuple[str, Any]]
+    shapes: ShapeEnvironment,
+    conditions: Iterable[object],
+    asked: Mapping[str, Ends],
+    told: Mapping[str, tuple[str, object]],
 ) -> ShapeEnvironment:
     """The environment under conditions, after a warning for each symbol that fewer sizes are left of than were asked
     for. ``told``: a place that tells the symbol, and what it has of it."""
@@ -221,7 +224,7 @@ def _ends_of(expr: Any, name: str, shapes: Mapping[str, Range]) -> tuple[int, in
     return low, high
 
 
-def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
+def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """What the program takes for granted of its inputs' sizes."""
     for condition in (
         *_guards(graph),
@@ -236,7 +239,7 @@ def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any
             yield condition
 
 
-def _guards(graph: torch.fx.Graph) -> Iterator[Any]:
+def _guards(graph: torch.fx.Graph) -> Iterator[object]:
     """What torch.export found on its way."""
     mode = next((v.fake_mode for v in _values(graph) if hasattr(v, "fake_mode")), None)
     if mode is not None and mode.shape_env is not None:
@@ -263,7 +266,7 @@ def _values(graph: torch.fx.Graph) -> Iterator[Any]:
         yield from tree_leaves(node.meta.get("val"))
 
 
-def _assertions(graph: torch.fx.Graph) -> Iterator[Any]:
+def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
     for node in graph.nodes:
         if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
             value = node.args[0].meta.get("val")
@@ -280,7 +283,7 @@ def _reshaped(graph: torch.fx.Graph) -> Iterator[Any]:
                 yield sympy.Eq(before, after, evaluate=False)
 
 
-def _squeezed(graph: torch.fx.Graph) -> Iterator[Any]:
+def _squeezed(graph: torch.fx.Graph) -> Iterator[object]:
     for node in graph.nodes:
         if node.target in SQUEEZES:
             sizes = shape_of(node.args[0].meta["val"])
@@ -290,7 +293,7 @@ def _squeezed(graph: torch.fx.Graph) -> Iterator[Any]:
                     yield sympy.Ne(sizes[dim], 1, evaluate=False)
 
 
-def _attended(graph: torch.fx.Graph) -> Iterator[Any]:
+def _attended(graph: torch.fx.Graph) -> Iterator[object]:
     """There is a value for each key, which torch.export does not ask."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
@@ -303,7 +306,7 @@ _SLICE: tuple[Any, ...] = (None, 0, None, None, 1)
 """The defaults of the arguments of ``aten.slice``."""
 
 
-def _sliced(graph: torch.fx.Graph) -> Iterator[Any]:
+def _sliced(graph: torch.fx.Graph) -> Iterator[object]:
     """``x[-2:]`` has size 2: torch.export takes the size of ``x`` to be at least that."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
@@ -316,7 +319,7 @@ def _sliced(graph: torch.fx.Graph) -> Iterator[Any]:
                 yield sympy.Ge(given, least, evaluate=False)
 
 
-def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[Any]:
+def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """``x[1:]`` has size ``s - 1``: torch.export takes ``s`` to be at least 1."""
     compound = {e for v in _values(graph) if isinstance(v, torch.Tensor) for e in _sizes(v) if not e.is_Symbol}
     for expr in sorted(compound, key=str):
@@ -331,7 +334,7 @@ def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[Any]:
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}
 
 
-def _data_dependent(node: torch.fx.Node, given: Any, shapes: ShapeEnvironment) -> Symbol:
+def _data_dependent(node: torch.fx.Node, given: object, shapes: ShapeEnvironment) -> Symbol:
     """A size or number that the data of a node decides: no more than the elements that it looks at."""
     low, high = _ends(given) if given is not None else (0, None)
     if low is None or low < 0:  # a number, not a size

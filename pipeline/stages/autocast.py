@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 
 from pipeline.aten.graphs import copied_node
 from pipeline.aten.naming import module_path, origin
+from pipeline.aten.types import Argument, Target
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.improvements.precision import STATISTICS, Excluded, Rule, excluded_entries, excludes, name_of, rule_for
 from pipeline.program import Program, is_operator, rewired
@@ -33,7 +34,7 @@ EXCLUDED = "exclude keeps it as the model has it"
 FAILED = "PyTorch has it in the model's own dtype only"
 
 
-def _half(_: Any, __: Any, value: Any) -> None:
+def _half(_: object, __: object, value: object) -> None:
     if not isinstance(value, torch.dtype):
         raise TypeError(f"autocast takes a dtype, torch.float16 or torch.bfloat16, not {value!r}")
     if value not in HALVES:
@@ -90,7 +91,7 @@ class Autocast:
         return rule_for(node)
 
 
-def autocast(dtype: torch.dtype = torch.float16, *, exclude: Any = ()) -> Autocast:
+def autocast(dtype: torch.dtype = torch.float16, *, exclude: object = ()) -> Autocast:
     """The stage that puts a model into mixed precision: ``default().insert(autocast(), before="decompose")``.
 
     Args:
@@ -212,7 +213,7 @@ class _Caster:
         name = recipe.name.replace(".", "_") if recipe is not None else node.name
         return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_plain(dtype)}")
 
-    def emit(self, node: Node, args: Any, kwargs: Any) -> Node:
+    def emit(self, node: Node, args: Argument, kwargs: Argument) -> Node:
         """The call on these arguments; as it was, if they are what they were."""
         if self.differ(node, args, kwargs):
             return self.create(node.target, args, kwargs, node, node.name)
@@ -228,7 +229,7 @@ class _Caster:
         map_arg((node.args, dict(node.kwargs))[: len(arguments)], own.append)
         return any(_dtypes(a) != _dtypes(b) for a, b in zip(given, own, strict=True))
 
-    def create(self, target: Any, args: Any, kwargs: Any, like: Node, name: str) -> Node:
+    def create(self, target: Target, args: Argument, kwargs: Argument, like: Node, name: str) -> Node:
         """A call with the fake value that it gives."""
         if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
             value = like.meta["val"].to(_dtype(args[0]))
@@ -246,13 +247,13 @@ class _Caster:
                 self.graph.erase_node(copy)
 
 
-def _dtype(node: Any) -> torch.dtype | None:
+def _dtype(node: object) -> torch.dtype | None:
     """The dtype of a node that is a floating-point tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value.dtype if isinstance(value, torch.Tensor) and value.is_floating_point() else None
 
 
-def _dtypes(node: Node) -> list[Any]:
+def _dtypes(node: Node) -> list[object]:
     value = node.meta.get("val")
     return [getattr(v, "dtype", None) for v in (value if isinstance(value, (tuple, list)) else [value])]
 
@@ -261,5 +262,5 @@ def _dtype_name(node: Node) -> str:
     return ", ".join(dict.fromkeys(_plain(dtype) for dtype in _dtypes(node)))
 
 
-def _plain(dtype: Any) -> str:
+def _plain(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")

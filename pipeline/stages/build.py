@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from attrs import field, frozen
 
@@ -44,7 +43,7 @@ class Build:
     name: str = field(default="build", repr=False)
 
     @executor.validator
-    def _check_executor(self, _: Any, value: Any) -> None:
+    def _check_executor(self, _: object, value: object) -> None:
         if value is not None and (isinstance(value, type) or not callable(getattr(value, "submit", None))):
             due = "a concurrent.futures.Executor, such as ThreadPoolExecutor(4)"
             raise TypeError(f"a build executor is {due}, not {value!r}")

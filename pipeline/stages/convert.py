@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.support import CallingConvention
+from pipeline.aten.types import Argument
 from pipeline.build.memory_mapped_weights import MemoryMappedWeights
 from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
@@ -84,7 +85,7 @@ class _Conversion:
         self.ctx.net.name = segment.name
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
-        self.env: dict[str, Any] = {}
+        self.env: dict[str, Argument] = {}
         self.bindings = binding_names(self.program.outputs, segment)
         self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
         for port in segment.inputs:
@@ -165,7 +166,7 @@ class _Conversion:
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
         return choice.support.converter_implementation(given, node.target, args, kwargs, layer_name(node))
 
-    def value(self, node: torch.fx.Node) -> Any:
+    def value(self, node: torch.fx.Node) -> Argument:
         """What a converter receives for a node: its tensor, its constant, or its symbolic int."""
         if node.name in self.env:
             return self.env[node.name]
@@ -176,7 +177,7 @@ class _Conversion:
             return self.env[node.name]
         return value if isinstance(value, (int, float, bool)) else None
 
-    def check(self, node: torch.fx.Node, result: Any) -> None:
+    def check(self, node: torch.fx.Node, result: object) -> None:
         """Raise where TensorRT's dtype, rank or static dims are not those of the node's fake tensor."""
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor):
@@ -214,7 +215,7 @@ class _Conversion:
         """How many inputs and outputs the network has: those are the segment's business, not a converter's."""
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
-    def check_network(self, node: torch.fx.Node, result: Any, first: int, ends: tuple[int, int]) -> None:
+    def check_network(self, node: torch.fx.Node, result: object, first: int, ends: tuple[int, int]) -> None:
         """Raise where a converter gave the network inputs or outputs, or gives what another network made."""
         if self.ends() != ends:
             raise NetworkError("the converter gave the network an input or output: only segments have those")
@@ -223,7 +224,7 @@ class _Conversion:
             if isinstance(tensor, trt.ITensor) and id(tensor) not in known and not self.made(tensor, first):
                 raise NetworkError(f"the converter gave {tensor.name!r}, which is a tensor of another network")
 
-    def made(self, tensor: Any, first: int) -> bool:
+    def made(self, tensor: object, first: int) -> bool:
         """Whether the network has the tensor, which one of its layers from this one on makes, most likely."""
         net = self.ctx.net
         layers = map(net.get_layer, (*range(first, net.num_layers), *range(first)))
@@ -238,7 +239,7 @@ class _Conversion:
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
-    def note_shapes(self, result: Any, value: Any) -> None:
+    def note_shapes(self, result: object, value: object) -> None:
         """Remember the shapes of what a node made."""
         if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
             self.ctx.note_shape(result, shape_of(value))
@@ -246,7 +247,7 @@ class _Conversion:
             for made, each in zip(result, value, strict=False):
                 self.note_shapes(made, each)
 
-    def name_layers(self, node: torch.fx.Node, first: int, result: Any) -> None:
+    def name_layers(self, node: torch.fx.Node, first: int, result: object) -> None:
         """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone,
         unless the converter named it itself, or gave the node's name to another."""
         net, name = self.ctx.net, layer_name(node)
@@ -352,7 +353,7 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
     return found
 
 
-def _check_tensor(made: Any, expected: torch.Tensor, symbols: Symbols) -> None:
+def _check_tensor(made: object, expected: torch.Tensor, symbols: Symbols) -> None:
     if not isinstance(made, (trt.ITensor, torch.Tensor)):
         raise NetworkError(f"the converter gave {type(made).__name__}, a tensor is due")
     dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)

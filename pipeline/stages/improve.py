@@ -8,7 +8,7 @@ with their recipes, so that engines can be refitted as before.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Self
 
 from attrs import evolve, field, frozen
 
@@ -18,14 +18,14 @@ from pipeline.improvements import PASSES, RENAMED, Improvement, Rewriting
 from pipeline.program import Program
 
 
-def _passes(value: Any) -> tuple[Improvement, ...]:
+def _passes(value: object) -> tuple[Improvement, ...]:
     """Passes, or names of them; `ValueError` naming those there are, `TypeError` for anything else."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"passes are a collection of passes or their names, not {value!r}")
     return tuple(map(_pass, value))
 
 
-def _pass(value: Any) -> Improvement:
+def _pass(value: object) -> Improvement:
     if isinstance(value, Improvement):
         return value
     if not isinstance(value, str):

@@ -77,7 +77,7 @@ class BySubmodule:
     name: str = field(default="by_submodule", kw_only=True)
 
     @depth.validator
-    def _check_depth(self, _: Any, value: Any) -> None:
+    def _check_depth(self, _: object, value: object) -> None:
         if not isinstance(value, int) or value < 1:
             raise (ValueError if isinstance(value, int) else TypeError)(
                 f"depth is a whole number at least 1, not {value!r}; paths are given by pattern="

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
@@ -201,7 +200,7 @@ def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rej
             )
 
 
-def _values(node: torch.fx.Node) -> Iterable[tuple[str, Any]]:
+def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
     """The node's result and inputs, each with a name for messages."""
     results, _ = tree_flatten(node.meta.get("val"))
     yield from ((f"the result {node.name}", r) for r in results)

@@ -34,8 +34,8 @@ STAGES: tuple[AnyStage, ...] = tuple(map(as_stage, (Validate(DYNAMO_CONVERTERS),
 """By which a program is compiled again where `verify` is called by itself, outside a pipeline."""
 
 
-def _one_of(kind: Any) -> Any:
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
+def _one_of(kind: object) -> Any:
+    def check(_: object, attribute: Attribute[Any], value: object) -> None:
         if value not in get_args(kind) and value is not attribute.default:
             words = ", ".join(repr(v) for v in get_args(kind))
             raise ValueError(f"{attribute.name} is one of {words}, not {value!r}")
@@ -43,12 +43,12 @@ def _one_of(kind: Any) -> Any:
     return check
 
 
-def _inputs(_: Any, __: Any, value: Any) -> None:
+def _inputs(_: object, __: object, value: Given) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
         raise TypeError(f"inputs are a list of calls, or a function of the sizes that gives one, not {value!r}")
 
 
-def _multiple(_: Any, __: Any, value: Any) -> None:
+def _multiple(_: object, __: object, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"multiple is a number at least 1, not {value!r}")
     if not value >= 1:

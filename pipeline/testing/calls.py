@@ -10,6 +10,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.support import of_kind
+from pipeline.aten.types import Argument, Leaf, Target
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Range
@@ -51,7 +52,7 @@ class Size:
 Dim: TypeAlias = int | str | Size
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> object:
     """Lists as tuples of the same, so that a call cannot be changed through them (operators take either)."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
@@ -75,7 +76,7 @@ class TensorSpec:
 
     shape: tuple[Dim, ...] = field(converter=_shape)
     dtype: torch.dtype = field(default=torch.float32, validator=of_kind(torch.dtype))
-    values: Any = field(default="normal", converter=_frozen)
+    values: Argument = field(default="normal", converter=_frozen)
     constant: bool = False
     seed: int = 0
 
@@ -100,26 +101,26 @@ class TensorSpec:
         return _record("TensorSpec", [shape, *([] if self.dtype == torch.float32 else [repr(self.dtype)])], changed)
 
 
-def dim_at(dim: Any, sizes: Mapping[str, Any]) -> Any:
+def dim_at(dim: object, sizes: Mapping[str, object]) -> Any:
     """A dim's value for these sizes; anything else is itself."""
     if isinstance(dim, Size):
         return dim.at(sizes)
     return sizes[dim] if isinstance(dim, str) else dim
 
 
-def _names(dim: Any) -> tuple[str, ...]:
+def _names(dim: object) -> tuple[str, ...]:
     return dim.names if isinstance(dim, Size) else (dim,) if isinstance(dim, str) else ()
 
 
-def _keywords(kwargs: Mapping[str, Any]) -> FrozenDict[str, Any]:
+def _keywords(kwargs: Mapping[str, object]) -> FrozenDict[str, object]:
     return FrozenDict({name: _frozen(value) for name, value in kwargs.items()})
 
 
-def _ranges(sizes: Mapping[str, Any]) -> FrozenDict[str, Range]:
+def _ranges(sizes: Mapping[str, object]) -> FrozenDict[str, Range]:
     return FrozenDict({name: _range(name, size) for name, size in sizes.items()})
 
 
-def _range(name: str, size: Any) -> Range:
+def _range(name: str, size: Argument) -> Range:
     """``3`` stands for 1 to 8 (or twice the size), tuned for 3; ``(min, opt, max)`` for what it says."""
     if isinstance(size, Range):
         return size
@@ -141,9 +142,9 @@ class Call:
     ``Call(aten.add.Tensor, (TensorSpec(("n", 3)), TensorSpec((3,))), sizes={"n": 2})``
     """
 
-    target: Any
-    args: tuple[Any, ...] = field(default=(), converter=_frozen)
-    kwargs: FrozenDict[str, Any] = field(factory=FrozenDict, converter=_keywords)
+    target: Target
+    args: tuple[Argument, ...] = field(default=(), converter=_frozen)
+    kwargs: FrozenDict[str, Argument] = field(factory=FrozenDict, converter=_keywords)
     sizes: FrozenDict[str, Range] = field(factory=FrozenDict, converter=_ranges)
     outputs: tuple[int, ...] | None = None
 
@@ -157,7 +158,7 @@ class Call:
         if any(spec.constant and spec.names for spec in self.specs):
             raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
 
-    def leaves(self) -> Iterator[Any]:
+    def leaves(self) -> Iterator[object]:
         """The arguments, sequences opened."""
         yield from _leaves((*self.args, *self.kwargs.values()))
 
@@ -202,7 +203,7 @@ class Call:
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
-    def fill(self, tensors: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def fill(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments with these in place of ``specs``, and with the values of ``Size`` for these sizes."""
         rest = iter(tensors)
         return self.map(
@@ -211,7 +212,7 @@ class Call:
             )
         )
 
-    def eager(self, sizes: Sizes | None = None) -> Any:
+    def eager(self, sizes: Sizes | None = None) -> Leaf:
         """What PyTorch gives."""
         args, kwargs = self.bound(sizes)
         return self.target(*args, **kwargs)
@@ -232,7 +233,7 @@ class Call:
         ]
         return tuple(dict(t) for t in dict.fromkeys(tuple(sizes.items()) for sizes in tried))
 
-    def map(self, f: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+    def map(self, f: Callable[[Any], object]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with ``f`` of each leaf in its place; sequences are lists."""
         return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
 
@@ -262,7 +263,7 @@ class Call:
         return hash(repr(self))
 
 
-def _leaves(values: Any) -> Iterator[Any]:
+def _leaves(values: Argument) -> Iterator[Leaf]:
     for value in values:
         if isinstance(value, list | tuple):
             yield from _leaves(value)
@@ -270,11 +271,11 @@ def _leaves(values: Any) -> Iterator[Any]:
             yield value
 
 
-def _mapped(value: Any, f: Callable[[Any], Any]) -> Any:
+def _mapped(value: object, f: Callable[[Any], object]) -> Any:
     return [_mapped(v, f) for v in value] if isinstance(value, list | tuple) else f(value)
 
 
-def _fixed(leaf: Any, sizes: Sizes) -> Any:
+def _fixed(leaf: object, sizes: Sizes) -> Any:
     if isinstance(leaf, TensorSpec):
         return evolve(leaf, shape=tuple(dim_at(d, sizes) for d in leaf.shape), values=leaf.values_at(sizes))
     return leaf.at(sizes) if isinstance(leaf, Size) else leaf
@@ -290,7 +291,7 @@ def _changed(record: Any, *names: str) -> dict[str, str]:
     return {n: _printed(getattr(record, n)) for n in names if getattr(record, n) != defaults[n]}
 
 
-def _printed(value: Any) -> str:
+def _printed(value: object) -> str:
     """A value as Python that gives it back; ``repr`` does not for floats that are no numbers."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_printed, value))}{',' if len(value) == 1 else ''})"

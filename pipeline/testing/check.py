@@ -165,7 +165,7 @@ def _convert(call: Call, partitioned: Partitioned) -> Converted:
     return first
 
 
-def _uses(partitioned: Partitioned, target: Any) -> bool:
+def _uses(partitioned: Partitioned, target: object) -> bool:
     """Whether the target itself is left in an engine."""
     kept = {node.name for node in partitioned.program.graph.nodes if node.target is target}
     return any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)

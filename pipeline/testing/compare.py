@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
+from pipeline.aten.types import Leaf
 from pipeline.testing.calls import Call
 from pipeline.testing.ulps import Units, units_for
 
@@ -20,9 +21,9 @@ class Expected:
     """
 
     call: Call
-    eager: tuple[Any, ...] = field(eq=False, repr=False)
-    exact: tuple[Any, ...] = field(eq=False, repr=False)
-    absolute: tuple[Any, ...] = field(eq=False, repr=False)
+    eager: tuple[Leaf, ...] = field(eq=False, repr=False)
+    exact: tuple[Leaf, ...] = field(eq=False, repr=False)
+    absolute: tuple[Leaf, ...] = field(eq=False, repr=False)
     largest_input: float = 0.0
     pairs: tuple[bool, ...] = ()
 
@@ -61,17 +62,17 @@ def _is_inexact(t: torch.Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
 
 
-def _shown(results: Sequence[Any]) -> tuple[Any, ...]:
+def _shown(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
     """Complex results as pairs of reals."""
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
 
 
-def _twice(absolute: Any) -> Any:
+def _twice(absolute: Leaf) -> Any:
     """A bound of a complex number, for both of its parts."""
     return None if absolute is None else torch.stack((absolute, absolute), -1)
 
 
-def _double(value: Any) -> Any:
+def _double(value: object) -> Any:
     """float64 for a float dtype, complex128 for a complex one; anything else is itself."""
     if not isinstance(value, torch.dtype):
         return value
@@ -82,8 +83,8 @@ def _run(
     call: Call,
     sizes: Mapping[str, int],
     tensors: Sequence[torch.Tensor],
-    change: Callable[[Any], Any] = lambda value: value,
-) -> tuple[Any, ...] | None:
+    change: Callable[[Any], object] = lambda value: value,
+) -> tuple[Leaf, ...] | None:
     args, kwargs = call.fill(tensors, sizes)
     args, kwargs = [change(a) for a in args], {k: change(a) for k, a in kwargs.items()}
     try:

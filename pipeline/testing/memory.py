@@ -11,8 +11,10 @@ from attrs import frozen
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
+from pipeline.aten.types import Argument, Target
 
-def named_leaves(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
+
+def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
     """A pytree's leaves, each with where it is, and how it is structured. Those of a type that was registered without
     keys are counted."""
     try:
@@ -23,7 +25,7 @@ def named_leaves(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
     return [(keystr(path), leaf) for path, leaf in leaves], spec
 
 
-def tensors(tree: Any) -> list[tuple[str, torch.Tensor]]:
+def tensors(tree: object) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a pytree with their places, in order."""
     return [(where, leaf) for where, leaf in named_leaves(tree)[0] if isinstance(leaf, torch.Tensor)]
 
@@ -36,7 +38,7 @@ class Snapshot:
     printed: tuple[tuple[Any, str], ...] = ()
 
     @classmethod
-    def of(cls, tree: Any, *others: Any) -> Snapshot:
+    def of(cls, tree: object, *others: object) -> Snapshot:
         """A snapshot of the tensors of a pytree, and of how others print."""
         rows = tuple((place, tensor, tensor.detach().clone()) for place, tensor in tensors(tree))
         return cls(rows, tuple((value, str(value)) for value in others))
@@ -59,7 +61,7 @@ class Echoes(TorchFunctionMode):
         super().__init__()
         self.heard: list[torch.Tensor] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Target, types: Any, args: Argument = (), kwargs: Argument = None) -> object:
         result = func(*args, **(kwargs or {}))
         in_place = getattr(func, "__name__", "_").endswith("_") or (kwargs or {}).get("inplace")
         if isinstance(result, torch.Tensor) and not in_place and any(result is value for value in args):
@@ -67,7 +69,9 @@ class Echoes(TorchFunctionMode):
         return result
 
 
-def sharing(ours: Any, our_inputs: Any, theirs: Any, their_inputs: Any, echoes: Sequence[torch.Tensor] = ()) -> str:
+def sharing(
+    ours: object, our_inputs: object, theirs: object, their_inputs: object, echoes: Sequence[torch.Tensor] = ()
+) -> str:
     """In words, what of ours shares memory where theirs does not, or is not one where theirs is, ``echoes`` left out;
     empty if all is well. The pytrees of both sides have the same structure."""
     mine, other = (
@@ -83,7 +87,7 @@ def sharing(ours: Any, our_inputs: Any, theirs: Any, their_inputs: Any, echoes: 
     return ""
 
 
-def kept(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+def kept(ours: Sequence[object], theirs: Sequence[object]) -> str:
     """In words, which results of two calls share memory where eager's do not; empty if none do."""
     mine, other = ([tensors(results) for results in calls] for calls in (ours, theirs))
     for i, (place, a) in enumerate(mine[0]):
@@ -93,7 +97,7 @@ def kept(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
     return ""
 
 
-def _rows(what: str, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _rows(what: str, tree: object) -> Iterator[tuple[str, torch.Tensor]]:
     return ((f"{what}{place}", tensor) for place, tensor in tensors(tree))
 
 

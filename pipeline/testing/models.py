@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from pipeline.aten.types import Argument, Spec
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
@@ -56,8 +57,8 @@ class Model:
     """
 
     make: Callable[[], torch.nn.Module]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
     sizes: FrozenDict[str, Range]
 
     def made(self) -> torch.nn.Module:
@@ -86,12 +87,12 @@ class Model:
         return arguments
 
     @staticmethod
-    def _value(index: int, leaf: Any, sizes: Sizes) -> Any:
+    def _value(index: int, leaf: object, sizes: Sizes) -> Any:
         if isinstance(leaf, TensorSpec):
             return evolve(leaf, seed=leaf.seed + 101 * index).at(sizes)
         return leaf.at(sizes) if isinstance(leaf, Size) else leaf
 
-    def dynamic_shapes(self, model: torch.nn.Module) -> Any:
+    def dynamic_shapes(self, model: torch.nn.Module) -> Spec:
         """torch.export's, with a ``Dim`` for each name; None where nothing has a name."""
         dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
         args, kwargs = tree_map(lambda leaf: _dims(leaf, dims), (self.args, self.kwargs))
@@ -104,14 +105,14 @@ class Model:
         return inputs
 
 
-def _strided(value: Any) -> Any:
+def _strided(value: object) -> object:
     """The same values at every other place of memory."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return value
     return torch.stack([value, torch.zeros_like(value)], -1)[..., 0]
 
 
-def _dims(leaf: Any, dims: Mapping[str, Any]) -> Any:
+def _dims(leaf: object, dims: Mapping[str, object]) -> object:
     if isinstance(leaf, Size):
         return Dim.DYNAMIC
     if not isinstance(leaf, TensorSpec):
@@ -119,7 +120,7 @@ def _dims(leaf: Any, dims: Mapping[str, Any]) -> Any:
     return {i: dim_at(d, dims) for i, d in enumerate(leaf.shape) if not isinstance(d, int)} or None
 
 
-def _input(leaf: Any, ends: Sequence[Sizes]) -> Any:
+def _input(leaf: object, ends: Sequence[Sizes]) -> object:
     if not isinstance(leaf, TensorSpec):
         return leaf
     low, opt, high = ([dim_at(d, sizes) for d in leaf.shape] for sizes in ends)
@@ -128,8 +129,8 @@ def _input(leaf: Any, ends: Sequence[Sizes]) -> Any:
 
 def check_model(
     make: Callable[[], torch.nn.Module],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[Argument] = (),
+    kwargs: Mapping[str, Argument] | None = None,
     sizes: Mapping[str, Any] | None = None,
     *,
     build: bool = False,
@@ -196,11 +197,13 @@ def capture_model(
     return _captured(_model(make, args, kwargs, sizes), default(**settings).settings, entry)[0]
 
 
-def _model(make: Callable[[], torch.nn.Module], args: Any, kwargs: Any, sizes: Mapping[str, Any] | None) -> Model:
+def _model(
+    make: Callable[[], torch.nn.Module], args: Argument, kwargs: Argument, sizes: Mapping[str, object] | None
+) -> Model:
     return Model(make, tuple(args), dict(kwargs or {}), Call(None, (*_specs(args, kwargs),), sizes=sizes or {}).sizes)
 
 
-def _specs(args: Any, kwargs: Any) -> Iterator[Any]:
+def _specs(args: Argument, kwargs: Argument) -> Iterator[object]:
     return (leaf for leaf in tree_flatten((tuple(args), dict(kwargs or {})))[0] if isinstance(leaf, TensorSpec | Size))
 
 
@@ -292,7 +295,7 @@ def _run(model: Model, compiled: Compiled, executor: Executor, strided: bool) ->
             run.twice()
 
 
-def _double(value: Any) -> Any:
+def _double(value: object) -> Any:
     """A module, or arguments, in float64."""
     if isinstance(value, torch.nn.Module):
         return value.double()
@@ -345,7 +348,7 @@ class _Run:
             raise ModelError("aliasing", f"{said}{where}")
         return got, want
 
-    def best(self) -> Any:
+    def best(self) -> object:
         """The results in float64; None where an operator does not take it beside another dtype."""
         try:
             return self.exact(*self.doubles[0], **self.doubles[1])
@@ -362,7 +365,7 @@ class _Run:
             ours,
         )
 
-    def compare(self, kind: Kind, what: str, want: Any, best: Any, got: Any, where: str) -> None:
+    def compare(self, kind: Kind, what: str, want: object, best: object, got: object, where: str) -> None:
         said = difference(what, want, best, got, self.module.program, self.executor)
         if said:
             networks = "\n\n".join([str(self.module.compiled.partitioned), *map(str, self.module.compiled.networks)])

@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
+from pipeline.aten.types import Argument, Leaf, Target
 from pipeline.errors import PipelineError
 from pipeline.frontend.device_guard import ensure_cuda_guard
 from pipeline.frontend.output_names import named
@@ -43,7 +44,7 @@ class Made:
     inputs: tuple[int | str, ...] = field()
     """For each input of the program: the index of a spec, or the name of a size."""
 
-    def arguments(self, call: Call, sizes: Mapping[str, int]) -> list[Any]:
+    def arguments(self, call: Call, sizes: Mapping[str, int]) -> list[Leaf]:
         """What the program is called with for these sizes: pairs of reals for complex tensors."""
         tensors = [torch.view_as_real(t) if t.is_complex() else t for t in call.tensors(sizes)]
         return [tensors[i] if isinstance(i, int) else sizes[i] for i in self.inputs]
@@ -101,7 +102,7 @@ class _Builder:
             self.parameters[node.name] = self.call.tensors()[index]
         return self.shown(aten.view_as_complex.default, node) if pairs else node
 
-    def shown(self, view: Any, node: torch.fx.Node) -> torch.fx.Node:
+    def shown(self, view: Argument, node: torch.fx.Node) -> torch.fx.Node:
         """The node's value as pairs, or pairs as complex numbers."""
         made = self.graph.call_function(view, (node,))
         with self.mode:
@@ -127,7 +128,7 @@ class _Builder:
         specs = enumerate(self.call.specs)
         return next(((i, s.shape.index(name)) for i, s in specs if not s.constant and name in s.shape), None)
 
-    def argument(self, leaf: Any, tensors: Any) -> Any:
+    def argument(self, leaf: object, tensors: Any) -> Any:
         """An argument of the node: a node, or a plain value."""
         if isinstance(leaf, TensorSpec):
             return next(tensors)
@@ -142,12 +143,12 @@ class _Builder:
         node = node if size.scale == 1 else self.step(operator.mul, node, size.scale)
         return node if size.offset == 0 else self.step(operator.add, node, size.offset)
 
-    def step(self, function: Any, a: torch.fx.Node, b: Any) -> torch.fx.Node:
+    def step(self, function: Target, a: torch.fx.Node, b: Argument) -> torch.fx.Node:
         node = self.graph.call_function(function, (a, b))
         node.meta["val"] = function(a.meta["val"], b.meta["val"] if isinstance(b, torch.fx.Node) else b)
         return node
 
-    def meta(self, args: Any, kwargs: Any) -> Any:
+    def meta(self, args: Argument, kwargs: Argument) -> Any:
         """The call's result on fake tensors. A guard that leaves a size one value only is an error of the call."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
@@ -160,7 +161,7 @@ class _Builder:
             raise CallError(f"PyTorch takes the call for these sizes only: {fixed}; give them as ints")
         return result
 
-    def outputs(self, node: torch.fx.Node) -> list[Any]:
+    def outputs(self, node: torch.fx.Node) -> list[Leaf]:
         """The results that are asked for, pairs where they are complex; ``getitem`` takes them out of a tuple."""
         value, found = node.meta["val"], [node]
         if isinstance(value, tuple | list):
@@ -203,7 +204,7 @@ def _hints(sizes: Mapping[str, Range]) -> dict[str, int]:
     return hints
 
 
-def _data_dependent(value: Any) -> set[Any]:
+def _data_dependent(value: object) -> set[object]:
     """The symbols of sizes that only running the operator tells."""
     sizes = shape_of(value) if isinstance(value, torch.Tensor) else ()
     return {s for size in sizes if not isinstance(size, int) for s in free_unbacked_symbols(size)}

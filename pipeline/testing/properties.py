@@ -76,7 +76,7 @@ class Tally:
 
 
 def check_target(
-    target: Any,
+    target: object,
     *,
     registry: ConverterRegistry = DYNAMO_CONVERTERS,
     decompositions: DecompositionTable = DECOMPOSITIONS,
@@ -145,7 +145,7 @@ def _builds(call: Call, every: int) -> bool:
     return every > 0 and zlib.crc32(repr(call).encode()) % every == 0
 
 
-def _something_was_tested(target: Any, tally: Tally) -> None:
+def _something_was_tested(target: object, tally: Tally) -> None:
     if len(tally.refused) > len(tally.seen) / 2:
         raise AssertionError(
             f"{qualified_name(target)}: most calls that are drawn are none\n{tally}"
@@ -159,7 +159,7 @@ def _something_was_tested(target: Any, tally: Tally) -> None:
         )
 
 
-def check_converter(converter: Callable[..., Any] | ConverterRegistry, *targets: Any, **options: Any) -> None:
+def check_converter(converter: Callable[..., object] | ConverterRegistry, *targets: Any, **options: Any) -> None:
     """Test a converter over calls that are drawn for it: that it keeps every promise that ``check`` knows.
 
         def test_my_gelu():
@@ -183,7 +183,7 @@ def check_converter(converter: Callable[..., Any] | ConverterRegistry, *targets:
         check_target(target, registry=registry, **options)
 
 
-def _registry(converter: Any, base: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[Any]]:
+def _registry(converter: Any, base: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
     if isinstance(converter, ConverterRegistry):
         return converter, sorted(converter.unique_targets(), key=qualified_name)
     return base.override(converter), [d.key for d in declarations_of(converter)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import torch
 from attrs import evolve, frozen
@@ -87,7 +87,7 @@ _FOURIER = Units(8, "a sum of as many products as the transform is long, which m
 _RECURRENT = Units(16, "what a step rounds is handed on to the next", "tensor", tf32=4e-3, signed_zeros=False)
 _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
-ULPS: Final[Mapping[Any, Units]] = {
+ULPS: Final[Mapping[object, Units]] = {
     **dict.fromkeys(("sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _SUM),
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _SUM),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _SUM),
@@ -128,7 +128,7 @@ PROGRAM: Final[Mapping[torch.dtype, Units]] = {
 """Of a whole program, by the coarsest dtype that it computes in."""
 
 
-def units_for(target: Any, dtype: torch.dtype) -> Units:
+def units_for(target: object, dtype: torch.dtype) -> Units:
     """The row of an operator and a dtype."""
     name = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
     return ULPS.get((name, dtype), ULPS.get(name, DEFAULT))

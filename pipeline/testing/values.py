@@ -148,7 +148,7 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values > 0 if dtype == torch.bool else values.to(dtype)
 
 
-def _named(table: Mapping[str, Any], name: str) -> Any:
+def _named(table: Mapping[str, object], name: str) -> Any:
     if name not in table:
         raise ValueError(f"no values are called {name!r}; there are {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
     return table[name]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.utils._pytree import tree_flatten
 
@@ -15,7 +13,7 @@ LARGEST = 8.0
 """What the values inside a program are expected not to exceed; an error may be that of a number as large."""
 
 
-def difference(what: str, want: Any, best: Any, got: Any, program: Program, executor: str) -> str:
+def difference(what: str, want: object, best: object, got: object, program: Program, executor: str) -> str:
     """In words, how ``got`` differs from eager's ``want`` (``best``: the same in float64); empty if it does not."""
     wanted, spec = named_leaves(want)
     given, our_spec = tree_flatten(got)
@@ -37,7 +35,7 @@ def _coarsest(program: Program) -> torch.dtype:
     return max(floats - {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
-def _leaf(eager: Any, exact: Any, got: Any, dtype: torch.dtype, executor: str) -> str:
+def _leaf(eager: object, exact: object, got: object, dtype: torch.dtype, executor: str) -> str:
     if not isinstance(eager, torch.Tensor):
         return "" if type(got) is type(eager) and got == eager else f"{got!r}, eager gives {eager!r}"
     if not isinstance(got, torch.Tensor):
@@ -52,7 +50,7 @@ def _leaf(eager: Any, exact: Any, got: Any, dtype: torch.dtype, executor: str) -
     return f"at {list(at)} {got[at].item()!r}, eager gives {eager[at].item()!r} ({int(wrong.sum())} of {wrong.numel()})"
 
 
-def _wrong(eager: torch.Tensor, exact: Any, got: torch.Tensor, dtype: torch.dtype, executor: str) -> torch.Tensor:
+def _wrong(eager: torch.Tensor, exact: object, got: torch.Tensor, dtype: torch.dtype, executor: str) -> torch.Tensor:
     """Where a result is further from float64 than eager's own worst error, twice, and the units of a program allow."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), got.double()

@@ -58,5 +58,5 @@ class Again:
         return self.finished(self.partition(validated))
 
 
-def _place(stages: Sequence[AnyStage], record: Any) -> int | None:
+def _place(stages: Sequence[AnyStage], record: object) -> int | None:
     return next((i for i, stage in enumerate(stages) if stage.gives is record), None)

@@ -89,7 +89,7 @@ def judged(
     return _measured(row, bound, ours, eager, exact, left_out)
 
 
-def _equal(ours: Any, eager: Any) -> bool:
+def _equal(ours: object, eager: object) -> bool:
     return type(ours) is type(eager) and bool(ours == eager or (ours != ours and eager != eager))
 
 

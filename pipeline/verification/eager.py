@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from pipeline.aten.graphs import results
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument, Target
 from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
 from pipeline.program import Program
 from pipeline.runtime.torch_segment import ANY_LAYOUT
@@ -55,9 +56,9 @@ class Eager(torch.fx.Interpreter):
         self.program, self.parameters, self.device, self.dtype = program, parameters, device, dtype
         self.noise, self.kept = noise, frozenset(kept)
         self.generator = torch.Generator(device).manual_seed(seed) if noise else None
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Argument] = {}
 
-    def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
         """The program's outputs, writes to buffers and inputs among them, for its inputs in order. These stay as they
         are."""
         given = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
@@ -73,30 +74,31 @@ class Eager(torch.fx.Interpreter):
         recipe = self.program.constants[placeholder]
         return recipe.evaluate(self.parameters) if recipe.steps else self.parameters[recipe.result.name].detach()
 
-    def moved(self, value: Any) -> Any:
+    def moved(self, value: object) -> Any:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
-    def run_node(self, n: torch.fx.Node) -> Any:
+    def run_node(self, n: torch.fx.Node) -> object:
         value = super().run_node(n)
         if n.name in self.kept:
             self.values[n.name] = value
         return value
 
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def get_attr(self, target: Target, args: Argument, kwargs: Argument) -> Any:
         value = super().get_attr(target, args, kwargs)
         return _placed(value, self.device, self.dtype) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(self, target: Target, args: Argument, kwargs: Argument) -> Any:
         if target in ASSERTS:
             return None
         args, kwargs = tree_map(self.argument, (tuple(args), dict(kwargs)))
         if kwargs.get("device") is not None:
             kwargs["device"] = self.device
-        result = super().call_function(ANY_LAYOUT.get(target, target), args, kwargs)
+        chosen: Target = ANY_LAYOUT.get(target, target)
+        result = super().call_function(chosen, args, kwargs)
         inexact = does(target) in INEXACT or name_of(target) in INEXACT_NAMES
         return tree_map(self.rounded, result) if self.generator is not None and inexact else result
 
-    def argument(self, value: Any) -> Any:
+    def argument(self, value: object) -> Any:
         """An argument, or the dtype that it names, at least as wide as ``dtype``; a device is where all runs."""
         if isinstance(value, torch.dtype):
             return wider(value, self.dtype)
@@ -106,7 +108,7 @@ class Eager(torch.fx.Interpreter):
             return value.to(wider(value.dtype, self.dtype))
         return value
 
-    def rounded(self, value: Any) -> Any:
+    def rounded(self, value: object) -> Any:
         """A result as another rounding might have it."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
@@ -131,7 +133,7 @@ def _placed(module: torch.fx.GraphModule, device: torch.device, dtype: torch.dty
 
 
 def _place(part: torch.fx.GraphModule, device: torch.device, dtype: torch.dtype | None) -> None:
-    def argument(value: Any) -> Any:
+    def argument(value: object) -> Any:
         return wider(value, dtype) if isinstance(value, torch.dtype) else value
 
     for name, tensor in part.named_buffers(recurse=False):

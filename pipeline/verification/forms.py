@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.graphs import pasted
 from pipeline.aten.naming import origin
+from pipeline.aten.types import Argument
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
@@ -67,7 +68,7 @@ def _widened(rewriting: Rewriting, node: Node) -> None:
     _take_place(rewriting, node, rewriting.create(node.target, args, kwargs, node))
 
 
-def _take_place(rewriting: Rewriting, old: Node, new: Any) -> None:
+def _take_place(rewriting: Rewriting, old: Node, new: Argument) -> None:
     """Lets all who read a node, or items of its result, read the new one in the old one's dtype."""
     if isinstance(old.meta.get("val"), torch.Tensor):
         rewriting.replace(old, _as_before(rewriting, old, new))
@@ -75,7 +76,7 @@ def _take_place(rewriting: Rewriting, old: Node, new: Any) -> None:
     for item in list(old.users):
         if item.target is not operator.getitem:
             raise NotPossibleError(f"{item.name} reads all results of {old.name}")
-        index: Any = item.args[1]
+        index: Argument = item.args[1]
         made = (
             new[index] if isinstance(new, list | tuple) else rewriting.create(operator.getitem, (new, index), {}, item)
         )
@@ -103,11 +104,11 @@ def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Progra
     return rewriting.finished()
 
 
-def _inlined(rewriting: Rewriting, node: Node, depth: int) -> Any:
+def _inlined(rewriting: Rewriting, node: Node, depth: int) -> object:
     """The nodes of a node's decomposition, before it; what they give."""
     template, inputs = _template(rewriting, node, depth)
 
-    def emit(each: Node, args: Any, kwargs: Any) -> Node:
+    def emit(each: Node, args: Argument, kwargs: Argument) -> Node:
         with rewriting.graph.inserting_before(node):
             made = rewriting.graph.create_node("call_function", each.target, args, kwargs)
         made.meta = {**origin(node.meta), "val": each.meta.get("val")}
@@ -123,7 +124,7 @@ def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.Gr
     table: dict[Any, Any] = dict(torch._decomp.core_aten_decompositions())
     found: set[Any] = {node.target}
 
-    def call(*values: Any) -> Any:
+    def call(*values: object) -> Any:
         given = iter(values)
         args, kwargs = tree_unflatten([next(given) if isinstance(v, Node) else v for v in flat], spec)
         return node.target(*args, **kwargs)  # type: ignore[operator]

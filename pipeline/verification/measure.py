@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.agreement import Agreement, OutputAgreement
+from pipeline.aten.types import Argument, Leaf
 from pipeline.compose.events import report
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program
@@ -101,7 +102,7 @@ class Comparison:
         return rows
 
 
-def results_of(module: CompiledModule, reference: Reference) -> list[Any]:
+def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
     """What a module gives, and writes to buffers and inputs, in the order of its program's outputs."""
     program = module.program
     reset(module, reference.parameters)
@@ -111,7 +112,7 @@ def results_of(module: CompiledModule, reference: Reference) -> list[Any]:
     given = dict(zip((port.name for port in program.inputs), leaves, strict=True))
     buffers = {name: placeholder for placeholder, name in program.buffers.items()}
 
-    def value(output: Output) -> Any:
+    def value(output: Output) -> Argument:
         if output.kind == "user":
             return next(returned)
         return given[output.target] if output.kind == "input" else module.get_buffer(buffers[output.target]).clone()

@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import draws_random
+from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
 from pipeline.verification.bounds import Bound, Products, Varied
@@ -35,9 +36,9 @@ class Reference:
     source: Program
     parameters: Mapping[str, torch.Tensor] = field(eq=False, repr=False)
     device: torch.device
-    inputs: tuple[Any, ...] = field(eq=False, repr=False)
-    eager: tuple[Any, ...] = field(eq=False, repr=False)
-    exact: tuple[Any, ...] | None = field(eq=False, repr=False)
+    inputs: tuple[Leaf, ...] = field(eq=False, repr=False)
+    eager: tuple[Leaf, ...] = field(eq=False, repr=False)
+    exact: tuple[Leaf, ...] | None = field(eq=False, repr=False)
     against: str
     bounds: tuple[Bound, ...]
 
@@ -86,7 +87,7 @@ class NotComparableError(PipelineError):
 
 def _eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """The inputs that eager takes, and what it gives."""
     first: Exception | None = None
     for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
@@ -100,12 +101,12 @@ def _eager(
 
 
 def _exact(
-    leaves: Sequence[Any],
+    leaves: Sequence[object],
     source: Program,
     parameters: Mapping[str, torch.Tensor],
     device: torch.device,
     bounds: Iterable[Bound],
-) -> tuple[tuple[Any, ...] | None, str]:
+) -> tuple[tuple[object, ...] | None, str]:
     halves = any(bound.dtype != torch.float32 for bound in bounds)
     for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
         try:
@@ -119,7 +120,7 @@ def _line(error: BaseException | None) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
-def _varied(exact: Any, others: Sequence[Any], noise: float) -> Varied | None:
+def _varied(exact: Any, others: Sequence[Leaf], noise: float) -> Varied | None:
     """What differs between the exact output and those that were rounded otherwise. Of floats that change in more than
     half of their places nothing is decided: they are just sensitive."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):

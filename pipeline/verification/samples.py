@@ -10,6 +10,7 @@ from attrs import field, frozen
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.aten.kinds import moves
+from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.program import Port, Program
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
@@ -39,8 +40,8 @@ class Sample:
 
     name: str
     sizes: FrozenDict[str, int]
-    leaves: tuple[Any, ...] = field(eq=False, repr=False)
-    others: tuple[Any, ...] | None = field(default=None, eq=False, repr=False)
+    leaves: tuple[Leaf, ...] = field(eq=False, repr=False)
+    others: tuple[Leaf, ...] | None = field(default=None, eq=False, repr=False)
 
     def arguments(self, program: Program, device: torch.device) -> Arguments:
         """Fresh positional and keyword arguments, on a device."""
@@ -71,14 +72,14 @@ def _made(program: Program, source: Program, name: str, sizes: Mapping[str, int]
     return Sample(name, FrozenDict(by_place(program, sizes)), tuple(first), tuple(second))
 
 
-def _own(program: Program, name: str, call: Any) -> Sample:
+def _own(program: Program, name: str, call: object) -> Sample:
     args, kwargs = as_call(call)
     leaves = flatten_inputs(program, args, kwargs)
     sizes = bind_symbols(program, leaves)
     return Sample(name, FrozenDict(by_place(program, sizes)), tuple(leaves))
 
 
-def as_call(call: Any) -> Arguments:
+def as_call(call: object) -> Arguments:
     """Positional and keyword inputs of what a user gives for a call."""
     if isinstance(call, Mapping):
         return (), dict(call)
@@ -124,7 +125,7 @@ def _towards(r: Range, end: int) -> Iterable[int]:
     return list(range(end, r.opt, step))[:NEAREST]
 
 
-def _exprs(port: Port) -> Sequence[Any]:
+def _exprs(port: Port) -> Sequence[Leaf]:
     return port.shape if port.kind == "tensor" else (port.value,) if port.kind == "symint" else ()
 
 
@@ -204,7 +205,7 @@ def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
             yield from _entry(index, node.args[0], dim)
 
 
-def _entry(index: Any, table: Any, dim: Any) -> Iterator[tuple[torch.fx.Node, int]]:
+def _entry(index: object, table: object, dim: object) -> Iterator[tuple[torch.fx.Node, int]]:
     size = table.meta["val"].shape[dim] if isinstance(table, torch.fx.Node) and table.meta["val"].dim() else None
     if isinstance(index, torch.fx.Node) and isinstance(size, int):
         yield index, size

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import torch
 from attrs import define, field
 
 from pipeline.agreement import Agreement
+from pipeline.aten.types import Argument
 from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
@@ -99,7 +99,7 @@ class _Writer:
         """Whether a node is one of those at fault, or an item of its result."""
         return node.name in self.names or (node.target is operator.getitem and self.inside(node.args[0]))  # type: ignore[arg-type]
 
-    def text(self, values: dict[str, Any], fault: Fault, comparison: Comparison) -> str:
+    def text(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
         """The script, with tensors like these values."""
         tensors = [n for n in self.outside if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
@@ -126,7 +126,7 @@ class _Writer:
         name = qualified_name(node.target)
         return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(given)})"
 
-    def value(self, value: Any, named: dict[torch.fx.Node, str]) -> str:
+    def value(self, value: object, named: dict[torch.fx.Node, str]) -> str:
         """An argument as Python."""
         if isinstance(value, torch.fx.Node):
             if value in named:
@@ -143,7 +143,7 @@ class _Writer:
         """What others read of the nodes, or nobody: their tensors."""
         found: list[str] = []
         for node in self.nodes:
-            value: Any = node.meta.get("val")
+            value: Argument = node.meta.get("val")
             read = [u for u in node.users if not self.inside(u) or not is_operator(u)]
             if isinstance(value, torch.Tensor):
                 found += [node.name] if read or not node.users else []
@@ -158,7 +158,7 @@ def _title(fault: Fault) -> str:
     return f"The engine of {nodes} is wrong{said}.".replace('"', "'").replace("\\", "/")
 
 
-def _printed(value: Any) -> str:
+def _printed(value: object) -> str:
     """A Python value of a graph as source."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'

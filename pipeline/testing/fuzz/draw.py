@@ -11,6 +11,7 @@ import torch
 from attrs import evolve
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
+from pipeline.aten.types import Argument
 from pipeline.frozen import FrozenDict
 from pipeline.testing.calls import Size, TensorSpec
 from pipeline.testing.fuzz import expressions, layers, mutations, views
@@ -80,7 +81,7 @@ def _arguments(choose: Choose) -> tuple[dict[str, Any], dict[str, Any]]:
             dtype = torch.float16
         return TensorSpec(choose(SHAPES), dtype, "small" if dtype == torch.int64 else "normal", seed=next(seeds))
 
-    args: dict[str, Any] = {name: spec() for name in "abc"[: choose((1, 2, 2, 3))]}
+    args: dict[str, Argument] = {name: spec() for name in "abc"[: choose((1, 2, 2, 3))]}
     more: dict[str, Any] = {
         "pack": lambda: {"p": spec(), "q": [spec(), spec()]},
         "pair": lambda: (spec(), None),
@@ -98,7 +99,7 @@ def _arguments(choose: Choose) -> tuple[dict[str, Any], dict[str, Any]]:
     return args, keywords
 
 
-def _sizes(choose: Choose, arguments: Mapping[str, Any]) -> FrozenDict[str, tuple[int, int, int]]:
+def _sizes(choose: Choose, arguments: Mapping[str, object]) -> FrozenDict[str, tuple[int, int, int]]:
     specs = [leaf for leaf in tree_flatten(dict(arguments))[0] if isinstance(leaf, TensorSpec)]
     names = dict.fromkeys(name for spec in specs for name in spec.names)
     return FrozenDict({name: choose(RANGES) for name in names})
@@ -116,12 +117,12 @@ def _numbered(sizes: Mapping[str, tuple[int, int, int]]) -> Iterator[tuple[int, 
     return iter(enumerate(sizes.items()))
 
 
-def _world(arguments: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    world: dict[str, Any] = tree_map(lambda v: v.at(sizes) if isinstance(v, TensorSpec) else v, dict(arguments))
+def _world(arguments: Mapping[str, object], sizes: Mapping[str, int]) -> dict[str, Any]:
+    world: dict[str, object] = tree_map(lambda v: v.at(sizes) if isinstance(v, TensorSpec) else v, dict(arguments))
     return world
 
 
-def _inputs(scope: Scope, arguments: Mapping[str, Any]) -> None:
+def _inputs(scope: Scope, arguments: Mapping[str, object]) -> None:
     """The inputs are values; statements write to a third of them, which then are not exact at the second call."""
     for path, leaf in tree_flatten_with_path(dict(arguments))[0]:
         if isinstance(leaf, TensorSpec):
@@ -149,7 +150,7 @@ def _state(scope: Scope) -> None:
         scope.values.append(Value("self.plain", exact=True, fixed=True, moving=False))
 
 
-def _tame(scope: Scope, arguments: Mapping[str, Any], sizes: Mapping[str, tuple[int, int, int]]) -> None:
+def _tame(scope: Scope, arguments: Mapping[str, object], sizes: Mapping[str, tuple[int, int, int]]) -> None:
     """Statements that keep in bounds what would grow from call to call, where it may be written to in the end."""
     state = [v for v in scope.values if v.text in scope.written and not re.fullmatch(r"v\d+", v.text)]
     worlds = [_world(arguments, at) for at in _worlds(sizes)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pipeline.aten.types import Argument
 from pipeline.testing.fuzz.scope import Scope, Value, broadcasts, same
 
 ROUNDING = (
@@ -155,7 +156,7 @@ def product(scope: Scope) -> Any:
     return scope.assign(f"{scope.choose(texts)} * 0.25")
 
 
-def index(scope: Scope) -> Any:
+def index(scope: Scope) -> Argument:
     """Elements by the indices that an integer tensor holds."""
     indices = scope.pick(lambda v, t: t.dtype == torch.int64 and t.dim() in (1, 2))
     x = indices and scope.pick(lambda v, t: t.dim() > 0 and scope.static(v, 0) is not None)
@@ -192,7 +193,7 @@ def _less(dims: Any, dim: int) -> Any:
     return dims[:dim] + dims[dim + 1 :]
 
 
-def size(scope: Scope) -> Any:
+def size(scope: Scope) -> Argument:
     """A number that depends on sizes, and what is made of numbers."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
@@ -234,7 +235,7 @@ def loose(scope: Scope) -> Any:
     return scope.assign(f"{made.text}.sum({scope.choose(('', '0'))})")
 
 
-def branch(scope: Scope) -> Any:
+def branch(scope: Scope) -> object:
     """One of two functions of a value, by what exact data say. Rare: eager PyTorch compiles it, in a second."""
     if not scope.maybe(25):
         return None
@@ -247,7 +248,7 @@ def branch(scope: Scope) -> Any:
     return scope.assign(f"cond({by.text}.sum() > 0, {made}, ({x.text},))[0]")
 
 
-def scalar(scope: Scope) -> Any:
+def scalar(scope: Scope) -> object:
     """Python values among the inputs, used."""
     x = scope.pick(lambda v, t: t.dtype != torch.bool)
     world = scope.worlds[0]

@@ -48,7 +48,7 @@ def _writable(scope: Scope) -> Value | None:
     return scope.pick(lambda v, t: not v.fixed)
 
 
-def mutate(scope: Scope) -> Any:
+def mutate(scope: Scope) -> object:
     """A value changed in place."""
     x = _writable(scope)
     if x is None:
@@ -72,7 +72,7 @@ def update(scope: Scope) -> Any:
     return scope.write(x, text.format(x=x.text, y=y.text), exact=scope.is_exact(x) and scope.is_exact(y))
 
 
-def masked(scope: Scope) -> Any:
+def masked(scope: Scope) -> object:
     """Elements overwritten where a mask says so."""
     mask = scope.pick(lambda v, t: t.dtype == torch.bool and t.dim() > 0)
     x = mask and scope.pick(lambda v, t: t.is_floating_point() and not v.fixed and scope.dims(v) == scope.dims(mask))
@@ -94,7 +94,7 @@ def copied(scope: Scope) -> Any:
     return scope.write(x, text.format(x=x.text), exact=False)
 
 
-def cache(scope: Scope) -> Any:
+def cache(scope: Scope) -> object:
     """Rows of a buffer overwritten, as many as the input has."""
     rows = scope.pick(lambda v, t: v.text.startswith("self.cache"))
     x = rows and scope.pick(

@@ -16,6 +16,7 @@ import torch
 from attrs import define, field
 from torch import nn
 
+from pipeline.aten.types import Argument, Leaf
 from pipeline.testing.whole import LARGEST
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Scope:
         """What an expression is in a world."""
         return eval(text, _globals(self.module), self.worlds[world])
 
-    def all(self, text: str) -> list[Any]:
+    def all(self, text: str) -> list[Leaf]:
         """What an expression is in each world."""
         return [self.at(i, text) for i in range(len(self.worlds))]
 
@@ -115,7 +116,7 @@ class Scope:
 
     def execute(self, line: str) -> bool:
         """Add a statement, unless PyTorch refuses it in some world or it gives what no program should hold."""
-        made: list[dict[str, Any]] = []
+        made: list[dict[str, Leaf]] = []
         try:
             for world in self.worlds:
                 local = dict(world)
@@ -179,7 +180,9 @@ def _globals(module: nn.Module) -> dict[str, Any]:
     return {"torch": torch, "nn": nn, "F": nn.functional, "cond": _cond, "self": module}
 
 
-def _cond(condition: torch.Tensor, true: Callable[..., Any], false: Callable[..., Any], operands: Any) -> Any:
+def _cond(
+    condition: torch.Tensor, true: Callable[..., object], false: Callable[..., object], operands: Argument
+) -> object:
     """``torch.cond``, without compiling anything."""
     return (true if condition else false)(*operands)
 
@@ -188,18 +191,18 @@ def _place(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _shares(world: Mapping[str, Any], value: Value, target: Value, scope: Scope) -> bool:
+def _shares(world: Mapping[str, object], value: Value, target: Value, scope: Scope) -> bool:
     a, b = (eval(v.text, _globals(scope.module), dict(world)) for v in (value, target))
     return _place(a) == _place(b)
 
 
-def _are_sound(made: list[Any]) -> bool:
+def _are_sound(made: list[Leaf]) -> bool:
     """Whether a program should hold what an expression is in each world: of one type, rank and dtype."""
     kinds = {(v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v) for v in made}
     return len(kinds) == 1 and all(map(_is_sound, made))
 
 
-def _is_sound(made: Any) -> bool:
+def _is_sound(made: object) -> bool:
     """Numbers, and tensors that are not large."""
     if not isinstance(made, torch.Tensor):
         return isinstance(made, int | float | bool | tuple | list)

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
+from pipeline.aten.types import Argument
 from pipeline.frozen import FrozenDict
 from pipeline.testing.fuzz.snippet import Snippet
 from pipeline.testing.models import ModelError
@@ -58,7 +59,7 @@ def _smaller(s: Snippet) -> Iterator[Snippet]:
     yield from (_pruned(evolve(s, keywords=_without(s.keywords, name))) for name in s.keywords)
 
 
-def _without(values: FrozenDict[str, Any], name: str) -> FrozenDict[str, Any]:
+def _without(values: FrozenDict[str, Argument], name: str) -> FrozenDict[str, Any]:
     return FrozenDict({n: v for n, v in values.items() if n != name})
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.testing.models import ModelError
 
@@ -43,7 +44,7 @@ class Snippet:
     body: tuple[str, ...]
     results: FrozenDict[str, str]
     form: str
-    args: FrozenDict[str, Any]
+    args: FrozenDict[str, Argument]
     keywords: FrozenDict[str, Any]
     sizes: FrozenDict[str, tuple[int, int, int]]
     options: FrozenDict[str, str] = field(factory=FrozenDict)
@@ -110,7 +111,7 @@ def _ran(text: str) -> Any:
 
 
 @contextmanager
-def _module(text: str) -> Iterator[Any]:
+def _module(text: str) -> Iterator[Leaf]:
     """A module for a script to run in, with its lines where tracebacks find them: torch imports and reads it."""
     name = f"program_{next(_NUMBERS)}"
     sys.modules[name] = module = ModuleType(name)
@@ -123,5 +124,5 @@ def _module(text: str) -> Iterator[Any]:
             torch.compiler.reset()  # what eager mode compiled for it
 
 
-def _printed(values: Mapping[str, Any]) -> str:
+def _printed(values: Mapping[str, object]) -> str:
     return "{" + ", ".join(f"{name!r}: {value!r}" for name, value in values.items()) + "}"

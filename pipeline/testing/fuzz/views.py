@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.aten.types import Argument
 from pipeline.testing.fuzz.scope import Scope, elements
 
 SHIFTED = (
@@ -84,7 +85,7 @@ SPREAD = (
 )
 
 
-def view(scope: Scope) -> Any:
+def view(scope: Scope) -> Argument:
     """A slice, a transpose, another shape, or a tensor spread out."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:

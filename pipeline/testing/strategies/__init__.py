@@ -39,7 +39,7 @@ _MECHANISM: Final = frozenset({"automatic", "common"})
 
 
 @cache
-def by_hand() -> Mapping[Any, st.SearchStrategy[Call]]:
+def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
     """What the families' files export."""
     found: dict[Any, st.SearchStrategy[Call]] = {}
     for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM):
@@ -51,7 +51,7 @@ def by_hand() -> Mapping[Any, st.SearchStrategy[Call]]:
 
 
 @cache
-def for_target(target: Any) -> st.SearchStrategy[Call] | None:
+def for_target(target: object) -> st.SearchStrategy[Call] | None:
     """The strategy for an operator's calls, written by hand or made from its schema; None if there is neither."""
     found = by_hand().get(target)
     return found if found is not None else automatic(target)

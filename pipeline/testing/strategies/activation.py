@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attrs import evolve
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ aten = torch.ops.aten
 
 
 @calls(aten._prelu_kernel.default)
-def prelu(draw: Draw, target: Any) -> Call:
+def prelu(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(2, 4)), draw(floats)
     slopes = (1, shape[1] if draw(st.booleans()) else 1, *[1] * (len(shape) - 2))
     weight = draw(tensors(slopes, dtype, constant=draw(st.booleans())))
@@ -24,7 +22,7 @@ def prelu(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.log_sigmoid_forward.default)
-def log_sigmoid(draw: Draw, target: Any) -> Call:
+def log_sigmoid(draw: Draw, target: object) -> Call:
     """The second result is for the gradient, and eager's own differs between devices."""
     dtype = draw(floats)
     call = draw(named(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Leaf
 from pipeline.testing.calls import Call, Dim
 from pipeline.testing.strategies.common import Draw, calls, floats, tensors
 
@@ -16,14 +17,14 @@ HEADS = 4
 QUERIES, KEYS = "n", "m"
 
 
-def _operands(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[Any, ...]:
+def _operands(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[object, ...]:
     size = draw(st.sampled_from((16, 8, 5, 20)))
     groups = [*leading[:-1], heads] if leading else []
     shapes = ([*leading, QUERIES, size], [*groups, KEYS, size], [*groups, KEYS, size])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
 
-def _mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> Any:
+def _mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
     """None, or bools, or numbers to add; its leading dims are the heads', or 1, or absent."""
     kind = draw(st.sampled_from((None, torch.bool, dtype)))
     if kind is None:
@@ -39,7 +40,7 @@ def _sizes(call_args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 @calls(aten.scaled_dot_product_attention.default)
-def attention(draw: Draw, target: Any) -> Call:
+def attention(draw: Draw, target: object) -> Call:
     dtype, gqa = draw(floats), draw(st.sampled_from((False, False, True)))
     leading: list[Dim] = ["b", HEADS] if gqa else draw(st.sampled_from((["b", HEADS], ["b", HEADS], ["b"], [])))
     operands = (
@@ -51,7 +52,7 @@ def attention(draw: Draw, target: Any) -> Call:
     return Call(target, (*operands, mask, 0.0, causal), kwargs, _sizes((*operands, mask)))
 
 
-def _plain(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Any, ...]:
+def _plain(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
     """Without heads; the values may have a size of their own."""
     size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
     shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
@@ -59,7 +60,7 @@ def _plain(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Any, ...
 
 
 @calls(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def for_cpu(draw: Draw, target: Any) -> Call:
+def for_cpu(draw: Draw, target: object) -> Call:
     dtype = draw(floats)
     leading: list[Dim] = ["b", HEADS]
     operands, mask = _operands(draw, dtype, HEADS, leading), _mask(draw, dtype, leading)

@@ -84,7 +84,7 @@ def arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
 
 
 @cache
-def automatic(target: Any) -> st.SearchStrategy[Call] | None:
+def automatic(target: object) -> st.SearchStrategy[Call] | None:
     """A strategy, or None where the schema does not say enough."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not target._schema.returns:
         return None
@@ -96,7 +96,7 @@ def automatic(target: Any) -> st.SearchStrategy[Call] | None:
     return common.calls_of(target, _along) if tensors == 1 and dims <= 1 else None
 
 
-def by_name(target: Any, values: Mapping[str, Any]) -> Call:
+def by_name(target: object, values: Mapping[str, object]) -> Call:
     """The call with these arguments: positional ones in order, with defaults between them, as torch.export has it."""
     positional = [a for a in arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
@@ -104,7 +104,7 @@ def by_name(target: Any, values: Mapping[str, Any]) -> Call:
     return Call(target, args, {a.name: values[a.name] for a in arguments(target) if a.keyword and a.name in values})
 
 
-def _elementwise(draw: Draw, target: Any) -> Call:
+def _elementwise(draw: Draw, target: object) -> Call:
     """Tensors that broadcast, of one dtype or of several."""
     tensors = [a for a in arguments(target) if a.tensor and (a.required or draw(st.booleans()))]
     shapes = draw(common.broadcastable(len(tensors)))
@@ -129,7 +129,7 @@ def _spec(draw: Draw, target: Any, index: int, shape: Shape, dtype: torch.dtype)
     return draw(common.tensors(shape, dtype, values, constant=index > 0 and draw(st.integers(0, 3)) == 0))
 
 
-def _along(draw: Draw, target: Any) -> Call:
+def _along(draw: Draw, target: object) -> Call:
     """One tensor, and dims of it if the operator takes dims."""
     shape, dtype = draw(common.shapes()), draw(st.sampled_from(accepted(target)))
     tensor = next(a.name for a in arguments(target) if a.tensor)
@@ -149,11 +149,11 @@ def _held(target: Any, dtype: torch.dtype, result: torch.dtype | None) -> tuple[
 
 
 def _dims(argument: Argument, rank: int) -> st.SearchStrategy[Any]:
-    chosen: st.SearchStrategy[Any] = common.dim_lists(rank) if "List" in argument.type else common.dims(rank)
+    chosen: st.SearchStrategy[object] = common.dim_lists(rank) if "List" in argument.type else common.dims(rank)
     return chosen | st.none() if argument.type.startswith("Optional") else chosen
 
 
-def _others(draw: Draw, target: Any, dtype: torch.dtype) -> dict[str, Any]:
+def _others(draw: Draw, target: object, dtype: torch.dtype) -> dict[str, Any]:
     """The plain arguments; those with defaults may be absent."""
     plain = [a for a in arguments(target) if a.plain and (a.required or draw(st.booleans()))]
     return {a.name: draw(_value(a, dtype)) for a in plain}
@@ -171,7 +171,7 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 
 @cache
-def accepted(target: Any) -> tuple[torch.dtype, ...]:
+def accepted(target: object) -> tuple[torch.dtype, ...]:
     """The dtypes that PyTorch takes for all tensors of an operator, with numbers of some kind; floats stand twice."""
     found = [d for d in DTYPES if any(_taken(_probe(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
@@ -185,7 +185,7 @@ def _taken(call: Call) -> bool:
         return False
 
 
-def _probe(target: Any, dtype: torch.dtype, number: Any) -> Call:
+def _probe(target: object, dtype: torch.dtype, number: object) -> Call:
     """A small call with this number for every number that it needs."""
     values: dict[str, Any] = {}
     for argument in arguments(target):

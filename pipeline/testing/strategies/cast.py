@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -21,20 +19,20 @@ def _held(source: torch.dtype, dtype: torch.dtype) -> st.SearchStrategy[str]:
 
 
 @calls(aten._to_copy.default)
-def to_copy(draw: Draw, target: Any) -> Call:
+def to_copy(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
     spec = draw(tensors(draw(shapes()), source, _held(source, dtype)))
     return draw(named(Call(target, (spec,), {"dtype": dtype} if draw(st.integers(0, 9)) else {})))
 
 
 @calls(prims.convert_element_type.default)
-def convert_element_type(draw: Draw, target: Any) -> Call:
+def convert_element_type(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
     return draw(named(Call(target, (draw(tensors(draw(shapes()), source, _held(source, dtype))), dtype))))
 
 
 @calls(aten.copy.default)
-def copy(draw: Draw, target: Any) -> Call:
+def copy(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
     shape = draw(shapes())
     part = draw(st.sampled_from((shape, shape[1:], tuple(1 for _ in shape), ())))

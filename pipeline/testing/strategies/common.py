@@ -13,6 +13,7 @@ import torch
 from attrs import evolve
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Target
 from pipeline.testing.calls import Call, TensorSpec
 
 Shape = tuple[int, ...]
@@ -95,19 +96,19 @@ def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 
 def tensors(
-    shape: Sequence[Any], dtype: torch.dtype, values: Any = "normal", constant: bool = False
+    shape: Sequence[object], dtype: torch.dtype, values: object = "normal", constant: bool = False
 ) -> st.SearchStrategy[TensorSpec]:
     """A tensor of this shape and dtype; ``values`` may be a strategy of what it holds."""
     what = values if isinstance(values, st.SearchStrategy) else st.just(values)
     return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
 
 
-def spatial_rank(target: Any) -> int:
+def spatial_rank(target: Target) -> int:
     """How many dims an operator works on by its name: 2 of adaptive_avg_pool2d."""
     return next(int(c) for c in target._schema.name if c.isdigit())
 
 
-def moved(shape: Sequence[Any], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
+def moved(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
     """A tensor that is moved and not computed with: it may hold all that its dtype holds."""
     return tensors(shape, dtype, values(dtype))
 
@@ -194,17 +195,17 @@ def _eager(call: Call, sizes: Mapping[str, int], tensors: Sequence[torch.Tensor]
     return True
 
 
-def calls(*targets: Any) -> Callable[[Callable[[Draw, Any], Any]], dict[Any, st.SearchStrategy[Call]]]:
+def calls(*targets: object) -> Callable[[Callable[[Draw, object], object]], dict[object, st.SearchStrategy[Call]]]:
     """``@calls(target, …)`` on a function ``(draw, target) -> Call`` (or its ``args``, a tuple) gives a strategy of
     well-formed calls for each target: ``{target: strategy}``, a part of a family's ``STRATEGIES``."""
 
-    def declare(function: Callable[[Draw, Any], Any]) -> dict[Any, st.SearchStrategy[Call]]:
+    def declare(function: Callable[[Draw, Target], object]) -> dict[Any, st.SearchStrategy[Call]]:
         return {target: calls_of(target, function) for target in targets}
 
     return declare
 
 
-def calls_of(target: Any, function: Callable[[Draw, Any], Any]) -> st.SearchStrategy[Call]:
+def calls_of(target: object, function: Callable[[Draw, Target], object]) -> st.SearchStrategy[Call]:
     """The strategy that ``calls`` makes for one target."""
 
     @st.composite

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -14,7 +12,7 @@ aten = torch.ops.aten
 
 
 @calls(aten.convolution.default)
-def convolution(draw: Draw, target: Any) -> Call:
+def convolution(draw: Draw, target: object) -> Call:
     rank, transposed = draw(st.sampled_from((2, 1, 3))), draw(st.booleans())
     dtype, groups = draw(floats), draw(st.sampled_from((1, 2, 1, 3)))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Target
 from pipeline.testing.calls import Call, Size, TensorSpec
 from pipeline.testing.strategies.common import FLOATS, INTS, Draw, calls, dtypes, named, numbers, shapes, tensors
 
@@ -19,7 +18,7 @@ SIZES = {"n": (1, 3, 8)}
 
 
 @calls(aten.full.default)
-def full(draw: Draw, target: Any) -> Call:
+def full(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     value = draw(numbers(dtype))
     chosen = {} if draw(st.booleans()) else {"dtype": dtype}
@@ -30,31 +29,31 @@ def full(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.new_full.default)
-def new_full(draw: Draw, target: Any) -> Call:
+def new_full(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     spec = draw(tensors(("n", 2), dtype))
     return Call(target, (spec, [draw(st.sampled_from([Size("n", 2), 3])), 2], draw(numbers(dtype))), sizes=SIZES)
 
 
 @calls(aten.fill.Tensor)
-def fill(draw: Draw, target: Any) -> Call:
+def fill(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     return draw(named(Call(target, (draw(tensors(draw(shapes()), dtype)), draw(tensors((), dtype))))))
 
 
 @calls(aten.scalar_tensor.default)
-def scalar_tensor(draw: Draw, target: Any) -> Call:
+def scalar_tensor(draw: Draw, target: object) -> Call:
     dtype = draw(st.sampled_from((*FLOATS, *INTS, torch.uint8)))
     return Call(target, (Size("n"),), {"dtype": dtype}, SIZES)
 
 
 @calls(aten.arange.start_step, aten.arange.start, aten.arange.default)
-def arange(draw: Draw, target: Any) -> Call:
+def arange(draw: Draw, target: Target) -> Call:
     """Of whole steps, or of quarters in floats: other steps add up to what each device rounds in its own way. Of floats
     and a size, PyTorch knows the length for steps of 1 only."""
     dtype = draw(st.sampled_from((torch.int64, torch.int32, torch.float32, torch.float16)))
     large = draw(st.booleans())
-    end: Any = 70000 if large else Size("n", draw(st.sampled_from((1, 2, 3))))
+    end: object = 70000 if large else Size("n", draw(st.sampled_from((1, 2, 3))))
     start = draw(st.sampled_from((0, 1, -2)))
     steps = ((1, 0.25, 2) if large else (1,)) if dtype.is_floating_point else (1, 2, 3)
     step = draw(st.sampled_from(steps))
@@ -64,7 +63,7 @@ def arange(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
-def empty(draw: Draw, target: Any) -> Call:
+def empty(draw: Draw, target: Target) -> Call:
     """Of no elements: any others may be anything."""
     shape = [0, Size("n")] if draw(st.booleans()) else [Size("n"), 0]
     more = {aten.empty_permuted.default: ([0, 1],), aten.empty_strided.default: ([1, 1],)}.get(target, ())
@@ -72,7 +71,7 @@ def empty(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
-def empty_like(draw: Draw, target: Any) -> Call:
+def empty_like(draw: Draw, target: Target) -> Call:
     """Of no elements: any others may be anything."""
     spec = TensorSpec(("n", 0), draw(dtypes))
     more = {aten.new_empty.default: ([Size("n"), 0],), aten.new_empty_strided.default: ([Size("n"), 0], [1, 1])}
@@ -80,7 +79,7 @@ def empty_like(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.native_dropout.default)
-def native_dropout(draw: Draw, target: Any) -> Call:
+def native_dropout(draw: Draw, target: object) -> Call:
     spec = draw(tensors(draw(shapes()), draw(st.sampled_from(FLOATS))))
     return draw(named(Call(target, (spec, draw(st.sampled_from((0.0, 0.5))), False))))
 

@@ -16,7 +16,7 @@ orders = st.sampled_from((2.0, 1.0, 0.0, 3.0, 0.5, float("inf")))
 
 
 @calls(aten._cdist_forward.default)
-def cdist(draw: Draw, target: Any) -> Call:
+def cdist(draw: Draw, target: object) -> Call:
     batch, size = draw(st.sampled_from(((), ("b",)))), draw(st.integers(1, 4))
     a, b = (draw(tensors((*batch, name, size), torch.float32)) for name in ("n", "m"))
     sizes = {"n": 3, "m": 4, **({"b": 2} if batch else {})}
@@ -24,13 +24,13 @@ def cdist(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten._pdist_forward.default)
-def pdist(draw: Draw, target: Any) -> Call:
+def pdist(draw: Draw, target: object) -> Call:
     shape = (draw(st.integers(2, 5)), draw(st.integers(1, 4)))
     return Call(target, (draw(tensors(shape, torch.float32)), draw(orders)))
 
 
 @calls(aten.linalg_cross.default)
-def cross(draw: Draw, target: Any) -> Call:
+def cross(draw: Draw, target: object) -> Call:
     dim = draw(st.sampled_from((-1, 1, -2, 2)))
     shape: list[Any] = ["n", 3, 2] if dim in (1, -2) else ["n", 2, 3]
     dtype = draw(st.sampled_from((torch.float32, torch.int64)))
@@ -39,7 +39,7 @@ def cross(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.addbmm.default)
-def addbmm(draw: Draw, target: Any) -> Call:
+def addbmm(draw: Draw, target: object) -> Call:
     shapes = (("n", 4), (2, "n", 3), (2, 3, 4))
     specs = [draw(tensors(shape, torch.float32)) for shape in shapes]
     return Call(target, tuple(specs), {"beta": draw(st.sampled_from((1, 2, 0))), "alpha": 3}, {"n": 3})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -27,7 +25,7 @@ aten = torch.ops.aten
 
 
 @calls(aten.where.self)
-def where(draw: Draw, target: Any) -> Call:
+def where(draw: Draw, target: object) -> Call:
     condition, a, b = draw(broadcastable(3))
     dtype = draw(dtypes)
     other = draw(st.just(dtype) | dtypes)
@@ -36,7 +34,7 @@ def where(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.masked_fill.Tensor, aten.masked_fill.Scalar)
-def masked_fill(draw: Draw, target: Any) -> Call:
+def masked_fill(draw: Draw, target: object) -> Call:
     shape, mask = draw(broadcastable(2))
     dtype = draw(dtypes)
     scalar = target is aten.masked_fill.Scalar
@@ -45,7 +43,7 @@ def masked_fill(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(draw: Draw, target: Any) -> Call:
+def floor_divide(draw: Draw, target: object) -> Call:
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS, torch.uint8)))
     divisor = tensors(b, dtype, "nonzero") if target is aten.floor_divide.default else numbers(dtype).filter(bool)
@@ -53,7 +51,7 @@ def floor_divide(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
-def power(draw: Draw, target: Any) -> Call:
+def power(draw: Draw, target: object) -> Call:
     """Bools have powers of their own dtype in eager and of int64 in its shape functions: they are left out."""
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
@@ -68,7 +66,7 @@ def power(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.round.decimals)
-def round_decimals(draw: Draw, target: Any) -> Call:
+def round_decimals(draw: Draw, target: object) -> Call:
     """Halves of the last decimal are kept away: on which side of them a product falls is a matter of rounding."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))

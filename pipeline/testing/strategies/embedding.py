@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -14,7 +12,7 @@ aten = torch.ops.aten
 
 
 @calls(aten.embedding.default)
-def embedding(draw: Draw, target: Any) -> Call:
+def embedding(draw: Draw, target: object) -> Call:
     rows, columns = draw(st.integers(1, 5)), draw(st.integers(0, 4))
     weight = draw(tensors((rows, columns), draw(dtypes), constant=draw(st.booleans())))
     index = draw(tensors(draw(shapes(0, 3)), draw(ints), ("below", rows)))
@@ -23,7 +21,7 @@ def embedding(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-def embedding_bag(draw: Draw, target: Any) -> Call:
+def embedding_bag(draw: Draw, target: object) -> Call:
     rows, count, mode = draw(st.integers(1, 5)), draw(st.integers(1, 6)), draw(st.integers(0, 2))
     dtype, last = draw(floats), draw(st.booleans())
     starts = sorted(draw(st.lists(st.integers(0, count), max_size=3)))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Leaf
 from pipeline.testing.calls import Call, TensorSpec
 from pipeline.testing.strategies.common import (
     Draw,
@@ -29,7 +30,7 @@ aten = torch.ops.aten
 
 
 @st.composite
-def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Any]:
+def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
     """Index tensors for some dims, None for others; they broadcast together. ``once``: no element is named twice.
 
     Beside others none has rank 0: torch (2.13) predicts a wrong shape for it.
@@ -46,7 +47,7 @@ def _indices(draw: Draw, shape: Shape, *, once: bool = False) -> list[Any]:
     return [found.get(a) for a in range(axes[-1] + 1)]
 
 
-def _apart(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool) -> list[Any]:
+def _apart(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool) -> list[Leaf]:
     """The same distinct indices, counted from either end, into each of these dims."""
     length = min(shape[a] for a in axes)
     given = {a: ("given", [i - shape[a] if i % 2 else i for i in reversed(range(length))]) for a in axes}
@@ -55,7 +56,7 @@ def _apart(shape: Shape, axes: Sequence[int], dtype: torch.dtype, constant: bool
 
 
 @calls(aten.index.Tensor)
-def index(draw: Draw, target: Any) -> Call:
+def index(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     indices = draw(_indices(shape))
     call = Call(target, (draw(moved(shape, draw(dtypes))), indices))
@@ -64,7 +65,7 @@ def index(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.index_put.default)
-def index_put(draw: Draw, target: Any) -> Call:
+def index_put(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     x = draw(tensors(shape, dtype))
     if draw(st.booleans()):
@@ -96,7 +97,7 @@ def _shape_of(shape: Shape, indices: Sequence[Any]) -> Shape:
 
 
 @calls(aten.index_select.default)
-def index_select(draw: Draw, target: Any) -> Call:
+def index_select(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 4, zero=False))
     dim = draw(dims(len(shape)))
     count = (draw(st.integers(0, 4)),) if shape else (1,)
@@ -107,7 +108,7 @@ def index_select(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.gather.default)
-def gather(draw: Draw, target: Any) -> Call:
+def gather(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 4, zero=False))
     dim = draw(dims(len(shape)))
     size = shape[dim] if shape else 1
@@ -119,18 +120,18 @@ def gather(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.tril.default, aten.triu.default)
-def triangle(draw: Draw, target: Any) -> Call:
+def triangle(draw: Draw, target: object) -> Call:
     return draw(named(Call(target, (draw(moved(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4))))))
 
 
 @calls(aten.one_hot.default)
-def one_hot(draw: Draw, target: Any) -> Call:
+def one_hot(draw: Draw, target: object) -> Call:
     classes = draw(st.integers(1, 5))
     return draw(named(Call(target, (draw(tensors(draw(shapes(0, 3)), torch.int64, ("below", classes))), classes))))
 
 
 @calls(aten.masked_scatter.default)
-def masked_scatter(draw: Draw, target: Any) -> Call:
+def masked_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     if draw(st.booleans()):
         mask = draw(tensors(draw(st.sampled_from([("n", 3), ("n", 1), (3,)])), torch.bool))
@@ -144,18 +145,18 @@ def masked_scatter(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.nonzero.default)
-def nonzero(draw: Draw, target: Any) -> Call:
+def nonzero(draw: Draw, target: object) -> Call:
     return draw(named(Call(target, (draw(tensors(draw(shapes(1, 4)), draw(dtypes), "small")),))))
 
 
 @calls(aten.masked_select.default)
-def masked_select(draw: Draw, target: Any) -> Call:
+def masked_select(draw: Draw, target: object) -> Call:
     x, mask = draw(broadcastable().filter(lambda parts: len(parts[1]) > 0))
     return draw(named(Call(target, (draw(moved(x, draw(dtypes))), draw(tensors(mask, torch.bool))))))
 
 
 @calls(aten.put.default)
-def put(draw: Draw, target: Any) -> Call:
+def put(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 3, zero=False)), draw(floats)
     index = draw(tensors((2, 2), torch.int64, ("index", math.prod(shape))))
     return Call(target, (draw(tensors(shape, dtype)), index, draw(tensors((2, 2), dtype, "small")), True))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Argument
 from pipeline.testing.calls import Call, Dim
 from pipeline.testing.strategies.common import FLOATS, INTS, Draw, calls, floats, named, tensors
 
@@ -16,7 +15,7 @@ dtypes = st.sampled_from((*FLOATS, *FLOATS, *INTS))
 ROWS, INNER, COLUMNS = "n", "k", "m"
 
 
-def _sized(draw: Draw, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Call:
+def _sized(draw: Draw, target: object, args: tuple[Argument, ...], kwargs: dict[str, Argument] | None = None) -> Call:
     """The call with sizes for the names that it uses; now and then one is 0."""
     names = sorted({d for spec in args for d in spec.shape if isinstance(d, str)})
     zero = draw(st.sampled_from((None, None, None, None, *names)))
@@ -25,13 +24,13 @@ def _sized(draw: Draw, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return Call(target, args, kwargs or {}, sizes)
 
 
-def _operands(draw: Draw, *shapes: tuple[Dim, ...]) -> tuple[Any, ...]:
+def _operands(draw: Draw, *shapes: tuple[Dim, ...]) -> tuple[object, ...]:
     dtype = draw(dtypes)
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
 
 A, B = (ROWS, INNER), (INNER, COLUMNS)
-OPERANDS: dict[Any, tuple[tuple[Dim, ...], ...]] = {
+OPERANDS: dict[object, tuple[tuple[Dim, ...], ...]] = {
     aten.mm.default: (A, B),
     aten.bmm.default: (("b", *A), ("b", *B)),
     aten.mv.default: (A, (INNER,)),
@@ -40,11 +39,11 @@ OPERANDS: dict[Any, tuple[tuple[Dim, ...], ...]] = {
 
 
 @calls(*OPERANDS)
-def products(draw: Draw, target: Any) -> Call:
+def products(draw: Draw, target: object) -> Call:
     return _sized(draw, target, _operands(draw, *OPERANDS[target]))
 
 
-SUMS: dict[Any, tuple[tuple[Dim, ...], ...]] = {
+SUMS: dict[object, tuple[tuple[Dim, ...], ...]] = {
     aten.addmm.default: ((COLUMNS,), A, B),
     aten.baddbmm.default: (("b", ROWS, COLUMNS), ("b", *A), ("b", *B)),
     aten.addmv.default: ((ROWS,), A, (INNER,)),
@@ -54,13 +53,13 @@ coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0
 
 
 @calls(*SUMS)
-def sums(draw: Draw, target: Any) -> Call:
+def sums(draw: Draw, target: object) -> Call:
     beta, alpha = draw(coefficients)
     return _sized(draw, target, _operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
 
 
 @calls(aten.matmul.default)
-def matmul(draw: Draw, target: Any) -> Call:
+def matmul(draw: Draw, target: object) -> Call:
     """Vectors, matrices, and batches of them that broadcast."""
     vectors = draw(st.sampled_from(((False, False), (False, False), (True, False), (False, True), (True, True))))
     batch: list[Dim] = draw(st.sampled_from(([], ["b"], [2, "b"])))
@@ -72,7 +71,7 @@ def matmul(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.linear.default)
-def linear(draw: Draw, target: Any) -> Call:
+def linear(draw: Draw, target: object) -> Call:
     shape, dtype = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)), draw(floats)
     constant = draw(st.booleans())
     outputs = draw(st.integers(1, 5))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Leaf
 from pipeline.testing.calls import Call, Size
 from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
 
@@ -21,7 +22,7 @@ def _values(count: int) -> st.SearchStrategy[str]:
     return st.sampled_from(("distinct", "normal", "large", "positive") if count >= 8 else ("distinct",))
 
 
-def _affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Any]:
+def _affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
     """A weight and a bias, or neither, or one of them; constants mostly."""
     constant = draw(st.sampled_from((True, True, False)))
     return [draw(st.none() | tensors(shape, dtype, "positive", constant)) for _ in range(2)]
@@ -32,7 +33,7 @@ def _outputs(draw: Draw) -> tuple[int, ...] | None:
 
 
 @calls(aten.layer_norm.default, aten.native_layer_norm.default)
-def layer_norm(draw: Draw, target: Any) -> Call:
+def layer_norm(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
     normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
     x = draw(tensors(shape, dtype, _values(math.prod(normalized))))
@@ -42,7 +43,7 @@ def layer_norm(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.rms_norm.default)
-def rms_norm(draw: Draw, target: Any) -> Call:
+def rms_norm(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
     normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
     x, weight = draw(tensors(shape, dtype)), _affine(draw, normalized, dtype)[0]
@@ -57,7 +58,7 @@ def _images(draw: Draw, groups: int, least_rank: int = 0) -> tuple[int, ...]:
 
 
 @calls(aten.group_norm.default)
-def group_norm(draw: Draw, target: Any) -> Call:
+def group_norm(draw: Draw, target: object) -> Call:
     groups, dtype = draw(st.integers(1, 3)), draw(floats)
     shape = _images(draw, groups)
     x = draw(tensors(shape, dtype, _values(math.prod(shape[1:]) // groups)))
@@ -66,7 +67,7 @@ def group_norm(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.native_group_norm.default)
-def native_group_norm(draw: Draw, target: Any) -> Call:
+def native_group_norm(draw: Draw, target: object) -> Call:
     groups, dtype = draw(st.integers(1, 3)), draw(floats)
     n, c, *spatial = _images(draw, groups, 1)
     area = math.prod(spatial[1:])
@@ -76,7 +77,7 @@ def native_group_norm(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten._native_batch_norm_legit.no_stats)
-def batch_norm_of_the_batch(draw: Draw, target: Any) -> Call:
+def batch_norm_of_the_batch(draw: Draw, target: object) -> Call:
     shape, dtype = _images(draw, 1), draw(floats)
     call = Call(
         target,
@@ -87,14 +88,14 @@ def batch_norm_of_the_batch(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.instance_norm.default)
-def instance_norm(draw: Draw, target: Any) -> Call:
+def instance_norm(draw: Draw, target: object) -> Call:
     shape, dtype = _images(draw, 1, 1), draw(floats)
     x, affine = draw(tensors(shape, dtype, "distinct")), _affine(draw, shape[1:2], dtype)
     call = Call(target, (x, *affine, None, None, True, 0.1, draw(epsilons), False))
     return draw(named(call, {0: [0, *range(2, len(shape))]}, least=2))
 
 
-def _running(draw: Draw, channels: int, dtype: torch.dtype) -> list[Any]:
+def _running(draw: Draw, channels: int, dtype: torch.dtype) -> list[Leaf]:
     return [draw(tensors((channels,), dtype, what, constant=True)) for what in ("normal", "positive")]
 
 
@@ -103,7 +104,7 @@ def _running(draw: Draw, channels: int, dtype: torch.dtype) -> list[Any]:
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit_no_training.default,
 )
-def batch_norm(draw: Draw, target: Any) -> Call:
+def batch_norm(draw: Draw, target: object) -> Call:
     """With running statistics, as in inference."""
     shape, dtype = _images(draw, 1), draw(floats)
     x, affine, running = draw(tensors(shape, dtype)), _affine(draw, shape[1:2], dtype), _running(draw, shape[1], dtype)

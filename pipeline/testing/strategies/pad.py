@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Target
 from pipeline.testing.calls import Call
 from pipeline.testing.strategies.common import DTYPES, Draw, Shape, calls, dtypes, floats, moved, named, shapes
 
@@ -25,7 +24,7 @@ def _amounts(draw: Draw, shape: Shape, count: int, mode: str) -> list[int]:
 
 
 @calls(aten.constant_pad_nd.default)
-def constant_pad_nd(draw: Draw, target: Any) -> Call:
+def constant_pad_nd(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     amounts = draw(_amounts(shape, draw(st.integers(0, len(shape))), "constant"))
     value = draw(st.sampled_from([0, 1, 2.5, -3] if dtype.is_floating_point else [0, 1]))
@@ -43,7 +42,7 @@ DIMS = {"1d": 1, "2d": 2, "3d": 3}
     aten.replication_pad2d.default,
     aten.replication_pad3d.default,
 )
-def pad_nd(draw: Draw, target: Any) -> Call:
+def pad_nd(draw: Draw, target: Target) -> Call:
     name = target._schema.name.removeprefix("aten::")
     count, mode = DIMS[name[-2:]], "reflect" if name.startswith("reflection") else "replicate"
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + draw(st.integers(1, 2)))))
@@ -52,7 +51,7 @@ def pad_nd(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten._pad_circular.default)
-def pad_circular(draw: Draw, target: Any) -> Call:
+def pad_circular(draw: Draw, target: object) -> Call:
     count = draw(st.integers(1, 3))
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
     amounts = draw(_amounts(shape, count, "circular"))
@@ -60,7 +59,7 @@ def pad_circular(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.pad.default)
-def pad(draw: Draw, target: Any) -> Call:
+def pad(draw: Draw, target: object) -> Call:
     mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
     count = draw(st.integers(1, 3))
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Target
 from pipeline.testing.calls import Call, TensorSpec
 from pipeline.testing.strategies.common import Draw, calls, floats, named, spatial_rank, tensors
 
@@ -17,7 +16,7 @@ def _lists(draw: Draw, low: int, high: int, rank: int) -> list[int]:
     return draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
 
 
-def _input(draw: Draw, rank: int, values: Any = "normal") -> TensorSpec:
+def _input(draw: Draw, rank: int, values: object = "normal") -> TensorSpec:
     leading = [2] * draw(st.sampled_from((2, 2, 1)))
     return draw(tensors([*leading, *_lists(draw, 5, 7, rank)], draw(floats), values))
 
@@ -42,7 +41,7 @@ def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
     aten.max_pool2d_with_indices.default,
     aten.max_pool3d_with_indices.default,
 )
-def max_pool(draw: Draw, target: Any) -> Call:
+def max_pool(draw: Draw, target: Target) -> Call:
     rank = spatial_rank(target)
     values = draw(st.sampled_from(("normal", "small", "no nan")))  # which TensorRT's pooling passes over
     x, windows = _input(draw, rank, values), _windows(draw, rank)
@@ -53,7 +52,7 @@ def max_pool(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
-def avg_pool(draw: Draw, target: Any) -> Call:
+def avg_pool(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     ceil_mode, count_include_pad = draw(st.sampled_from((False, False, True))), draw(st.booleans())
     divisor = [draw(st.sampled_from((None, 3)))] if rank > 1 else []
@@ -71,7 +70,7 @@ def avg_pool(draw: Draw, target: Any) -> Call:
     aten.adaptive_max_pool2d.default,
     aten.adaptive_max_pool3d.default,
 )
-def adaptive_pool(draw: Draw, target: Any) -> Call:
+def adaptive_pool(draw: Draw, target: Target) -> Call:
     rank = spatial_rank(target)
     size = draw(st.just([1] * rank) | st.just(_lists(draw, 1, 6, rank)))
     values = draw(st.sampled_from(("normal", "small")))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Target
 from pipeline.testing.calls import Call, Dim
 from pipeline.testing.strategies.common import Draw, calls, floats, tensors
 
@@ -18,7 +17,7 @@ LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
 
 
 @calls(*GATES)
-def recurrent(draw: Draw, target: Any) -> Call:
+def recurrent(draw: Draw, target: Target) -> Call:
     features, hidden, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
     projected = draw(st.none() | st.integers(1, hidden - 1)) if target is aten.lstm.input and hidden > 1 else None

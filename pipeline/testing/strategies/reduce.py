@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -28,7 +26,7 @@ arithmetic = st.sampled_from((*FLOATS, *INTS))
 
 
 @calls(aten.linalg_vector_norm.default)
-def vector_norm(draw: Draw, target: Any) -> Call:
+def vector_norm(draw: Draw, target: object) -> Call:
     shape, infinite = draw(shapes()), float("inf")
     order = draw(st.sampled_from((2, 1, 0, 3, 2.5, 0.5, infinite, -infinite)))
     spec = draw(tensors(shape, draw(st.sampled_from(FLOATS)), values(torch.float32)))
@@ -37,20 +35,20 @@ def vector_norm(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.histc.default)
-def histc(draw: Draw, target: Any) -> Call:
+def histc(draw: Draw, target: object) -> Call:
     spec = draw(tensors(draw(shapes()), torch.float32, values(torch.float32, ("normal", "small", "unit"))))
     low = draw(st.sampled_from((-1, 0, -3.0, 0.5)))
     return draw(named(Call(target, (spec, draw(st.integers(1, 7)), low, low + draw(st.sampled_from((1, 4, 2.5)))))))
 
 
 @calls(prims.div.default)
-def div(draw: Draw, target: Any) -> Call:
+def div(draw: Draw, target: object) -> Call:
     (a, _), dtype = draw(broadcastable(2)), draw(arithmetic)
     return draw(named(Call(target, (draw(tensors(a, dtype, values(dtype))), draw(tensors(a, dtype, "nonzero"))))))
 
 
 @calls(prims.sum.default)
-def total(draw: Draw, target: Any) -> Call:
+def total(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1))
     dims = sorted(d % len(shape) for d in draw(dim_lists(len(shape), 1)))
     dtype = draw(arithmetic)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.types import Target
 from pipeline.testing.calls import Call
 from pipeline.testing.strategies.common import Draw, calls, floats, named, spatial_rank, tensors
 
@@ -29,18 +28,18 @@ PACKETS = (
 factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
 
 
-def _input(draw: Draw, rank: int) -> Any:
+def _input(draw: Draw, rank: int) -> object:
     dtype = draw(st.just(torch.float32) | floats)
     return draw(tensors([2, 2, *draw(st.lists(st.integers(3, 6), min_size=rank, max_size=rank))], dtype))
 
 
-def _aligned(draw: Draw, target: Any) -> list[bool]:
+def _aligned(draw: Draw, target: Target) -> list[bool]:
     """align_corners, where the operator has it."""
     names = [argument.name for argument in target._schema.arguments]
     return [draw(st.booleans())] if "align_corners" in names else []
 
 
-def _sizes(draw: Draw, target: Any, rank: int) -> list[int]:
+def _sizes(draw: Draw, target: object, rank: int) -> list[int]:
     """torch 2.13 antialiases wrongly on a CPU where the last dim becomes 1: it repeats the first row."""
     *others, last = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
     return [*others, max(last, 2) if "_aa" in str(target) else last]
@@ -51,7 +50,7 @@ def _dynamic(draw: Draw, call: Call, rank: int) -> Call:
 
 
 @calls(*(packet.vec for packet in PACKETS))
-def by_size_or_scale(draw: Draw, target: Any) -> Call:
+def by_size_or_scale(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     sizes = _sizes(draw, target, rank) if draw(st.booleans()) else None
     some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
@@ -60,14 +59,14 @@ def by_size_or_scale(draw: Draw, target: Any) -> Call:
 
 
 @calls(*(packet.default for packet in PACKETS))
-def by_size(draw: Draw, target: Any) -> Call:
+def by_size(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     sizes = _sizes(draw, target, rank)
     return _dynamic(draw, Call(target, (_input(draw, rank), sizes, *_aligned(draw, target))), rank)
 
 
 @calls(aten.grid_sampler.default, aten.grid_sampler_2d.default)
-def grid_sampler(draw: Draw, target: Any) -> Call:
+def grid_sampler(draw: Draw, target: object) -> Call:
     values = draw(st.sampled_from(("unit", "small", "normal")))
     x, grid = draw(tensors(("n", 2, "h", 5), torch.float32)), draw(tensors(("n", "m", 4, 2), torch.float32, values))
     modes = (draw(st.integers(0, 2)), draw(st.integers(0, 2)), draw(st.booleans()))

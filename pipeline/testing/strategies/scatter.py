@@ -35,7 +35,7 @@ def _larger(draw: Draw, shape: Shape) -> Shape:
 
 
 @calls(aten.scatter.src)
-def scatter(draw: Draw, target: Any) -> Call:
+def scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.booleans()):
@@ -49,7 +49,7 @@ def scatter(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.scatter.value)
-def scatter_value(draw: Draw, target: Any) -> Call:
+def scatter_value(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     index, own = draw(_places(shape, dim, once=False))
@@ -63,7 +63,7 @@ REDUCIBLE = st.sampled_from((*FLOATS, *INTS))
 
 
 @calls(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce)
-def scatter_reduce(draw: Draw, target: Any) -> Call:
+def scatter_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4, zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
     index, own = draw(_places(shape, dim, once=False))
@@ -78,7 +78,7 @@ def scatter_reduce(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.scatter.value_reduce)
-def scatter_value_reduce(draw: Draw, target: Any) -> Call:
+def scatter_value_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 3, zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
     index, _ = draw(_places(shape, dim, once=False))
@@ -95,7 +95,7 @@ def _dynamic(draw: Draw, call: Call) -> Call:
 
 
 @calls(aten.index_reduce.default)
-def index_reduce(draw: Draw, target: Any) -> Call:
+def index_reduce(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(REDUCIBLE)
     dim, count = draw(dims(len(shape))), draw(st.integers(1, 5))
     axis = dim % len(shape)
@@ -108,7 +108,7 @@ def index_reduce(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.index_copy.default)
-def index_copy(draw: Draw, target: Any) -> Call:
+def index_copy(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     axis, size = dim % len(shape), shape[dim]
@@ -120,7 +120,7 @@ def index_copy(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.select_scatter.default)
-def select_scatter(draw: Draw, target: Any) -> Call:
+def select_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     axis = dim % len(shape)
@@ -134,7 +134,7 @@ def select_scatter(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.slice_scatter.default)
-def slice_scatter(draw: Draw, target: Any) -> Call:
+def slice_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
     dim, bound = draw(dims(len(shape))), st.none() | st.integers(-5, 5)
     start, end, step = draw(bound), draw(bound), draw(st.integers(1, 3))
@@ -148,7 +148,7 @@ def slice_scatter(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.diagonal_scatter.default)
-def diagonal_scatter(draw: Draw, target: Any) -> Call:
+def diagonal_scatter(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(2, 4, zero=False)), draw(dtypes)
     dim1, dim2 = draw(st.permutations(range(len(shape))))[:2]
     offset = draw(st.integers(-4, 4))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -14,7 +12,7 @@ aten = torch.ops.aten
 
 
 @calls(aten.cat.default)
-def cat(draw: Draw, target: Any) -> Call:
+def cat(draw: Draw, target: object) -> Call:
     shape = list(draw(shapes(1, 4)))
     dim, mixed = draw(dims(len(shape))), draw(st.booleans())
     dtype = draw(dtypes)
@@ -36,12 +34,12 @@ def cat(draw: Draw, target: Any) -> Call:
     return Call(target, (parts, dim))
 
 
-def _with(shape: tuple[Any, ...], dim: int, name: str) -> tuple[Any, ...]:
+def _with(shape: tuple[object, ...], dim: int, name: str) -> tuple[object, ...]:
     return tuple(name if d == dim % len(shape) else s for d, s in enumerate(shape))
 
 
 @calls(aten.stack.default)
-def stack(draw: Draw, target: Any) -> Call:
+def stack(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(0, 4)), draw(dtypes)
     parts = [draw(moved(shape, dtype)) for _ in range(draw(st.integers(1, 3)))]
     return draw(named(Call(target, (parts, draw(dims(len(shape) + 1))))))
@@ -62,7 +60,7 @@ def _sizes(draw: Draw, total: int) -> list[int]:
     aten.split.sizes,
     aten.unsafe_split_with_sizes.default,
 )
-def split_with_sizes(draw: Draw, target: Any) -> Call:
+def split_with_sizes(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.integers(0, 3)) == 0:
@@ -73,7 +71,7 @@ def split_with_sizes(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default)
-def split(draw: Draw, target: Any) -> Call:
+def split(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     dim = draw(dims(len(shape)))
     rest = [d for d in range(len(shape)) if d != dim % len(shape)]
@@ -81,7 +79,7 @@ def split(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.repeat.default)
-def repeat(draw: Draw, target: Any) -> Call:
+def repeat(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 3))
     repeats = [draw(st.integers(0, 3)) for _ in range(len(shape) + draw(st.integers(0, 2)))]
     call = Call(target, (draw(moved(shape, draw(dtypes))), repeats))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -14,7 +12,7 @@ aten = torch.ops.aten
 
 BOUNDS = st.none() | st.integers(-7, 7)
 
-DYNAMIC: tuple[tuple[Any, ...], ...] = (
+DYNAMIC: tuple[tuple[object, ...], ...] = (
     (None, -1, 1),
     (-3, None, 1),
     (2, None, 1),
@@ -28,7 +26,7 @@ DYNAMIC: tuple[tuple[Any, ...], ...] = (
 
 
 @calls(aten.slice.Tensor)
-def slice_(draw: Draw, target: Any) -> Call:
+def slice_(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 4)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.booleans()):
@@ -40,7 +38,7 @@ def slice_(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.select.int)
-def select(draw: Draw, target: Any) -> Call:
+def select(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4, zero=False))
     dim = draw(dims(len(shape)))
     index = draw(st.integers(-shape[dim], shape[dim] - 1))
@@ -49,7 +47,7 @@ def select(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.unbind.int)
-def unbind(draw: Draw, target: Any) -> Call:
+def unbind(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1, 4))
     dim = draw(dims(len(shape)))
     rest = [d for d in range(len(shape)) if d != dim % len(shape)]
@@ -57,13 +55,13 @@ def unbind(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.flip.default)
-def flip(draw: Draw, target: Any) -> Call:
+def flip(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
     return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(dim_lists(len(shape)))))))
 
 
 @calls(aten.roll.default)
-def roll(draw: Draw, target: Any) -> Call:
+def roll(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
     axes = draw(dim_lists(len(shape)))
     shifts = [draw(st.integers(-7, 7)) for _ in axes] or [draw(st.integers(-7, 7))]
@@ -71,7 +69,7 @@ def roll(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.diagonal.default)
-def diagonal(draw: Draw, target: Any) -> Call:
+def diagonal(draw: Draw, target: object) -> Call:
     shape = draw(shapes(2, 4))
     dim1, dim2 = draw(st.permutations(range(len(shape))))[:2]
     dim2 = dim2 - len(shape) if draw(st.booleans()) else dim2
@@ -81,7 +79,7 @@ def diagonal(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.unfold.default)
-def unfold(draw: Draw, target: Any) -> Call:
+def unfold(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 3, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     size, step = draw(st.integers(1, shape[dim])), draw(st.integers(1, 3))
@@ -92,7 +90,7 @@ def unfold(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.as_strided.default)
-def as_strided(draw: Draw, target: Any) -> Call:
+def as_strided(draw: Draw, target: object) -> Call:
     if draw(st.integers(0, 2)) == 0:
         stride, width = draw(st.sampled_from(([3, 1], [1, 1], [3, 0]))), draw(st.sampled_from((1, 2, 3)))
         return Call(target, (draw(moved(("n", 3), draw(dtypes))), [Size("n"), width], stride), sizes={"n": 2})
@@ -105,7 +103,7 @@ def as_strided(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.resize.default)
-def resize(draw: Draw, target: Any) -> Call:
+def resize(draw: Draw, target: object) -> Call:
     if draw(st.integers(0, 2)) == 0:
         size = draw(st.sampled_from(([Size("n", 3)], [3, Size("n")])))  # a smaller one is traced for one n alone
         return Call(target, (draw(moved(("n", 3), draw(dtypes))), size), sizes={"n": 2})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -18,13 +16,13 @@ VALUES = st.sampled_from(("normal", "large", "special"))
 
 
 @calls(aten._softmax.default, aten._log_softmax.default)
-def native(draw: Draw, target: Any) -> Call:
+def native(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes()), draw(floats)
     return draw(named(Call(target, (draw(tensors(shape, dtype, VALUES)), draw(dims(len(shape))), False))))
 
 
 @calls(aten.softmax.int, aten.log_softmax.int)
-def composite(draw: Draw, target: Any) -> Call:
+def composite(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes()), draw(floats | st.just(torch.int64))
     wanted = draw(floats if dtype == torch.int64 else st.none() | st.just(torch.float32))
     values = "normal" if dtype == torch.int64 and wanted != torch.float32 else VALUES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -19,7 +17,7 @@ ORDERED = ints | dtypes.filter(lambda dtype: dtype != torch.bool)
 
 
 @calls(aten.topk.default)
-def topk(draw: Draw, target: Any) -> Call:
+def topk(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 5, zero=False))
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
     k = draw(st.integers(0, shape[dim])) if shape else 1
@@ -34,7 +32,7 @@ def topk(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.sort.default, aten.sort.stable)
-def sort(draw: Draw, target: Any) -> Call:
+def sort(draw: Draw, target: object) -> Call:
     shape, stable = draw(shapes()), target is aten.sort.stable
     dtype = draw(ORDERED | dtypes)
     ties = dtype == torch.bool or draw(st.booleans())

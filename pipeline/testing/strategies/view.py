@@ -46,7 +46,7 @@ TIES: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
     aten._reshape_copy.default,
     aten._unsafe_view.default,
 )
-def view(draw: Draw, target: Any) -> Call:
+def view(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
         given, size = draw(st.sampled_from(TIES))
@@ -60,7 +60,7 @@ def view(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.flatten.using_ints)
-def flatten(draw: Draw, target: Any) -> Call:
+def flatten(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
     start = draw(st.integers(0, max(len(shape) - 1, 0)))
     end = draw(st.integers(start, max(len(shape) - 1, 0)))
@@ -69,7 +69,7 @@ def flatten(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.unflatten.int)
-def unflatten(draw: Draw, target: Any) -> Call:
+def unflatten(draw: Draw, target: object) -> Call:
     shape, dtype = draw(shapes(1, 3, zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     sizes = draw(_factors(shape[dim]))
@@ -79,7 +79,7 @@ def unflatten(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.permute.default)
-def permute(draw: Draw, target: Any) -> Call:
+def permute(draw: Draw, target: object) -> Call:
     shape = draw(shapes(0, 8, elements=300))
     order = draw(st.permutations(range(len(shape))))
     signed = [d - len(shape) if draw(st.booleans()) else d for d in order]
@@ -87,13 +87,13 @@ def permute(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.transpose.int)
-def transpose(draw: Draw, target: Any) -> Call:
+def transpose(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
     return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(dims(len(shape))), draw(dims(len(shape)))))))
 
 
 @calls(aten.t.default)
-def t(draw: Draw, target: Any) -> Call:
+def t(draw: Draw, target: object) -> Call:
     return draw(named(Call(target, (draw(moved(draw(shapes(0, 2)), draw(dtypes))),))))
 
 
@@ -106,7 +106,7 @@ def _expanded(draw: Draw, shape: Shape) -> list[int]:
 
 
 @calls(aten.expand.default)
-def expand(draw: Draw, target: Any) -> Call:
+def expand(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
         shape, size = draw(st.sampled_from(EXPANDED))
@@ -129,7 +129,7 @@ EXPANDED: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] = (
 
 
 @calls(prims.broadcast_in_dim.default)
-def broadcast_in_dim(draw: Draw, target: Any) -> Call:
+def broadcast_in_dim(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
         return Call(target, (draw(moved(("n", 1), dtype)), (Size("n"), 2, 3), (0, 2)), sizes={"n": (1, 3, 6)})
@@ -140,13 +140,13 @@ def broadcast_in_dim(draw: Draw, target: Any) -> Call:
 
 
 @calls(aten.unsqueeze.default)
-def unsqueeze(draw: Draw, target: Any) -> Call:
+def unsqueeze(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
     return draw(named(Call(target, (draw(moved(shape, draw(dtypes))), draw(dims(len(shape) + 1))))))
 
 
 @calls(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def squeeze(draw: Draw, target: Any) -> Call:
+def squeeze(draw: Draw, target: object) -> Call:
     shape = draw(shapes())
     more = {"squeeze.dim": dims(len(shape)), "squeeze.dims": dim_lists(len(shape))}.get(
         str(target).removeprefix("aten.")

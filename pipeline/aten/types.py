@@ -1,0 +1,30 @@
+"""Names for types of graphs, calls and pytrees that torch itself annotates as ``Any`` or as a union of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+Node: TypeAlias = torch.fx.Node
+
+Operator: TypeAlias = OpOverload[..., Any]
+"""An overload of an operator; its schema says what it takes, Python's types do not."""
+
+Function: TypeAlias = Callable[..., Any]
+"""A function that stands for a call in a graph: a decomposition, a kernel, a rule."""
+
+Target: TypeAlias = Any
+"""What a node calls: an `Operator`, a higher-order operator, a Python function, or a name. torch's own type for it,
+``Callable | str``, lacks the attributes that operators are asked for."""
+
+Argument: TypeAlias = Any
+"""An argument or the value of a call in a graph: a node, a tensor, a number, None, or containers of these."""
+
+Leaf: TypeAlias = Any
+"""A leaf of the pytrees that a program takes and gives: a tensor, a number, or a value of the user's own."""
+
+Spec: TypeAlias = Any
+"""The structure of a pytree (torch's ``TreeSpec``), or what ``dynamic_shapes`` says of one."""
