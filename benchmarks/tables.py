@@ -1,4 +1,5 @@
-"""``python -m benchmarks.tables`` writes docs/benchmarks.md, its plots and docs/models.md from benchmarks/results."""
+"""``python -m benchmarks.tables`` writes docs/benchmarks.md, its plots, docs/models.md and the table of
+docs/versions.md from benchmarks/results."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, gpu_tables, plots, zoo_tables
+from benchmarks import figures, gpu_tables, plots, version_tables, zoo_tables
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
@@ -265,7 +266,11 @@ SECTIONS = {
 def main() -> int:
     """Writes the pages and what is not current of their plots; 1 if it could not."""
     PAGE.parent.mkdir(exist_ok=True)
-    for path, text in ((PAGE, page()), (zoo_tables.PAGE, zoo_tables.page())):
+    for path, text in (
+        (PAGE, page()),
+        (zoo_tables.PAGE, zoo_tables.page()),
+        (version_tables.PAGE, version_tables.page()),
+    ):
         path.write_text(text, encoding="utf-8")
         print(f"written to {path}")
     return plots.refresh()

@@ -43,14 +43,15 @@ def page(results: Path = RESULTS) -> str:
 def _where(run: dict[str, Any]) -> str:
     """Which GPU columns a run gives."""
     versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
-    counts = Counter(map(_outcome, run["zoo_gpu"]))
+    counts = Counter(map(outcome, run["zoo_gpu"]))
     said = ", ".join(
         f"{counts[what]} {what}" for what in ("right", "wrong", "failed", "refused", "not run by eager") if counts[what]
     )
     return filled(f"On {run['machine']['gpu']}, {run['date']}; {versions}; products in {run['products']}: {said}.")
 
 
-def _outcome(row: dict[str, Any]) -> str:
+def outcome(row: dict[str, Any]) -> str:
+    """How an architecture fared on a GPU: right, wrong, failed, refused by torch.export, or not run by eager."""
     if "eager" in row:
         return "not run by eager"
     return next((key for key in ("refused", "failed", "wrong") if key in row), "right")
@@ -68,10 +69,10 @@ def _dtypes(run: dict[str, Any]) -> list[str]:
 
 
 def _gpu_cell(row: dict[str, Any]) -> str:
-    outcome = _outcome(row)
+    found = outcome(row)
     if "error" not in row:
-        return "**failed**" if outcome == "failed" else outcome
-    return f"{'**wrong** ' if outcome == 'wrong' else ''}{row['error']:.0e} ({row['eager_error']:.0e})"
+        return "**failed**" if found == "failed" else found
+    return f"{'**wrong** ' if found == 'wrong' else ''}{row['error']:.0e} ({row['eager_error']:.0e})"
 
 
 def part(data: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) -> str:

@@ -32,7 +32,7 @@ from pipeline.defaults import bisect
 from pipeline.errors import AgreementWarning, ArtifactWarning, CaptureError, PipelineError
 from pipeline.stages.verify import OnFailure, verify
 from pipeline.verification.bisection import LIMIT
-from pipeline.version import __version__
+from pipeline.verification.measure import versions
 
 
 class _Parser(argparse.ArgumentParser):
@@ -122,7 +122,7 @@ def _show_warning(others: Any, stream: Any, message: Any, category: Any, *where:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pipeline", description="Compiles PyTorch models to TensorRT engines.")
-    parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
+    parser.add_argument("--version", action="version", version=_versions())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_compile(commands)
     _add_bisect(commands)
@@ -299,3 +299,7 @@ def print_command(options: argparse.Namespace) -> int:
     for fallback in converted.partitioned.fallbacks:
         print(f"in PyTorch: {fallback}", file=sys.stderr)
     return 0
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {value}" for name, value in versions().items())

@@ -34,6 +34,7 @@ from benchmarks import (
     stages,
     tables,
     targets,
+    version_tables,
     workloads,
     zoo_tables,
 )
@@ -87,6 +88,7 @@ def test_results_say_where_they_come_from(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_pages_are_current() -> None:
     assert tables.PAGE.read_text() == tables.page(), "run: python -m benchmarks.tables"
     assert zoo_tables.PAGE.read_text() == zoo_tables.page(), "run: python -m benchmarks.tables"
+    assert version_tables.PAGE.read_text() == version_tables.page(), "run: python -m benchmarks.tables"
 
 
 ROWS = [

@@ -17,6 +17,7 @@ from torch import nn
 
 import pipeline
 from pipeline.cli.commands import main
+from pipeline.trt import CAPABILITIES
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests.cli.test_cli"
@@ -317,6 +318,11 @@ def test_support_tells_what_is_taken_apart_and_what_is_not_supported(capsys: pyt
     assert "it runs in PyTorch: it has no converter" in capsys.readouterr().out
     assert main(["support", "randn"]) == 1
     assert "it draws random numbers" in capsys.readouterr().out
+
+
+def test_version_says_which_tensorrt_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert f"{CAPABILITIES.flavour} {CAPABILITIES.version}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version"])
