@@ -1,8 +1,7 @@
 """The records that stages pass on: what is known of a model after each of them.
 
 ``Program`` comes from capture and ``decompose``; then come ``Validated``, ``Partitioned``, ``Converted``, ``Built``
-and ``Compiled`` (in ``compiled.py``). Every record is frozen. Graphs and tensors are handles (``eq=False``): no stage
-changes what they hold.
+and ``Compiled`` (in ``compiled.py``). Every record is frozen. Graphs and tensors are handles (``eq=False``).
 """
 
 from __future__ import annotations
@@ -99,15 +98,16 @@ class Output:
     """One output of a program: where its value comes from, and what becomes of it.
 
     ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``, or
-    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call. The ``target`` of a
-    ``"user"`` output is the tensor that eager returns, by its name at capture: outputs with one target are one tensor,
-    and one whose target is an input, parameter or buffer is that tensor itself, as it is after the call. Every other
-    output is new at each call, whatever later stages make of its value. ``name`` is what users call it: its key in what
+    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call, or ``"check"``:
+    whether rows outside of ``target`` or another buffer were written. The ``target`` of a ``"user"`` output is the
+    tensor that eager returns, by its name at capture: outputs with one target are one tensor, and one whose target is
+    an input, parameter or buffer is that tensor itself, as it is after the call. Every other output is new at each
+    call, whatever later stages make of its value. ``name`` is what users call it: its key in what
     the model returns, or the name of what is written to.
     """
 
     value: Any
-    kind: Literal["user", "buffer", "input"] = "user"
+    kind: Literal["user", "buffer", "input", "check"] = "user"
     target: str = ""
     constant: bool = False
     name: str = ""
@@ -119,7 +119,7 @@ class Program:
 
     ``constants`` maps the placeholders that are the same at every call to the recipe that makes them from
     ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates
-    to the buffer's name. ``shapes`` has the sizes that vary, with their ranges and relations.
+    to the buffer's name; each sees its elements from the first on. ``shapes`` has the sizes that vary.
     ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict;
     ``written`` are the parameters that are none of the model's, but tensors that its code spells out.
     ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program that `decompose`

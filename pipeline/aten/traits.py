@@ -83,7 +83,8 @@ TABLE: Final[Mapping[Does, str]] = {
     """,
     Does.WRITES: """
         slice_scatter select_scatter diagonal_scatter as_strided_scatter scatter scatter_add scatter_reduce index_put
-        _unsafe_index_put index_copy index_fill index_add index_reduce masked_scatter copy put
+        _unsafe_index_put index_copy index_fill index_add index_reduce masked_scatter copy put pipeline.cache_update
+        pipeline.cache_write
     """,
     Does.REINTERPRETS: """
         as_strided view.dtype view_copy.dtype view_as_real view_as_complex real imag conj _conj _neg_view adjoint
@@ -148,6 +149,9 @@ TABLE: Final[Mapping[Does, str]] = {
 }
 """The operators by what they do. What has torch's tag for elementwise operators needs no row."""
 
+SPACES: Final = ("prims", "pipeline")
+"""The namespaces beside ATen's; a row of theirs names them."""
+
 ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.split()}
 
 
@@ -156,7 +160,7 @@ def does(target: object) -> Does | None:
     """What an operator does; None where nothing is known, and for what is no operator of ATen or prims."""
     if not isinstance(target, OpOverload):
         return None
-    name = target._schema.name.removeprefix("aten::").replace("prims::", "prims.")
+    name = target._schema.name.removeprefix("aten::").replace("::", ".")
     found = ROWS.get(f"{name}.{target._overloadname}", ROWS.get(name))
     if found is not None:
         return found
@@ -168,16 +172,15 @@ def does(target: object) -> Does | None:
 @cache
 def targets(*kinds: Does) -> frozenset[OpOverload[..., object]]:
     """The operators that do one of these, by the rows of the table: every overload but those that write to ``out``."""
-    packets = (_packet(name.partition(".") if not name.startswith("prims.") else name) for name in ROWS)
+    packets = map(_packet, ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
     return frozenset(op for op in overloads if "out" not in op._overloadname and does(op) in kinds)
 
 
-def _packet(name: Any) -> Any:
+def _packet(name: str) -> Any:
     """The packet of a row; None if this torch has none."""
-    if isinstance(name, tuple):
-        return getattr(torch.ops.aten, name[0], None)
-    return getattr(torch.ops.prims, name.removeprefix("prims."), None)
+    first, _, rest = name.partition(".")
+    return getattr(getattr(torch.ops, first), rest, None) if first in SPACES else getattr(torch.ops.aten, first, None)
 
 
 def is_view(target: object) -> bool:

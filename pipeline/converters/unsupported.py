@@ -6,11 +6,14 @@ from typing import Any, Final
 
 import torch
 
+from pipeline.aten.cache import CACHE_WRITE
+
 aten = torch.ops.aten
 
 _CHANCE = "it draws random numbers: an engine would draw others than eager does"
 
 REASONS: Final[dict[Any, str]] = {
+    CACHE_WRITE: "where it writes is seen only when it runs: PyTorch writes these rows, TensorRT would copy all",
     **dict.fromkeys(
         (
             aten.rand.default,

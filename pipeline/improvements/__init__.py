@@ -14,8 +14,10 @@ from pipeline.improvements.patch_embedding import patch_embedding
 from pipeline.improvements.push_down_slices import push_down_slices
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.simplify_masks import simplify_masks
+from pipeline.improvements.update_in_place import update_in_place
 
 PASSES: Final = (
+    update_in_place,
     fuse_gelu,
     fuse_attention,
     simplify_masks,

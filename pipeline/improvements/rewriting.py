@@ -58,10 +58,10 @@ class Rewriting:
         if not self.claims.high:
             return each.apply(self)
         self._hide()
-        before, needed = graphs.copied(self.graph), self._needed()
+        before, program, needed = graphs.copied(self.graph), self.program, self._needed()
         each.apply(self)
         if self._needed() != needed:
-            self.graph = before
+            self.graph, self.program = before, program
         self._show()
 
     def _hide(self) -> None:

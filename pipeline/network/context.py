@@ -57,6 +57,7 @@ class ConversionContext:
         memo: what building blocks made once for a network, with the values that their keys name by ``id``.
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
         ranges: the values each symbol may take.
+        in_place: tensors that lie where an input of the network does; as outputs they stay what they are.
     """
 
     net: trt.INetworkDefinition
@@ -74,6 +75,7 @@ class ConversionContext:
     memo: dict[Any, Any] = field(factory=dict)
     shapes: dict[int, tuple[Any, Shape]] = field(factory=dict)
     ranges: Symbols = field(factory=dict)
+    in_place: list[Any] = field(factory=list)
     _used: Counter[str] = field(factory=Counter)
 
     def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:

@@ -135,8 +135,9 @@ class CapturedCall:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)
         values, results = self._run(leaves)
+        self.plan.noted(values, self.layout.checks)
         for write in self.layout.writes:
-            if write.buffer is not None:
+            if write.buffer is not None and values[write.buffer] is not values[write.slot]:
                 values[write.buffer].copy_(values[write.slot])
         given = {id(value) for value in self._turn.into.values()}
         made = zip(self.layout.returns, results, strict=True)

@@ -52,7 +52,8 @@ class CudaWorker:
             if not isinstance(part, LoadedEngine):
                 return part
             launched = settings.engine_graphs and graphs is None
-            session = self.lane.run(lambda stream: Session(part, stream, arena, graph=launched))
+            held = frozenset(port.name for port in step.segment.inputs) & layout.program.buffers.keys()
+            session = self.lane.run(lambda stream: Session(part, stream, arena, graph=launched, held=held))
             return EngineStep(session, self.turn, step.gives, settings.reuse_outputs or _inner(layout, step))
 
         with torch.cuda.device(device):

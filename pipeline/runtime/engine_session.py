@@ -67,15 +67,28 @@ class Session:
         arena: memory for activations.
         graph: have TensorRT-RTX launch runs as a CUDA graph, if shapes and addresses stay what they are. Such a run
             cannot be captured in another graph.
+        held: names of inputs that are the caller's to be updated where they lie; others that the engine writes to are
+            copied.
     """
 
-    def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, arena: Arena, *, graph: bool = False) -> None:
+    def __init__(
+        self,
+        loaded: LoadedEngine,
+        stream: torch.cuda.Stream,
+        arena: Arena,
+        *,
+        graph: bool = False,
+        held: frozenset[str] = frozenset(),
+    ) -> None:
         self.loaded, self.network, self.device, self.arena = loaded, loaded.network, arena.device, arena
         engine = loaded.cuda_engine
         self.known = bindings(engine)
         self.inputs = [self._bound(tensor.name) for tensor in self.network.inputs]
         self.outputs = [self._bound(tensor.name) for tensor in self.network.outputs]
         self.written = {b.alias for b in self.outputs if b.alias}
+        self.held = held & self.written
+        places = {b.name: i for i, b in enumerate(self.inputs)}
+        self._in_place = {i: places[b.alias] for i, b in enumerate(self.outputs) if b.alias in self.held}
         self.on_host = [i for i, b in enumerate(self.inputs) if b.on_host]
         self._gives_to_host = any(b.on_host for b in self.outputs)
         self.buffers: dict[str, OutputBuffer] = {}
@@ -132,7 +145,7 @@ class Session:
                 memory.copy_(inputs[position])
         held = [self._read(self.inputs[i], inputs[i]) for i in plan.loose]
         results = [
-            memory if memory is not None else self._receive(self.outputs[i], plan.makers[i], into.get(i))
+            memory if memory is not None else self._receive(i, plan.makers[i], into.get(i), inputs)
             for i, memory in enumerate(plan.results)
         ]
         self._enqueue(stream)
@@ -232,6 +245,8 @@ class Session:
                 shapes.append((binding.name, tuple(tensor.shape)))
             if binding.on_host or not isinstance(value, torch.Tensor):
                 fixed.append((binding.name, placed(value, binding, self.device)))
+            elif binding.name in self.held:
+                free.append(position)
             elif binding.name in self.written or (not loose and tensor.nbytes <= COPIED):
                 copies.append((position, self.slabs[binding.name].view(tuple(tensor.shape))))
             else:
@@ -257,7 +272,7 @@ class Session:
             small = known and torch.Size(shape).numel() * binding.dtype.itemsize <= COPIED
             makers.append(maker(shape, binding.dtype, self._home(binding)) if known else None)
             if binding.alias:
-                results.append(copies[binding.alias])
+                results.append(copies.get(binding.alias))
             else:
                 kept = small and not loose and not binding.on_host
                 results.append(self.slabs[binding.name].view(shape) if kept else None)
@@ -270,7 +285,10 @@ class Session:
 
     def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
         """Let an input be read where it is, or where a copy of it lies that TensorRT can read."""
-        tensor = value if self._is_readable(value, binding.dtype) else placed(value, binding, self.device)
+        readable = self._is_readable(value, binding.dtype)
+        if binding.name in self.held and not readable:
+            raise ExecutionError(f"{self.network.name} updates {binding} where it lies, which is not aligned memory")
+        tensor = value if readable else placed(value, binding, self.device)
         self._address(binding.name, tensor)
         return tensor
 
@@ -291,12 +309,16 @@ class Session:
             raise ExecutionError(f"{self.network.name}: shapes cannot be inferred: {error} ({said()})") from error
         self._require(not missing, f"to infer shapes without more about {', '.join(missing)}", said)
 
-    def _receive(self, binding: Binding, make: Maker | None, into: torch.Tensor | None) -> torch.Tensor | OutputBuffer:
-        """Bind an output to new memory, if it is given none, or where its shape is not known yet to a buffer that is
-        asked for memory."""
+    def _receive(
+        self, place: int, make: Maker | None, into: torch.Tensor | None, inputs: Sequence[Any]
+    ) -> torch.Tensor | OutputBuffer:
+        """Bind an output to the input that it updates, or to new memory, if it is given none, or where its shape is not
+        known yet to a buffer that is asked for memory."""
+        binding = self.outputs[place]
         if make is None:
             return self._buffer(binding)
-        tensor = make() if into is None else into
+        held = self._in_place.get(place)
+        tensor = inputs[held] if held is not None else make() if into is None else into
         self._address(binding.name, tensor)
         return tensor
 

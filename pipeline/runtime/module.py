@@ -27,6 +27,7 @@ from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.snapshot import Snapshot, present, without_parameters
+from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
@@ -40,7 +41,8 @@ PLANS = 256
 
 
 class CompiledModule(torch.nn.Module):
-    """Runs a compiled program. Buffers that the program mutates are this module's own copies.
+    """Runs a compiled program. Buffers that the program mutates are this module's own, under the model's names: its
+    state, which ``state_dict`` gives, ``reset`` sets back and ``new_state`` makes another of.
 
     Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. ``executor`` says
     where engines run.
@@ -61,8 +63,8 @@ class CompiledModule(torch.nn.Module):
         self.program: Program = self.compiled.program
         parameters = Snapshot(compiled.program)
         constant = cache(lambda name: self.program.constants[name].evaluate(parameters).to(self.device))
-        for placeholder, target in self.program.buffers.items():
-            self.register_buffer(placeholder, parameters[target].to(self.device, copy=True))
+        self._initial = {name: Initial.of(parameters[name]) for name in self.program.buffers.values()}
+        self._attach_state()
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
@@ -71,15 +73,44 @@ class CompiledModule(torch.nn.Module):
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
-        self._plans: dict[object, CallPlan] = {}
         self._written = written_inputs(self.program)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
+
+    def _attach_state(self) -> None:
+        """Make buffers with their first values; no plan knows them yet."""
+        for name, initial in self._initial.items():
+            attach(self, name, initial.made(self.device))
+        self._guard = guard(self.program, self)
+        self._plans: dict[object, CallPlan] = {}
+
+    def reset(self) -> None:
+        """Give the buffers the values that they had when the model was compiled, where they lie. An error about
+        positions is forgotten."""
+        with torch.no_grad():
+            for name, initial in self._initial.items():
+                initial.write(buffer(self, name))
+        if self._guard is not None:
+            self._guard.clear()
+
+    def new_state(self) -> CompiledModule:
+        """Return a module over the same engines and weights with buffers of its own, at their first values.
+
+        Both may be called at the same time, from threads or streams of their own. A state costs the memory of its
+        buffers, and where ``cuda_graphs`` is on a graph for each of its shapes.
+        """
+        made = self.__class__.__new__(self.__class__)
+        torch.nn.Module.__init__(made)
+        own = {*made.__dict__, "_guard", "_plans"}
+        made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
+        made._attach_state()
+        return made
 
     def forward(self, *args: object, **kwargs: object) -> Leaf:
         """The outputs that the model gives for these inputs.
 
         Raises:
+            ExecutionError: this call, or on a GPU an earlier one, wrote outside of a buffer.
             ShapeError: an input's size is outside its range, or breaks a relation.
             TypeError: an input's type or dtype, or the structure of the inputs, is not what was compiled.
             ValueError: an input that the program writes to lies in the same memory as another.
@@ -87,6 +118,8 @@ class CompiledModule(torch.nn.Module):
         if is_autocast_on():
             with without_autocast():
                 return self.forward(*args, **kwargs)
+        if self._guard is not None:
+            self._guard.check()
         leaves, plan = self._planned(args, kwargs)
         if self._written:
             check_apart(self.program, self._written, leaves)
@@ -129,8 +162,8 @@ class CompiledModule(torch.nn.Module):
             template[slot] = value
         for slot, expr in layout.sizes:
             template[slot] = number_of(expr, symbols)
-        for name in self.program.buffers:
-            template[layout.slots[name]] = self.get_buffer(name)
+        for name, value in views(self.program, self, symbols):
+            template[layout.slots[name]] = value
         moves = []
         for position, (port, value) in enumerate(zip(self.program.inputs, given, strict=True)):
             slot = layout.slots[port.name]
@@ -139,7 +172,7 @@ class CompiledModule(torch.nn.Module):
                 moves.append((position, slot, value.device != self.device or narrowed))
             else:
                 template[slot] = value
-        return CallPlan(template, symbols, tuple(moves), None if home == self.device else home)
+        return CallPlan(template, symbols, tuple(moves), None if home == self.device else home, self._guard)
 
     def _home(self, given: Sequence[object]) -> torch.device:
         """Where outputs go: where inputs are, a GPU before the CPU; where none is a tensor, the CPU if the model was
@@ -162,6 +195,7 @@ class CompiledModule(torch.nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
         """As for every module (``.to``, ``.half``); plans and graphs hold the buffers as they were, so they go."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._guard = guard(self.program, self)
         self._plans.clear()
         self._workers.clear()
         return self

@@ -16,6 +16,7 @@ from attrs import evolve, field, frozen
 
 from pipeline.aten.tensor_type import TensorType
 from pipeline.program import Output, Port, Program, Segment
+from pipeline.runtime.state import Guard
 from pipeline.shapes.environment import Expr, number
 
 Runner: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -58,7 +59,8 @@ class Return:
 
 @frozen
 class Write:
-    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``."""
+    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``.
+    What an engine updates in place is in both slots."""
 
     slot: int
     input_index: int | None = None
@@ -74,6 +76,7 @@ class Layout:
     steps: tuple[Step, ...]
     returns: tuple[Return, ...]
     writes: tuple[Write, ...]
+    checks: tuple[int, ...]
     sizes: tuple[tuple[int, Expr], ...]
     constants: tuple[tuple[int, Any], ...]
     late: tuple[tuple[int, Expr], ...]
@@ -97,12 +100,20 @@ class CallPlan:
 
     ``template`` holds the slots that are the same at every such call. ``moves`` are the tensors among the inputs:
     (number, slot, whether it has to be brought to the device or dtype of the program). Outputs return to ``home``.
+    ``guard`` is told what the program's checks say.
     """
 
     template: Slots = field(repr=False)
     symbols: Mapping[str, int]
     moves: tuple[tuple[int, int, bool], ...]
     home: torch.device | None
+    guard: Guard | None = field(default=None, repr=False)
+
+    def noted(self, slots: Slots, checks: Sequence[int]) -> None:
+        """Tell the guard what is in the slots of checks."""
+        for slot in checks:
+            if self.guard is not None:
+                self.guard.note(slots[slot])
 
     def is_home(self, value: torch.Tensor) -> bool:
         """Whether a tensor is where the caller is given outputs."""
@@ -133,9 +144,10 @@ class LayoutBuilder:
         outputs = self.program.outputs
         users = [o for o in outputs if o.kind == "user"]
         returns = _told_once(users, [self._return(o) for o in users])
-        writes = tuple(self._write(o) for o in outputs if o.kind != "user")
+        writes = tuple(self._write(o) for o in outputs if o.kind in ("buffer", "input"))
+        checks = tuple(self._value(o) for o in outputs if o.kind == "check")
         sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
-        return Layout(self.program, self.slots, self.steps, returns, writes, sizes, constants, tuple(self.late))
+        return Layout(self.program, self.slots, self.steps, returns, writes, checks, sizes, constants, tuple(self.late))
 
     def _slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))

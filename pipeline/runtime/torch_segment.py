@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pipeline.aten.cache import IN_PLACE
 from pipeline.aten.types import Leaf
 from pipeline.program import Program, Segment
 
@@ -37,7 +38,7 @@ def torch_segment(
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             part.graph.owning_module = None  # else part and graph hold each other, and constants are freed late
-    leaving = {output.value for output in program.outputs if not output.constant}
+    leaving = {output.value for output in program.outputs if not output.constant} - made.updated
     owned = frozenset(i for i, port in enumerate(segment.outputs) if port.name in leaving)
     constants = frozenset(map(_place_of, made.root.buffers(recurse=False)))
 
@@ -68,12 +69,13 @@ def _place_of(tensor: torch.Tensor) -> int:
 
 
 class _Copy:
-    """The copy of some nodes of a program, on a device."""
+    """The copy of some nodes of a program, on a device. ``updated`` are those that are buffers, updated in place."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self.program, self.device = program, device
         self.graph, self.root = torch.fx.Graph(), torch.nn.Module()
         self.env: dict[str, torch.fx.Node] = {}
+        self.updated: set[str] = set()
 
     def node(self, node: torch.fx.Node) -> torch.fx.Node:
         """The copy of a node, after copies of the numbers it reads that are no input of the segment."""
@@ -83,6 +85,9 @@ class _Copy:
             self.env[node.name] = made = self.graph.node_copy(node, self.node)
             made.meta = {}
             _place(made, self.device)
+            if node.target in IN_PLACE and getattr(node.args[0], "name", "") in self.program.buffers:
+                made.target = IN_PLACE[node.target]  # type: ignore[assignment]  # nothing else reads the buffer: `improvements.update_in_place`
+                self.updated.add(node.name)
         return self.env[node.name]
 
     def branch(self, name: str) -> None:

@@ -37,6 +37,8 @@ class SegmentExecutor:
             value = leaves[given]
             slots[slot] = self.arrive(value) if moved or value.requires_grad else value
         self.run(slots, plan.symbols)
+        if self.layout.checks:
+            plan.noted(slots, self.layout.checks)
         results = self.results(slots, leaves, plan)
         if self.layout.writes:
             self.write(slots, leaves)
@@ -79,7 +81,8 @@ class SegmentExecutor:
         """Mutations reach the buffers and the caller's inputs."""
         for write in self.layout.writes:
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
-            target.copy_(slots[write.slot])
+            if target is not slots[write.slot]:
+                target.copy_(slots[write.slot])
 
 
 def _made(value: object, output: Return, home: torch.device | None) -> object:

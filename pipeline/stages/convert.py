@@ -310,7 +310,7 @@ class _Conversion:
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:
             tensor = self.ctx.add(f"{port.name}:output", "cast", tensor, trt.uint8).get_output(0)
-        elif (
+        elif not any(value is each for each in self.ctx.in_place) and (
             tensor.is_network_input
             or tensor.is_network_output
             or not isinstance(value, trt.ITensor)

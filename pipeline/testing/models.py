@@ -22,6 +22,7 @@ from pipeline.inputs import Input
 from pipeline.program import Partitioned, Program, is_operator
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.module import CompiledModule
+from pipeline.runtime.state import buffer
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
@@ -357,8 +358,7 @@ class _Run:
 
     def buffers(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The buffers that the program mutates, as eager, float64 and we have them."""
-        names = self.module.program.buffers
-        ours = {name: self.module.get_buffer(placeholder).cpu() for placeholder, name in names.items()}
+        ours = {name: buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
         return (
             {name: self.eager.get_buffer(name) for name in ours},
             {name: self.exact.get_buffer(name) for name in ours},

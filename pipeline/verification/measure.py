@@ -16,6 +16,7 @@ from pipeline.aten.types import Argument, Leaf
 from pipeline.compose.events import report
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program
+from pipeline.runtime.state import buffer
 from pipeline.trt import CAPABILITIES, has_gpu
 from pipeline.verification.bounds import MULTIPLE, judged
 from pipeline.verification.reference import NotComparableError, Reference, random_outputs
@@ -110,27 +111,27 @@ def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     returned = iter(tree_flatten(module(*args, **kwargs))[0])
     given = dict(zip((port.name for port in program.inputs), leaves, strict=True))
-    buffers = {name: placeholder for placeholder, name in program.buffers.items()}
 
     def value(output: Output) -> Argument:
         if output.kind == "user":
             return next(returned)
-        return given[output.target] if output.kind == "input" else module.get_buffer(buffers[output.target]).clone()
+        return given[output.target] if output.kind == "input" else buffer(module, output.target).clone()
 
-    return [value(output) for output in program.outputs]
+    return [value(output) for output in program.outputs if output.kind != "check"]
 
 
 def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> None:
     """Gives a module the buffers that the model was compiled with."""
-    for placeholder, name in module.program.buffers.items():
-        module.get_buffer(placeholder).copy_(parameters[name].detach())
+    for name in module.program.buffers.values():
+        buffer(module, name).copy_(parameters[name].detach())
 
 
 def output_names(program: Program) -> list[str]:
     """What outputs are called: by their keys (``logits``, ``hidden_states.0``), or ``output``; and what is written
     to."""
-    named = (o.name or f"output.{i}" for i, o in enumerate(program.outputs))
-    rows = zip(program.outputs, named, strict=True)
+    outputs = [o for o in program.outputs if o.kind != "check"]
+    named = (o.name or f"output.{i}" for i, o in enumerate(outputs))
+    rows = zip(outputs, named, strict=True)
     return [name if o.kind == "user" else f"{o.kind} {o.target} after the call" for o, name in rows]
 
 

@@ -37,9 +37,9 @@ def adder(**options: Any) -> FakeEngine:
 class Driven(Session):
     """A session with a stream of its own."""
 
-    def __init__(self, engine: FakeEngine, network: Network | None = None) -> None:
+    def __init__(self, engine: FakeEngine, network: Network | None = None, **options: Any) -> None:
         self.stream: Any = FakeStream(engine.calls)
-        super().__init__(LoadedEngine(engine, network or engine.network), self.stream, Arena(CPU))
+        super().__init__(LoadedEngine(engine, network or engine.network), self.stream, Arena(CPU), **options)
 
     def run(self, inputs: Sequence[Any], **options: Any) -> list[Any]:
         return self(inputs, self.stream, **options)

@@ -1,0 +1,94 @@
+"""Positions that follow one another: the first of them, where an index can be seen to count up from it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.traits import Does, does
+from pipeline.improvements.rewriting import Node, Rewriting, aten, rank_of
+from pipeline.shapes.environment import shape_of
+
+Start: TypeAlias = "Node | int"
+"""A tensor whose last dim is 1 or absent, a size, or a number."""
+
+INTS = (torch.int64, torch.int32)
+RANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
+ADDS = (aten.add.Tensor, aten.add.Scalar)
+
+
+def first_position(rewriting: Rewriting, index: Node) -> Start | None:
+    """Return where an index starts whose last dim counts up by 1; None where that cannot be seen."""
+    shape = shape_of(index.meta["val"])
+    if not shape or shape[-1] == 1:
+        return index
+    return _counted(rewriting, index)
+
+
+def _counted(rewriting: Rewriting, node: Any) -> Start | None:
+    """The start of a tensor of several positions."""
+    if not isinstance(node, Node):
+        return None
+    if node.op == "placeholder":
+        return _literal(rewriting, node)
+    if node.target in RANGES:
+        return _ranged(node)
+    if node.target in ADDS:
+        return _added(rewriting, node)
+    if (does(node.target) is Does.CASTS and node.meta["val"].dtype in INTS) or does(node.target) is Does.COPIES:
+        return _counted(rewriting, node.args[0])
+    leading = does(node.target) in (Does.SQUEEZES, Does.RESHAPES, Does.SELECTS) and _is_same_row(node)
+    return _counted(rewriting, node.args[0]) if leading else None
+
+
+def _literal(rewriting: Rewriting, node: Node) -> Start | None:
+    value = rewriting.literal(node)
+    if value is None or value.dtype not in INTS or not value.numel():
+        return None
+    start = int(value.flatten()[0])
+    counted = start + torch.arange(value.shape[-1]).expand(value.shape)
+    return start if torch.equal(value.to(torch.int64), counted) else None
+
+
+def _ranged(node: Node) -> Start | None:
+    if node.meta["val"].dtype not in INTS:
+        return None
+    if node.target is aten.arange.default:
+        return 0
+    if node.target is aten.arange.start_step and argument(node, "step") != 1:
+        return None
+    start: Any = argument(node, "start")
+    return start if isinstance(start, Node) or type(start) is int else None
+
+
+def _added(rewriting: Rewriting, node: Node) -> Start | None:
+    """A range that a start is added to."""
+    if argument(node, "alpha") != 1 or node.meta["val"].dtype not in INTS:
+        return None
+    orders: list[Any] = [node.args[:2], node.args[1::-1]]
+    for counting, other in orders:
+        if not _is_start(other):
+            continue
+        start = _counted(rewriting, counting)
+        if start is not None:
+            return other if start == 0 else None
+    return None
+
+
+def _is_start(value: Any) -> bool:
+    """Whether a value is the same for all positions of a row."""
+    if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor):
+        shape = shape_of(value.meta["val"])
+        return not shape or shape[-1] == 1
+    return isinstance(value, Node) or type(value) is int
+
+
+def _is_same_row(node: Node) -> bool:
+    """Whether a node gives the one row of positions that its input has, with other leading dims."""
+    source = node.args[0]
+    if not isinstance(source, Node) or not rank_of(source) or not rank_of(node):
+        return False
+    before, after = shape_of(source.meta["val"]), shape_of(node.meta["val"])
+    return before[-1] == after[-1] and all(size == 1 for size in (*before[:-1], *after[:-1]))

@@ -1,0 +1,231 @@
+"""Buffers that a program writes rows to, such as caches of keys and values, are updated where they lie.
+
+A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place: its cache is the buffer
+itself, or its first batches, seen as [B, N, S, D]. One more output of the program says whether all rows were inside.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.cache import CACHE_UPDATE, CACHE_WRITE
+from pipeline.aten.graphs import results
+from pipeline.frontend.fakes import quietly
+from pipeline.frozen import FrozenDict
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output
+from pipeline.improvements.writes import indexed, write_of
+from pipeline.program import Output
+from pipeline.shapes.environment import Expr, shape_of
+from pipeline.trt import CAPABILITIES
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""What TensorRT's cache update layer takes."""
+
+SMALL = 1 << 16
+"""A buffer of fewer bytes is copied rather than to end an engine for it: that takes no longer than a launch."""
+
+
+@frozen
+class Held:
+    """A buffer, the node that is its new value, and the node that writes rows, to it or to its first batches."""
+
+    placeholder: Node
+    whole: Node
+    written: Node
+
+
+@frozen
+class Checked:
+    """What has to hold of a write: start + length is at most size."""
+
+    starts: Node
+    update: Node
+    dim: int
+    length: Expr
+    size: int
+
+
+@improvement
+def update_in_place(rewriting: Rewriting) -> None:
+    """Rows written to buffers become updates in place, with a check of their positions."""
+    program = rewriting.program
+    if any(output.kind == "check" for output in program.outputs):
+        return
+    nodes = {node.name: node for node in rewriting.graph.nodes}
+    returned = {output.target for output in program.outputs if output.kind == "user"}
+    buffers, checks, names = dict(program.buffers), dict[str, Checked](), list[str]()
+    for at, output in enumerate(program.outputs):
+        placeholder = next((p for p, name in program.buffers.items() if name == output.target), None)
+        if output.kind != "buffer" or placeholder is None or placeholder in returned:
+            continue
+        held = _held(nodes[placeholder], nodes[output.value])
+        made = None if held is None else _updated(rewriting, held, at)
+        if held is not None and made is None:
+            _write_outside(rewriting, held, at)
+        elif held is not None and made is not None:
+            cache, check = made
+            buffers = {cache.name if name == placeholder else name: of for name, of in buffers.items()}
+            names.append(output.target)
+            checks.setdefault(f"{_told(check.starts)} {check.length} {check.size}", check)
+    if checks:
+        _add_check(rewriting, list(checks.values()))
+        outputs = (*program.outputs, Output("", "check", target=names[0], name="positions"))
+        rewriting.program = evolve(program, buffers=FrozenDict(buffers), outputs=outputs)
+
+
+def _held(placeholder: Node, whole: Node) -> Held | None:
+    """The write to a buffer of which nothing else needs the old value; None if there is none that engines can take."""
+    value = placeholder.meta["val"]
+    if whole.op == "placeholder" or not value.numel():
+        return None
+    readers = [user for user in placeholder.users if not _is_overwritten(user)]
+    if readers == [whole]:
+        return Held(placeholder, whole, whole)
+    if len(readers) != 2 or whole not in readers or not _is_first_batches(placeholder, whole):
+        return None
+    view, written = next(user for user in readers if user is not whole), whole.args[1]
+    same = view.target is aten.slice.Tensor and all(
+        argument(view, key) == argument(whole, key) for key in ("dim", "end", "step")
+    )
+    if not same or not isinstance(written, Node) or list(view.users) != [written] or is_output(written):
+        return None
+    return Held(placeholder, whole, written)
+
+
+def _is_overwritten(view: Node) -> bool:
+    """Whether a slice is only looked at for its shape, by what is copied over it."""
+    return view.target is aten.slice.Tensor and all(
+        user.target is aten.copy.default and user.args[0] is view for user in view.users
+    )
+
+
+def _is_first_batches(placeholder: Node, whole: Node) -> bool:
+    """Whether a buffer's new value is the old one with other first batches, which is not read as a whole."""
+    if whole.target is not aten.slice_scatter.default or whole.args[0] is not placeholder:
+        return False
+    first = argument(whole, "dim") == 0 and argument(whole, "start") in (None, 0) and argument(whole, "step") == 1
+    return first and all(user.op == "output" for user in whole.users)
+
+
+def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] | None:
+    """Put an update in the place of a write, output number ``at``: its cache, and what has to hold of it."""
+    can = CAPABILITIES.kv_cache_update and held.placeholder.meta["val"].dtype in DTYPES
+    write = write_of(rewriting, held.written) if can else None
+    if write is None:
+        return None
+    shape, rows = shape_of(held.written.meta["val"]), shape_of(write.update.meta["val"])
+    size, length = shape[write.dim], rows[write.dim]
+    seen, update = (
+        _as_cache(shape, write.dim),
+        _viewed(rewriting, write.update, _as_cache(rows, write.dim), held.written),
+    )
+    if not isinstance(size, int) or update is None:
+        return None
+    cache = _placeholder(rewriting, held, seen)
+    made = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, held.written)
+    back = _viewed(rewriting, made, shape, held.written) if rewriting.accepted(made) else None
+    if back is None:
+        rewriting.erase(made)
+        _forget(rewriting, held, cache)
+        return None
+    _take_place(rewriting, held, made, back, at)
+    _forget(rewriting, held, held.placeholder if cache is not held.placeholder else None)
+    return cache, Checked(write.starts, write.update, write.dim, length, size)
+
+
+def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
+    """Have PyTorch write rows to a large buffer wherever an index says, if engines would copy it and may end there."""
+    value = held.placeholder.meta["val"]
+    if rewriting.program.settings.require_full_compilation or held.written is not held.whole:
+        return
+    place = indexed(held.whole)
+    if place is None or value.numel() * value.itemsize < SMALL:
+        return
+    made = rewriting.create(CACHE_WRITE, (held.placeholder, *place), {}, held.whole)
+    _take_place(rewriting, held, made, made, at)
+
+
+def _as_cache(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
+    """A shape as [B, N, S, D], S being this dim."""
+    if len(shape) == 4 and dim == 2:
+        return shape
+    batch = shape[0] if dim else 1
+    return batch, math.prod(shape[1:dim]), shape[dim], math.prod(shape[dim + 1 :])
+
+
+def _viewed(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: Node) -> Node | None:
+    """A node in another shape, of which at most one size varies; None where several do."""
+    if shape_of(node.meta["val"]) == shape:
+        return node
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    return rewriting.create(aten.view.default, (node, sizes), {}, before) if sizes.count(-1) < 2 else None
+
+
+def _placeholder(rewriting: Rewriting, held: Held, shape: tuple[Expr, ...]) -> Node:
+    """The buffer as the update sees it: its memory from the start on, in this shape."""
+    source = held.placeholder if held.written is held.whole else held.written.args[0]
+    value = source.meta["val"]  # type: ignore[union-attr]
+    if held.written is held.whole and shape_of(value) == shape:
+        return held.placeholder
+    if shape_of(value) != shape:
+        sizes = [-1 if not isinstance(size, int) else size for size in shape]
+        with quietly(rewriting.mode):
+            value = value.reshape(sizes)
+    with rewriting.graph.inserting_before(held.placeholder):
+        made = rewriting.graph.placeholder(f"{held.placeholder.name}_rows")
+    made.target, made.meta = made.name, {**held.placeholder.meta, "val": value}
+    return made
+
+
+def _take_place(rewriting: Rewriting, held: Held, made: Node, back: Node, at: int) -> None:
+    """Let the program return an update, and all others read it."""
+    output = next(iter(reversed(rewriting.graph.nodes)))
+    returned = list(results(rewriting.graph))
+    returned[at] = made
+    output.args = (tuple(returned),)
+    held.written.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+    rewriting.erase(held.whole)
+
+
+def _forget(rewriting: Rewriting, held: Held, placeholder: Node | None) -> None:
+    """Erase a placeholder that nothing reads any more."""
+    if placeholder is not None and placeholder is not held.placeholder:
+        rewriting.graph.erase_node(placeholder)
+    elif placeholder is not None:
+        for view in list(placeholder.users):
+            for copy in list(view.users):
+                rewriting.erase(copy)
+            rewriting.erase(view)
+        rewriting.graph.erase_node(placeholder)
+
+
+def _told(node: Any) -> str:
+    """How a value is computed, in words that are the same for equal computations."""
+    if not isinstance(node, Node):
+        return f"{node}"
+    if node.op != "call_function":
+        return node.name
+    named = (f"{key}={_told(value)}" for key, value in node.kwargs.items())
+    return f"{node.target}({', '.join([*map(_told, node.args), *named])})"
+
+
+def _add_check(rewriting: Rewriting, checks: list[Checked]) -> None:
+    """One more result: whether a row is outside of its buffer."""
+    output = next(iter(reversed(rewriting.graph.nodes)))
+
+    def made(target: Any, *args: Any) -> Node:
+        return rewriting.create(target, args, {}, output)
+
+    outside = []
+    for check in checks:
+        varies = not isinstance(check.length, int)
+        length = made(aten.sym_size.int, check.update, check.dim) if varies else check.length
+        last = made(aten.gt.Scalar, made(aten.add.Tensor, check.starts, length), check.size)
+        outside.append(made(aten.logical_or.default, last, made(aten.lt.Scalar, check.starts, 0)))
+    every = outside[0] if len(outside) == 1 else made(aten.cat.default, outside)
+    output.args = ((*results(rewriting.graph), made(aten.any.default, every)),)

@@ -1,0 +1,185 @@
+"""Writes of consecutive rows, by whatever operator: ``index_copy``, ``index_put``, ``slice_scatter``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from attrs import frozen
+
+from pipeline.aten.arguments import bind
+from pipeline.improvements.positions import Start, first_position
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, rank_of
+from pipeline.shapes.environment import Expr, Shape, expression, shape_of
+
+READS = (aten.item.default, aten._local_scalar_dense.default)
+
+
+@frozen
+class Write:
+    """Rows written along ``dim``: ``update`` has the shape of what is written to but for its size there. ``starts`` is
+    [1], or [B] where each index of dim 0 has a start of its own."""
+
+    dim: int
+    starts: Node
+    update: Node
+
+
+def write_of(rewriting: Rewriting, node: Node) -> Write | None:
+    """Return the rows that a node writes to its first argument; None where they are not seen to be consecutive."""
+    read = FORMS.get(node.target)
+    if read is None:
+        return None
+    x, *rest = bind(node.target, node.args, node.kwargs)
+    found = read(rewriting, node, x, rest)
+    if found is None or dtype_of(found.update) != dtype_of(x):
+        return None
+    due, own = shape_of(x.meta["val"]), shape_of(found.update.meta["val"])
+    same = len(due) == len(own) and all(a == b for i, (a, b) in enumerate(zip(due, own, strict=True)) if i != found.dim)
+    return found if same else None
+
+
+def indexed(node: Node) -> tuple[int, Node, Node] | None:
+    """Return dim, index [L] and source of a node that writes rows as ``index_copy`` does; None for all others."""
+    if node.target is aten.index_copy.default:
+        _, dim, index, source = bind(node.target, node.args, node.kwargs)
+        return (dim, index, source) if rank_of(index) == 1 else None
+    if node.target is not aten.index_put.default:
+        return None
+    x, indices, values, accumulate = bind(node.target, node.args, node.kwargs)
+    named = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if accumulate or len(named) != 1 or rank_of(named[0][1]) != 1 or dtype_of(named[0][1]) is torch.bool:
+        return None
+    ((dim, index),) = named
+    return (dim, index, values) if shape_of(values.meta["val"]) == _rows(x, dim, index) else None
+
+
+def _index_copy(rewriting: Rewriting, node: Node, x: Node, given: Sequence[Any]) -> Write | None:
+    dim, index, source = given
+    start = first_position(rewriting, index) if rank_of(x) and rank_of(index) == 1 else None
+    return None if start is None else Write(dim % rank_of(x), _starts(rewriting, start, node), source)
+
+
+def _slice_scatter(rewriting: Rewriting, node: Node, x: Node, given: Sequence[Any]) -> Write | None:
+    source, dim, start, end, step = given
+    dim, start = dim % rank_of(x), 0 if start is None else start
+    size = shape_of(x.meta["val"])[dim]
+    if step != 1 or not isinstance(size, int):
+        return None
+    start = start + size if type(start) is int and start < 0 else start
+    end = size if end is None or (type(end) is int and end > size) else end
+    length = _size(end) - _size(start)
+    update = _written(source, dim, length)
+    return Write(dim, _starts(rewriting, start, node), update) if shape_of(update.meta["val"])[dim] == length else None
+
+
+def _written(source: Node, dim: int, length: Expr) -> Node:
+    """What is copied to a slice, before it was expanded to the size that the slice turns out to have."""
+    while True:
+        inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
+        known = source.target in (aten.copy.default, aten.expand.default, aten.view.default)
+        if not known or not isinstance(inner, Node) or not isinstance(inner.meta.get("val"), torch.Tensor):
+            return source
+        before, after = shape_of(inner.meta["val"]), shape_of(source.meta["val"])
+        same = (*before[:dim], *before[dim + 1 :]) == (*after[:dim], *after[dim + 1 :])
+        if not same or len(before) != len(after) or before[dim] != length or dtype_of(inner) != dtype_of(source):
+            return source
+        source = inner
+
+
+def _index_put(rewriting: Rewriting, node: Node, x: Node, given: Sequence[Any]) -> Write | None:
+    indices, values, accumulate = given
+    named = {i: index for i, index in enumerate(indices) if index is not None}
+    if accumulate or any(dtype_of(index) not in (torch.int64, torch.int32) for index in named.values()):
+        return None
+    if len(named) == 1:
+        ((dim, index),) = named.items()
+        start = first_position(rewriting, index) if rank_of(index) == 1 else None
+        if start is None:
+            return None
+        update = _broadcast(rewriting, node, values, _rows(x, dim, index))
+        return Write(dim, _wrapped(rewriting, start, index, x, dim, node), update)
+    if len(named) == 2 and 0 in named:
+        return _by_batch(rewriting, node, x, named, values)
+    return None
+
+
+def _rows(x: Node, dim: int, index: Node) -> Shape:
+    """The shape of the rows that an index [L] names."""
+    shape = shape_of(x.meta["val"])
+    return (*shape[:dim], *shape_of(index.meta["val"]), *shape[dim + 1 :])
+
+
+def _broadcast(rewriting: Rewriting, node: Node, values: Node, shape: Shape) -> Node:
+    """Values as large as the rows that they are written to, where sizes are known."""
+    if shape_of(values.meta["val"]) == shape or not all(isinstance(size, int) for size in shape):
+        return values
+    return rewriting.create(aten.expand.default, (values, list(shape)), {}, node)
+
+
+def _by_batch(rewriting: Rewriting, node: Node, x: Node, named: Mapping[int, Node], values: Node) -> Write | None:
+    """Every batch with an index of its own, [B] or [B, L]."""
+    (_, batches), (dim, index) = sorted(named.items())
+    if not _is_every(rewriting, batches, shape_of(x.meta["val"])[0]) or rank_of(index) != rank_of(batches):
+        return None
+    rank = rank_of(x)
+    single = rank_of(index) == 1
+    if rank_of(values) != rank - single:
+        return None
+    if single:
+        index = rewriting.create(aten.unsqueeze.default, (index, 1), {}, node)
+        update = rewriting.create(aten.unsqueeze.default, (values, dim), {}, node)
+    else:
+        order = [0, *range(2, dim + 1), 1, *range(dim + 1, rank)]
+        update = rewriting.create(aten.permute.default, (values, order), {}, node)
+    start = first_position(rewriting, index)
+    return None if start is None else Write(dim, _wrapped(rewriting, start, index, x, dim, node), update)
+
+
+def _is_every(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
+    """Whether an index [B] or [B, 1] names every batch in order."""
+    shape = shape_of(index.meta["val"])
+    if shape not in ((batches,), (batches, 1)):
+        return False
+    value = rewriting.literal(index)
+    if value is not None:
+        return torch.equal(value.flatten().to(torch.int64), torch.arange(value.numel()))
+    while index.target in (aten.unsqueeze.default, aten.view.default) and isinstance(index.args[0], Node):
+        index = index.args[0]
+    return shape_of(index.meta["val"]) == (batches,) and first_position(rewriting, index) == 0
+
+
+def _wrapped(rewriting: Rewriting, start: Start, index: Node, x: Node, dim: int, node: Node) -> Node:
+    """Starts of an index for which negative positions count from the end; of several rows none may be negative."""
+    starts = _starts(rewriting, start, node)
+    if start is not index:
+        return starts
+    size = shape_of(x.meta["val"])[dim]
+    below = rewriting.create(aten.lt.Scalar, (starts, 0), {}, node)
+    from_end = rewriting.create(aten.add.Scalar, (starts, size), {}, node)
+    return rewriting.create(aten.where.self, (below, from_end, starts), {}, node)
+
+
+def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
+    """A start as a tensor of one dim."""
+    if isinstance(start, Node) and start.target in READS and isinstance(start.args[0], Node):
+        start = start.args[0]  # Python reads it from this very tensor
+    if not isinstance(start, Node) or not isinstance(start.meta.get("val"), torch.Tensor):
+        return rewriting.create(aten.full.default, ([1], start), {"dtype": torch.int64}, node)
+    return start if rank_of(start) == 1 else rewriting.create(aten.view.default, (start, [-1]), {}, node)
+
+
+def _size(value: Any) -> Expr:
+    return expression(value.meta["val"]) if isinstance(value, Node) else expression(value)
+
+
+Form = Callable[[Rewriting, Node, Node, Sequence[Any]], Write | None]
+
+FORMS: Final[Mapping[Any, Form]] = {
+    aten.index_copy.default: _index_copy,
+    aten.slice_scatter.default: _slice_scatter,
+    aten.index_put.default: _index_put,
+    aten._unsafe_index_put.default: _index_put,
+}
+"""How each operator says where it writes."""

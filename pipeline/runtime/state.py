@@ -1,0 +1,129 @@
+"""The state of a compiled program: the buffers that it updates, by the model's own names, with their first values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.errors import ExecutionError
+from pipeline.program import Program
+from pipeline.shapes.environment import expression, number_of
+
+
+@frozen(eq=False)
+class Initial:
+    """The first value of a buffer. One whose elements are all alike, zeros most often, is kept as a single element."""
+
+    value: torch.Tensor
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Initial:
+        """The value that a buffer has now, on the CPU."""
+        kept = tensor.detach().to("cpu", copy=True).contiguous()
+        same = kept.numel() > 1 and bool((kept.view(-1)[1:] == kept.view(-1)[0]).all())
+        return cls(kept.view(-1)[:1].clone() if same else kept, tuple(tensor.shape))
+
+    def made(self, device: torch.device) -> torch.Tensor:
+        """A new tensor with this value on a device."""
+        return self.write(torch.empty(self.shape, dtype=self.value.dtype, device=device))
+
+    def write(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give a tensor this value, where it lies."""
+        return tensor.copy_(self.value.expand(self.shape) if self.value.numel() == 1 else self.value)
+
+
+def attach(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Make a tensor a buffer of a module under a dotted name, as the model has it."""
+    owner, leaf = _owner(module, name, make=True)
+    owner._buffers[leaf] = tensor
+
+
+def buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
+    """The buffer of a module that has this dotted name."""
+    owner, leaf = _owner(module, name)
+    found = owner._buffers[leaf]
+    assert found is not None
+    return found
+
+
+def _owner(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[torch.nn.Module, str]:
+    *path, leaf = name.split(".")
+    for part in path:
+        if make and part not in module._modules:
+            module._modules[part] = torch.nn.Module()
+        module = module._modules[part]  # type: ignore[assignment]
+    return module, leaf
+
+
+def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each buffer as the program sees it in a call with these sizes, by the name of its placeholder: its elements from
+    the first on, in the placeholder's shape."""
+    nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
+    for placeholder, name in program.buffers.items():
+        shape = [int(number_of(expression(size), symbols)) for size in nodes[placeholder].shape]
+        tensor = buffer(module, name)
+        if list(tensor.shape) != shape:
+            count = torch.Size(shape).numel()
+            tensor = tensor.view(-1)[:count].view(shape)
+        yield placeholder, tensor
+
+
+class Guard:
+    """Tells whether a call wrote outside of a buffer, without waiting for the GPU.
+
+    On the CPU the call itself fails. A GPU adds each call's answer to a flag and sends this to memory of the host's,
+    which the next call looks at; nothing outside of a buffer is ever written.
+    """
+
+    def __init__(self, device: torch.device, names: str) -> None:
+        self.names, self.on_gpu = names, device.type == "cuda"
+        self.flag = torch.zeros((), dtype=torch.bool, device=device)
+        self.seen = torch.zeros((), dtype=torch.bool, pin_memory=self.on_gpu)
+        self._look: Any = self.seen.numpy()
+
+    def note(self, outside: torch.Tensor) -> None:
+        """What a call says; part of a captured graph as of any other call.
+
+        Raises:
+            ExecutionError: on the CPU, where the call wrote outside.
+        """
+        if self.on_gpu:
+            torch.logical_or(self.flag, outside, out=self.flag)
+            self.seen.copy_(self.flag, non_blocking=True)
+        elif bool(outside):
+            raise self.error("this call")
+
+    def check(self) -> None:
+        """Raise if a call before this one wrote outside, as far as the GPU has come.
+
+        Raises:
+            ExecutionError: one did; calls after it see rows that are not there, until `reset`.
+        """
+        if self._look:
+            raise self.error("an earlier call")
+
+    def clear(self) -> None:
+        """Forget what was."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.flag.device)
+        self.flag.zero_()
+        self.seen.zero_()
+
+    def error(self, which: str) -> ExecutionError:
+        """The error, in words."""
+        return ExecutionError(
+            f"{which} has positions outside of {self.names}",
+            "call reset() before the next sequence, or compile the model with larger buffers",
+        )
+
+
+def guard(program: Program, module: torch.nn.Module) -> Guard | None:
+    """The guard of a program that checks its positions; None for others."""
+    if not any(output.kind == "check" for output in program.outputs):
+        return None
+    name = next(output.target for output in program.outputs if output.kind == "check")
+    return Guard(buffer(module, name).device, f"{name} {list(buffer(module, name).shape)}")
