@@ -21,6 +21,8 @@ from pipeline.recipes import Recipe
 from pipeline.settings import RUNTIME, CompilationSettings
 
 if TYPE_CHECKING:
+    from pipeline.compose.ledger import Entry
+    from pipeline.profiling.records import Profile
     from pipeline.runtime.module import CompiledModule
 
 log = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class Compiled:
         partitioned: the program and its segments.
         agreement: how well it agrees with eager; None without `pipeline.verify`.
         healed: the nodes that `pipeline.verify` has put in another form (also in ``coverage.healed``).
+        took: seconds and memory of each stage that made it, as `pipeline.Ledger` has them; empty for a loaded program.
     """
 
     partitioned: Partitioned = field(repr=False)
@@ -102,6 +105,7 @@ class Compiled:
     literals: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False)
     agreement: Agreement | None = field(default=None, eq=False, repr=False)
     healed: tuple[Healed, ...] = field(default=(), repr=False)
+    took: tuple[Entry, ...] = field(default=(), eq=False, repr=False)
 
     @property
     def program(self) -> Program:
@@ -186,10 +190,26 @@ class Compiled:
             "compiled.save(path) keeps it in a file, and pipeline.load(path) makes it again"
         )
 
-    def report(self) -> str:
+    def report(
+        self, html: str | os.PathLike[str] | None = None, *, title: str = "", profile: Profile | None = None
+    ) -> str:
         """Text for a person: operators converted, every fallback with its reason, inputs and outputs, the sizes that
         vary, and the segments in order: their operators, inputs and outputs, what crosses to later ones, and of an
-        engine its size and layers; and the agreement with eager, where it was verified."""
+        engine its size and layers; and the agreement with eager, where it was verified.
+
+        Args:
+            html: a file for the same as a page: the program drawn by modules, which unfold to nodes. It is one file,
+                which needs no network; one that is there is replaced.
+            title: what the page calls the program; its class by default.
+            profile: what `profile` measured, for the page.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if html is not None:
+            from pipeline.viewing.page import write_report
+
+            write_report(self, html, title, profile)
         rows = zip(self.engines, self.networks, strict=True)
         sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
         lines = [str(self.coverage), "", *self._signature(), *self._sizes()]

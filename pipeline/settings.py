@@ -278,8 +278,12 @@ class CompilationSettings:
 
         A predicate prints as its module and name, which is all that is the same from process to process.
         """
-        shown = (f"{name}={_printed(getattr(self, name))}" for name in self.names() if not self._is_default(name))
+        shown = (f"{name}={value}" for name, value in self.changed().items())
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def changed(self) -> dict[str, str]:
+        """The settings that differ from the default, each as it prints."""
+        return {name: _printed(getattr(self, name)) for name in self.names() if not self._is_default(name)}
 
     def _is_default(self, name: str) -> bool:
         return bool(getattr(self, name) == attrs.fields_dict(type(self))[name].default)

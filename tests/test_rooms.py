@@ -18,7 +18,9 @@ ROOMS = (
     ("dynamo",),
     ("defaults",),
     ("compat",),
+    ("viewing",),
     ("artifact",),
+    ("profiling",),
     ("stages",),
     ("verification",),
     ("compose",),
@@ -43,6 +45,9 @@ ROOMS = (
 UPWARD = {
     ("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"},
     ("pipeline.compiled", "pipeline.artifact.save"): {"Compiled.save"},
+    ("pipeline.compiled", "pipeline.viewing.page"): {"Compiled.report"},
+    ("pipeline.compiled", "pipeline.profiling.records"): {"TYPE_CHECKING"},
+    ("pipeline.compiled", "pipeline.compose.ledger"): {"TYPE_CHECKING"},
 }
 """Convenience methods of ``Compiled`` call upward: from where to where, in which methods, and to annotate them."""
 

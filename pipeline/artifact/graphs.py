@@ -17,8 +17,9 @@ from pipeline.artifact.codec import Json, at
 from pipeline.artifact.tensors import Kept, Tensors
 from pipeline.artifact.values import MalformedError, MissingOperatorError, NodeName
 from pipeline.aten.graphs import over
+from pipeline.aten.naming import module_path
 from pipeline.aten.tensor_type import TensorType
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, line_of
 from pipeline.shapes.environment import shape_of
 
 Row: TypeAlias = dict[str, Any]
@@ -26,7 +27,8 @@ Row: TypeAlias = dict[str, Any]
 
 @frozen
 class KeptNode:
-    """A node: ``calls`` tells whether its target is looked up again; ``value`` is what it gives, as JSON."""
+    """A node: ``calls`` tells whether its target is looked up again; ``value`` is what it gives, as JSON; ``module`` is
+    the path of the module whose forward made it, ``where`` the user's line."""
 
     name: str
     op: str
@@ -36,6 +38,8 @@ class KeptNode:
     value: Json | None = None
     calls: bool = True
     library: str = ""
+    module: str = ""
+    where: str = ""
 
 
 @frozen
@@ -57,7 +61,9 @@ def kept_node(node: torch.fx.Node, *, calls: bool) -> KeptNode:
         raise ArtifactError(f"node {node.name} cannot be kept: it is a {node.op}")
     value = written_value(node.meta.get("val")) if "val" in node.meta else None
     library = operators.library_of(node.target) if calls else ""
-    return KeptNode(node.name, node.op, target, write(node.args), write(dict(node.kwargs)), value, calls, library)
+    args, kwargs = write(node.args), write(dict(node.kwargs))
+    where = node.meta.get("where") or line_of(node.meta)
+    return KeptNode(node.name, node.op, target, args, kwargs, value, calls, library, module_path(node), where)
 
 
 def _written_or_text(value: object) -> Any:

@@ -17,10 +17,11 @@ from pipeline.artifact.codec import at
 from pipeline.artifact.container import Reader, digest_of
 from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptEngine, KeptSegment, KeptVerdict, Manifest
 from pipeline.artifact.operators import target_of
-from pipeline.artifact.rebuild import KEPT
+from pipeline.artifact.rebuild import stand_in
 from pipeline.artifact.tensors import Kept, Source
 from pipeline.artifact.values import MalformedError, MissingOperatorError
 from pipeline.aten.graphs import over
+from pipeline.aten.naming import stack_of
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning
 from pipeline.frozen import FrozenDict
@@ -213,6 +214,9 @@ class _Loader:
             raise MalformedError("the nodes of its graph are not those that its manifest lists")
         graph = torch.fx.Graph()
         graphs.add_nodes(graph, [rows[name] for name in self.manifest.nodes])
+        for node in graph.nodes:
+            row = rows[node.name]
+            node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         inner = {path: each for segment in segments for path, each in segment.graphs}
         tensors = {path: each for segment in segments for path, each in segment.tensors}
         return over(graphs.root_of(list(inner.items()), list(tensors.items()), self.tensor), graph)
@@ -251,4 +255,6 @@ def _engine(kept: KeptEngine, plan: memoryview) -> Engine:
 
 
 def _verdict(kept: KeptVerdict) -> Verdict:
-    return Verdict(kept.node, kept.target, KEPT if kept.supported else None, kept.reasons, kept.where)
+    return Verdict(
+        kept.node, kept.target, stand_in(kept.converter) if kept.supported else None, kept.reasons, kept.where
+    )

@@ -28,13 +28,14 @@ SCHEMA: Final = 1
 
 @frozen
 class KeptVerdict:
-    """A verdict without the converter, which is code."""
+    """A verdict with the name of the converter, which is code."""
 
     node: str
     target: str
     supported: bool
     reasons: tuple[Rejection, ...] = ()
     where: str = ""
+    converter: str = ""
 
 
 @frozen
@@ -85,7 +86,7 @@ class Versions:
 @frozen
 class Manifest:
     """A compiled program without its engines, networks, graph and weights. ``libraries`` define operators that run in
-    PyTorch."""
+    PyTorch; ``modules`` has the class of each module that made a node, by its path."""
 
     format: str
     schema: int
@@ -117,3 +118,4 @@ class Manifest:
     healed: tuple[Healed, ...] = ()
     agreement: Agreement | None = None
     libraries: tuple[str, ...] = ()
+    modules: FrozenDict[str, str] = field(factory=FrozenDict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -23,18 +24,28 @@ from pipeline.runtime.snapshot import present
 from pipeline.stages.build import engine
 
 
-def not_kept(*args: object, **kwargs: object) -> object:
-    """Stands for the converter of a node of a program that was loaded: converters are code, which files do not have."""
-    raise ArtifactError("a program that was loaded has engines and networks, and no converters")
+class NotKept:
+    """Stands for the converter of a node of a program that was loaded: converters are code, of which files have the
+    names."""
+
+    def __init__(self, name: str) -> None:
+        self.__module__, _, self.__name__ = name.rpartition(".")
+        self.__qualname__ = self.__name__
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        raise ArtifactError("a program that was loaded has engines and networks, and no converters")
 
 
-KEPT = Choice(ConverterSupport(not_kept))
-"""The converter of every node of a loaded program that runs in an engine."""
+@cache
+def stand_in(name: str) -> Choice:
+    """The converter of this name, for nodes of a loaded program that run in an engine."""
+    return Choice(ConverterSupport(NotKept(name)))
 
 
 def is_loaded(compiled: Compiled) -> bool:
     """Whether a program comes from a file."""
-    return any(verdict.choice is KEPT for verdict in compiled.partitioned.verdicts.values())
+    choices = (verdict.choice for verdict in compiled.partitioned.verdicts.values())
+    return any(isinstance(c.support.converter_implementation, NotKept) for c in choices if c is not None)
 
 
 def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:

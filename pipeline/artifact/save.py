@@ -26,11 +26,12 @@ from pipeline.artifact.manifest import (
     Versions,
 )
 from pipeline.artifact.tensors import Tensors
+from pipeline.aten.naming import module_stack
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.program import Program, version
+from pipeline.program import Program, Verdict, version
 from pipeline.runtime.atomic import replacing
 from pipeline.trt import LIBRARY, has_gpu
 from pipeline.version import __version__
@@ -130,7 +131,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         refit_map=compiled.refit_map,
         parameters=FrozenDict({name: tensors.keep(name, _unchanged(program, name)) for name in program.parameters}),
         literals=FrozenDict({n: tensors.keep(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
-        verdicts=tuple(KeptVerdict(v.node, v.target, v.supported, v.reasons, v.where) for v in verdicts),
+        verdicts=tuple(map(_verdict, verdicts)),
         graphs=tuple(segments),
         nodes=tuple(node.name for node in program.graph.nodes),
         buffers=program.buffers,
@@ -141,9 +142,15 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         cuts=partitioned.cuts,
         healed=compiled.healed,
         agreement=compiled.agreement,
+        modules=FrozenDict(row for node in program.graph.nodes for row in module_stack(node.meta)),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
     return lambda weights, digests: made(weights=weights, entries=digests), entries
+
+
+def _verdict(verdict: Verdict) -> KeptVerdict:
+    converter = verdict.choice.support.name if verdict.choice is not None else ""
+    return KeptVerdict(verdict.node, verdict.target, verdict.supported, verdict.reasons, verdict.where, converter)
 
 
 def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:

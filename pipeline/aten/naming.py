@@ -22,9 +22,30 @@ def module_path(node: torch.fx.Node) -> str:
 def path_of(meta: Mapping[str, Any]) -> str:
     """`module_path` of a node that has this ``meta``."""
     stack = meta.get("nn_module_stack") or {}
-    path = next((str(entry[0]) for entry in reversed(stack.values()) if isinstance(entry, tuple)), "")
+    return _path(next((str(entry[0]) for entry in reversed(stack.values()) if isinstance(entry, tuple)), ""))
+
+
+def _path(path: str) -> str:
     path = path.removeprefix("L['self'].").removeprefix("L['self']")
     return "" if path.startswith("_empty_nn_module") else path
+
+
+def module_stack(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The modules whose forwards made a node of this ``meta``, outermost first: the path and the class of each."""
+    entries = (entry for entry in (meta.get("nn_module_stack") or {}).values() if isinstance(entry, tuple))
+    stack = ((_path(str(entry[0])), entry[1]) for entry in entries)
+    return tuple((path, kind if isinstance(kind, str) else _class_name(kind)) for path, kind in stack)
+
+
+def stack_of(path: str, classes: Mapping[str, str]) -> dict[str, Any]:
+    """The meta of a node that the module at a path made, where ``classes`` has the class of each path."""
+    parts = path.split(".") if path else []
+    paths = ["", *(".".join(parts[:i]) for i in range(1, len(parts) + 1))]
+    return {"nn_module_stack": {each: (each, classes[each]) for each in paths if each in classes}}
+
+
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def layer_name(node: torch.fx.Node) -> str:

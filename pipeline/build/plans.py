@@ -74,6 +74,7 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
             "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
         )
     mark = handle.log.mark()
+    _name_in_plan(handle.net)
     with interruptible(monitor), _repeated(handle.leave_memory):
         built = _written(handle, _config(handle.builder, order, monitor), plan)
     return_free_memory()
@@ -81,6 +82,14 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
         raise BuildError(f"{order.name}: {handle.log.said_since(mark)}")
     plan.file.flush()
     return Plan(plan.sha256.hexdigest(), LIBRARY)
+
+
+def _name_in_plan(net: Any) -> None:
+    """Have the plan say of each kernel which layers it computes: TensorRT writes their metadata beside it, for the
+    inspector and for `pipeline.build.kernels`, and gives a kernel made of several layers a name of its own."""
+    for index in range(net.num_layers):
+        layer = net.get_layer(index)
+        layer.metadata = layer.name
 
 
 @contextmanager
@@ -162,6 +171,7 @@ def _config(builder: trt.Builder, order: Order, monitor: Monitor) -> trt.IBuilde
     if settings.max_aux_streams is not None:
         config.max_aux_streams = settings.max_aux_streams
     config.progress_monitor = monitor
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layers' metadata, for the inspector
     _set_targets(config, settings.compute_capabilities)
     _add_profile(builder, config, order)
     return config

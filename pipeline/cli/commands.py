@@ -1,4 +1,5 @@
-"""The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect`` and ``run``.
+"""The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``, ``report``,
+``diff`` and ``plan``.
 
 Exit codes: 0; 1 where a sound request could not be met; 2 for wrong input, with one line on stderr that says why; 130
 after Ctrl-C, 141 where nobody reads what is printed.
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli import kept
+from pipeline.cli import kept, viewing
 from pipeline.cli.agreement import Agreement, measure
 from pipeline.cli.listing import UnknownTargetError, details, listing, markdown
 from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
@@ -128,8 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_bisect(commands)
     _add_support(commands)
     _add_print(commands)
-    for add in (kept.add_inspect, kept.add_run):
+    for add in (kept.add_inspect, kept.add_run, viewing.add_report):
         add(commands)
+    for add_compiling in (viewing.add_diff, viewing.add_plan):
+        add_compiling(commands, _run)
     return parser
 
 
@@ -184,8 +187,9 @@ def _add_print(commands: Any) -> None:
 
 
 def kept_command(options: argparse.Namespace) -> int:
-    """``pipeline inspect`` and ``pipeline run``"""
-    print(options.text(options))
+    """The commands that print what they give: ``pipeline inspect``, ``run``, ``report``, ``diff`` and ``plan``."""
+    if text := options.text(options):
+        print(text)
     return 0
 
 

@@ -25,6 +25,8 @@ from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, is_operator
 from pipeline.verification.measure import versions
+from pipeline.viewing.collect import view
+from pipeline.viewing.sources import write_view
 
 
 @frozen
@@ -178,12 +180,14 @@ def _plain(_: object, __: object, value: object) -> Any:
 
 
 def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
-    """The engines and both reports in a new folder, which appears when it is complete or not at all."""
+    """The engines, both reports and the program to look at in a new folder, which appears when it is complete, or not
+    at all."""
     with replaced(folder) as scratch:
         for file, engine in zip(report.engines, compiled.engines, strict=True):
             (scratch / file.file).write_bytes(memoryview(engine.plan))
         (scratch / "report.txt").write_text(f"{report}\n", encoding="utf-8")
         (scratch / "report.json").write_text(report.as_json(), encoding="utf-8")
+        write_view(view(compiled, report.model), scratch)
 
 
 @contextlib.contextmanager

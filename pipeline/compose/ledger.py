@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
+from pipeline.compiled import Compiled
 from pipeline.compose.events import Event
 from pipeline.compose.resident import Sampler
 from pipeline.frozen import FrozenDict
 from pipeline.program import Converted, Program
 
+T = TypeVar("T")
 HOLDERS = ("model", "folded", "literals", "plans")
 
 
@@ -41,17 +44,19 @@ class Entry:
 class Ledger:
     """An observer: ``compile.observed_by(ledger := pipeline.Ledger())``; ``print(ledger)`` shows the table.
 
+    interval: how often memory is read, in seconds: shorter peaks can be missed.
     entries: those of the stages that ended, in order. One ledger is for one compilation at a time. Without Linux's
     /proc, bytes of memory are 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interval: float = 0.01) -> None:
         self.entries: list[Entry] = []
+        self._interval = interval
         self._running: dict[str, Sampler] = {}
 
     def __call__(self, event: Event) -> None:
         if event.kind == "started":
-            self._running[event.stage] = Sampler().__enter__()
+            self._running[event.stage] = Sampler(interval=self._interval).__enter__()
         elif event.kind in ("finished", "failed"):
             sampler = self._running.pop(event.stage)
             sampler.__exit__()
@@ -64,6 +69,11 @@ class Ledger:
 
     def __str__(self) -> str:
         return table(self.entries)
+
+
+def with_costs(record: T, ledger: Ledger) -> T:
+    """The record; if it is a compiled program, with what the stages of a ledger took."""
+    return evolve(record, took=tuple(ledger.entries)) if isinstance(record, Compiled) else record
 
 
 def _entry(event: Event, sampler: Sampler) -> Entry:

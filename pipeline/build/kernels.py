@@ -1,0 +1,70 @@
+"""The kernels of an engine, read in its plan, with the network's layers that each of them computes.
+
+A plan of TensorRT-RTX 1.4 holds, in words, the program that its engine runs: a line for each kernel. That is documented
+nowhere, so no compilation depends on it: reports, comparisons and tests do. A plan for several compute capabilities
+holds a program for each; the first one is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import frozen
+
+_PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
+_LINE = re.compile(r"^ +(\w+)=\{ name=(\"[^\"]*\"|\S+)")
+_LAYERS = re.compile(r"layers=\"([^\"]*)\"")
+_BETWEEN = "\x1f"
+_UNCOUNTED = frozenset({"shape_call", "signal", "wait"})
+PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
+"""Kinds of products and convolutions, with what follows them in the same kernel."""
+
+
+@frozen
+class Kernel:
+    """A step of an engine's program.
+
+    kind: TensorRT's word: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
+    name: says what is fused in it.
+    layers: the network's layers that it computes, wholly or in part.
+    """
+
+    kind: str
+    name: str
+    layers: tuple[str, ...] = ()
+
+    @property
+    def role(self) -> str:
+        """``product``, ``attention``, or ``other``."""
+        if self.kind in PRODUCTS:
+            return "product"
+        return "attention" if "_mha" in self.name else "other"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def kernels(plan: Any) -> tuple[Kernel, ...]:
+    """Return the steps of a plan's program, in order.
+
+    Args:
+        plan: the serialized engine, as bytes or any buffer; it is searched where it is.
+
+    Raises:
+        ValueError: the plan holds no program in words.
+    """
+    found = _PROGRAM.search(plan)
+    if found is None:
+        raise ValueError("this plan holds no program in words: TensorRT-RTX 1.4 writes one")
+    return tuple(_steps(found[0].decode(errors="replace")))
+
+
+def _steps(program: str) -> Iterator[Kernel]:
+    for text in program.split("\n"):
+        line = _LINE.match(text)
+        if line is not None and line[1] not in _UNCOUNTED:
+            layers = _LAYERS.search(text)
+            names = layers[1].split(_BETWEEN) if layers is not None else []
+            yield Kernel(line[1], line[2].strip('"'), tuple(name for name in names if name))

@@ -1,0 +1,158 @@
+"""``pipeline report``, ``diff`` and ``plan``: what was compiled, what differs, and what would be built."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
+from pipeline.cli.sources import SPEC, Source
+from pipeline.compose.ledger import Ledger
+from pipeline.viewing.collect import view
+from pipeline.viewing.differences import differences, printed
+from pipeline.viewing.page import write
+from pipeline.viewing.planned import planned
+from pipeline.viewing.records import ProgramView, StageView
+from pipeline.viewing.sources import opened
+
+WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, or the program.json of one"
+Run = Callable[[Any, Source], Any]
+
+
+def add_report(commands: Any) -> None:
+    """The command ``pipeline report``."""
+    parser = commands.add_parser("report", help="write a page that draws a compiled program; needs no GPU")
+    parser.add_argument("file", metavar="FILE", help=WHAT)
+    parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page; default: NAME.html")
+    parser.add_argument("--title", help="what the page calls the program; default: the name of the file or folder")
+    parser.set_defaults(text=reported)
+
+
+def add_diff(commands: Any, run: Run) -> None:
+    """The command ``pipeline diff``; ``run`` compiles a source by a pipeline."""
+    parser = commands.add_parser(
+        "diff",
+        help="how two programs differ: nodes that moved, layers, kernels, sizes, times, errors",
+        description="Prints nothing where they do not differ. Two versions of a setting on one model: "
+        "pipeline diff SPEC --left NAME=VALUE --right NAME=VALUE",
+    )
+    parser.add_argument("spec", metavar="A", help=f"{WHAT}; or a SPEC as `pipeline compile` takes it, without B")
+    parser.add_argument("other", metavar="B", nargs="?", help="what A is compared with, as A")
+    for side, letter in ("left", "A"), ("right", "B"):
+        parser.add_argument(
+            f"--{side}",
+            metavar="NAME=VALUE",
+            action="append",
+            default=[],
+            help=f"a setting or precision of {letter} alone, where A is a SPEC; may be repeated",
+        )
+    parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="a page of B that shows the differences")
+    parser.add_argument("--all", action="store_true", help="print every difference, not 20 of each kind")
+    add_inputs(parser)
+    parser.set_defaults(text=lambda options: compared(options, parser, run))
+
+
+def add_plan(commands: Any, run: Run) -> None:
+    """The command ``pipeline plan``; ``run`` compiles a source by a pipeline."""
+    parser = commands.add_parser("plan", help="what would be built of a model, and why not all of it; build nothing")
+    add_source(parser)
+    parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the page of it as well")
+    add_precision(parser)
+    add_settings(parser)
+    parser.set_defaults(text=lambda options: dry_run(options, run))
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """The flags of `pipeline compile` for a model's inputs, precision and settings."""
+    parser.add_argument(
+        "--input",
+        metavar="[NAME=]DIMS[:DTYPE][@DEVICE]",
+        dest="inputs",
+        action="append",
+        default=[],
+        help="an input of the SPEC, as for `pipeline compile`; may be repeated",
+    )
+    add_precision(parser)
+    add_settings(parser)
+
+
+def reported(options: argparse.Namespace) -> str:
+    """Writes the page; gives what ``pipeline report`` prints."""
+    program = _opened(options.file)
+    output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
+    check_folder(output)
+    write(evolve(program, title=options.title) if options.title else program, output)
+    return f"written to {output}"
+
+
+def compared(options: argparse.Namespace, parser: argparse.ArgumentParser, run: Run) -> str:
+    """Gives what ``pipeline diff`` prints."""
+    if options.output is not None:
+        check_folder(options.output)
+    if options.other is not None:
+        if options.left or options.right:
+            raise UsageError("--left and --right are for two versions of one SPEC; leave B out")
+        before, after = _opened(options.spec), _opened(options.other)
+    else:
+        before, after = (_version(options, parser, sides, run) for sides in (options.left, options.right))
+    changes = differences(before, after)
+    if options.output is not None:
+        write(after, options.output, changes)
+    return printed(changes, sys.maxsize if options.all else 20)
+
+
+def _version(
+    options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str], run: Run
+) -> ProgramView:
+    """The program of a SPEC, with settings of its own."""
+    if not (options.left or options.right):
+        raise UsageError("diff takes A and B, or a SPEC with --left NAME=VALUE or --right NAME=VALUE")
+    if not SPEC.fullmatch(options.spec) and not options.spec.endswith(".pt2"):
+        raise UsageError(f"{options.spec!r} is no SPEC of a model; to compare two files or folders, give both")
+    own = parser.parse_args([options.spec, *(word for text in changes for word in _flag(text))])
+    default = parser.parse_args([options.spec])
+    asked = {k: v for k, v in vars(own).items() if v != getattr(default, k)}
+    chosen = argparse.Namespace(**{**vars(options), **asked})
+    return view(run(pipeline_of(chosen), source_of(chosen)), options.spec)
+
+
+def _flag(text: str) -> list[str]:
+    """``optimization_level=5`` as the command line's own flag."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{text!r}: write NAME=VALUE, such as optimization_level=5, or precision=fp16")
+    name = name.replace("_", "-").lstrip("-")
+    if value.lower() in ("true", "false"):
+        return [f"--{name}" if value.lower() == "true" else f"--no-{name}"]
+    return [f"--{name}={value}"]
+
+
+def dry_run(options: argparse.Namespace, run: Run) -> str:
+    """Gives what ``pipeline plan`` prints."""
+    if options.output is not None:
+        check_folder(options.output)
+    ledger = Ledger()
+    partitioned = run(pipeline_of(options).until("partition").observed_by(ledger), source_of(options))
+    stages = tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in ledger.entries)
+    found = evolve(view(partitioned, options.spec), stages=stages)
+    if options.output is not None:
+        write(found, options.output)
+    return planned(found)
+
+
+def _opened(path: str) -> ProgramView:
+    if not os.path.exists(path):  # noqa: PTH110 - as it was typed
+        raise UsageError(f"there is no file or folder {path!r}")
+    return opened(path)
+
+
+def check_folder(path: Path) -> None:
+    """Say before any work is done that a file cannot be written."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {str(path.absolute().parent)!r} to write {path.name!r} to")

@@ -1,0 +1,294 @@
+"""A program becomes a ``ProgramView``: what every node is, where it runs and why, and what it is made of."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from attrs import evolve
+
+from pipeline.aten.naming import module_path, module_stack
+from pipeline.aten.tensor_type import TensorType
+from pipeline.build.kernels import kernels
+from pipeline.compiled import Compiled, outputs_of
+from pipeline.errors import Fallback, line_of
+from pipeline.network.description import Layer
+from pipeline.profiling.records import Profile
+from pipeline.program import GETITEM, Partitioned, Segment, is_operator
+from pipeline.recipes import Recipe, qualified_name
+from pipeline.shapes.environment import Symbols, bounds, shape_of
+from pipeline.verification.measure import versions
+from pipeline.viewing.fusion import fusion
+from pipeline.viewing.records import (
+    CutView,
+    KernelView,
+    LayerView,
+    ModuleView,
+    NodeView,
+    Place,
+    ProgramView,
+    SegmentView,
+    StageView,
+    Value,
+    WeightView,
+)
+
+_NODE = re.compile(r"(?:.*/)?(\w+)")
+
+
+def view(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:
+    """Return what there is to see of a program.
+
+    Args:
+        program: what was compiled; or what ``partition`` gives, of which nothing was built.
+        title: what it is called on the page.
+        profile: its times, as `Compiled.profile` measured them.
+    """
+    return _Collector(program).view(title, profile)
+
+
+class _Collector:
+    """The parts of one program, by the names that others have for them."""
+
+    def __init__(self, program: Compiled | Partitioned) -> None:
+        self.compiled = program if isinstance(program, Compiled) else None
+        self.partitioned = program.partitioned if isinstance(program, Compiled) else program
+        self.program = self.partitioned.program
+        self.nodes = {node.name: node for node in self.program.graph.nodes}
+        self.fallbacks: Mapping[str, Fallback] = {f.node: f for f in self.partitioned.fallbacks}
+        self.homes = {n: s for s in reversed(self.partitioned.segments) for n in s.nodes}
+
+    def view(self, title: str, profile: Profile | None) -> ProgramView:
+        """The whole record."""
+        program, compiled = self.program, self.compiled
+        rows = [self.node(node) for node in program.graph.nodes if self.is_shown(node)]
+        modules = dict(row for node in program.graph.nodes for row in module_stack(node.meta))
+        return ProgramView(
+            title=title or modules.get("", "").rpartition(".")[2] or "program",
+            nodes=tuple(rows),
+            modules=tuple(ModuleView(path, kind) for path, kind in modules.items()),
+            segments=tuple(map(self.segment, self.partitioned.segments)),
+            cuts=tuple(_cut(cut) for cut in self.partitioned.cuts),
+            kernels=self.kernels,
+            inputs=tuple(map(str, program.inputs)),
+            outputs=tuple(outputs_of(program.inputs, program.outputs, self.partitioned.segments)),
+            sizes=tuple(str(program.shapes).splitlines()),
+            stages=tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in compiled.took) if compiled else (),
+            settings=tuple(program.settings.changed().items()),
+            versions=tuple(versions().items()),
+            healed=compiled.healed if compiled else (),
+            unreached=program.unreached,
+            agreement=compiled.agreement if compiled else None,
+            profile=profile,
+        )
+
+    def is_shown(self, node: torch.fx.Node) -> bool:
+        """Whether a node is drawn; constants are shown with the nodes that read them."""
+        return node.name not in self.program.constants and node.op != "get_attr"
+
+    def node(self, node: torch.fx.Node) -> NodeView:
+        """One node."""
+        kind, segment = _kind(node), self.homes.get(node.name)
+        place: Place = "host"
+        if segment is not None and kind == "operator":
+            place = "tensorrt" if segment.kind == "engine" else "pytorch"
+        verdict, fallback = self.partitioned.verdicts.get(node.name), self.fallbacks.get(node.name)
+        made = NodeView(
+            name=node.name,
+            kind=kind,
+            target=verdict.target if verdict else _target(node),
+            place=place,
+            segment=segment.name if segment else "",
+            module=module_path(node),
+            where=node.meta.get("where") or line_of(node.meta),
+            inputs=tuple(n.name for n in node.all_input_nodes if self.is_shown(n)),
+            values=tuple(_values(node.meta.get("val"), self.program.shapes)) if node.op != "output" else (),
+            reason=fallback.reason if fallback else "",
+            hint=fallback.hint if fallback else "",
+            healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed.get(node.name, ())),
+        )
+        return self.in_engine(made, node) if place == "tensorrt" else self.in_torch(made, node)
+
+    def in_engine(self, made: NodeView, node: torch.fx.Node) -> NodeView:
+        """A node with its converter, layers, weights and kernels."""
+        choice = self.partitioned.verdicts[node.name].choice
+        layers = self.layers.get((made.segment, node.name), ())
+        names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)
+        shared = tuple(self.computing.get(node.name, ()))
+        made = evolve(
+            made,
+            converter=choice.support.name if choice else "",
+            layers=tuple(LayerView(layer.name, layer.kind) for layer in layers),
+            kernels=shared,
+            weights=tuple(map(self.engine_weight, names)) if self.compiled else self.constants(node),
+        )
+        return evolve(made, fusion=fusion(made, [self.kernels[i] for i in shared], bool(self.kernels)))
+
+    def in_torch(self, made: NodeView, node: torch.fx.Node) -> NodeView:
+        """A node of PyTorch's with the weights that it reads."""
+        return evolve(made, weights=self.constants(node))
+
+    @cached_property
+    def healed(self) -> Mapping[str, Sequence[Any]]:
+        """What was healed, by node."""
+        rows = defaultdict(list)
+        for each in self.compiled.healed if self.compiled else ():
+            rows[each.node].append(each)
+        return rows
+
+    @cached_property
+    def layers(self) -> Mapping[tuple[str, str], Sequence[Layer]]:
+        """The layers of each segment and node: they are called after it."""
+        rows = defaultdict(list)
+        for network in self.compiled.networks if self.compiled else ():
+            for layer in network.layers:
+                rows[network.name, node_of(layer.name)].append(layer)
+        return rows
+
+    @cached_property
+    def kernels(self) -> tuple[KernelView, ...]:
+        """The kernels of all engines, as far as the plans tell."""
+        return tuple(k for engine in (self.compiled.engines if self.compiled else ()) for k in self.read(engine))
+
+    def read(self, engine: Any) -> Iterator[KernelView]:
+        """The kernels of one engine; none where its plan has no words."""
+        try:
+            found = kernels(engine.plan)
+        except ValueError:
+            return
+        for kernel in found:
+            nodes = dict.fromkeys(node_of(layer) for layer in kernel.layers)
+            yield KernelView(engine.name, kernel.kind, kernel.name, tuple(n for n in nodes if n in self.nodes))
+
+    @cached_property
+    def computing(self) -> Mapping[str, Sequence[int]]:
+        """The numbers of the kernels that compute each node."""
+        rows = defaultdict(list)
+        for number, kernel in enumerate(self.kernels):
+            for name in kernel.nodes:
+                rows[name].append(number)
+        return rows
+
+    @cached_property
+    def engine_weights(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of each weight of the networks."""
+        networks = self.compiled.networks if self.compiled else ()
+        return {w.name: (w.dtype, w.shape) for network in networks for w in network.weights}
+
+    def engine_weight(self, name: str) -> WeightView:
+        """A weight of an engine, by its name there."""
+        assert self.compiled is not None
+        dtype, shape = self.engine_weights[name]
+        recipe, fixed = self.compiled.refit_map.get(name), self.compiled.refit_map.computed.get(name, "")
+        literal = "" if recipe is not None or fixed else "a constant of the converter's own"
+        return WeightView(name, dtype, shape, _nbytes(dtype, shape), _recipe(recipe), fixed or literal)
+
+    def constants(self, node: torch.fx.Node) -> tuple[WeightView, ...]:
+        """The weights that a node reads, as the graph has them."""
+        read = [n for n in node.all_input_nodes if n.name in self.program.constants]
+        return tuple(self.constant(n) for n in read)
+
+    def constant(self, node: torch.fx.Node) -> WeightView:
+        """A weight of the graph's."""
+        recipe, value = self.program.constants[node.name], node.meta.get("val")
+        if not isinstance(value, torch.Tensor | TensorType):
+            return WeightView(recipe.name, type(value).__name__, recipe=_recipe(recipe))
+        dtype, shape = str(value.dtype).removeprefix("torch."), tuple(int(d) for d in value.shape)
+        return WeightView(recipe.name, dtype, shape, _nbytes(dtype, shape), _recipe(recipe))
+
+    def segment(self, segment: Segment) -> SegmentView:
+        """One segment."""
+        verdicts, engine = self.partitioned.verdicts, self.engines.get(segment.name)
+        inside = [n for n in segment.nodes if n in verdicts and verdicts[n].target != GETITEM]
+        network = self.networks.get(segment.name)
+        read = [self.constant(self.nodes[name]) for name in segment.constants]
+        weights = [(w.dtype, w.shape) for w in network.weights] if network else [(w.dtype, w.shape) for w in read]
+        return SegmentView(
+            name=segment.name,
+            place="tensorrt" if segment.kind == "engine" else "pytorch",
+            operators=len(inside),
+            nbytes=engine.nbytes if engine else 0,
+            weights=sum(_nbytes(*weight) for weight in weights),
+            library=engine.library if engine else "",
+            digest=engine.digest if engine else "",
+            layers=len(network.layers) if network else 0,
+            inputs=tuple(map(str, segment.inputs)),
+            outputs=tuple(map(str, segment.outputs)),
+        )
+
+    @cached_property
+    def engines(self) -> Mapping[str, Any]:
+        """The engines by name."""
+        return {engine.name: engine for engine in (self.compiled.engines if self.compiled else ())}
+
+    @cached_property
+    def networks(self) -> Mapping[str, Any]:
+        """The networks by name."""
+        return {network.name: network for network in (self.compiled.networks if self.compiled else ())}
+
+
+def node_of(layer: str) -> str:
+    """The node that a layer is called after: ``encoder.0/linear:constant.1`` belongs to ``linear``."""
+    found = _NODE.match(layer)
+    return found[1] if found else layer
+
+
+def _kind(node: torch.fx.Node) -> Literal["operator", "item", "size", "input", "output"]:
+    if node.op == "placeholder":
+        return "input"
+    if node.op == "output":
+        return "output"
+    if _target(node) == GETITEM:
+        return "item"
+    return "operator" if is_operator(node) or not _is_size(node.meta.get("val")) else "size"
+
+
+def _target(node: torch.fx.Node) -> str:
+    return qualified_name(node.target) if node.op == "call_function" else node.op
+
+
+def _is_size(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor | TensorType | tuple | list)
+
+
+def _values(value: Any, symbols: Symbols) -> Iterator[Value]:
+    """The tensors and numbers that a node gives."""
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _values(part, symbols)
+    elif isinstance(value, torch.Tensor | TensorType):
+        shape = shape_of(value)
+        ranges = [bounds(size, symbols) for size in shape]
+        dtype = str(value.dtype).removeprefix("torch.")
+        sizes = tuple(r.opt for r in ranges)
+        yield Value(dtype, tuple(map(str, shape)), tuple((r.min, r.opt, r.max) for r in ranges), _nbytes(dtype, sizes))
+    elif value is not None:
+        yield Value(_number(value))
+
+
+def _number(value: Any) -> str:
+    """The type of a Python number, of torch's symbolic one, or of the expression that stands for it in a file."""
+    if isinstance(value, bool | torch.SymBool):
+        return "bool"
+    return "float" if isinstance(value, float | torch.SymFloat) else "int"
+
+
+def _nbytes(dtype: str, shape: Iterable[int]) -> int:
+    """Bytes of a tensor; those narrower than a byte are counted as TensorRT stores them, two in one."""
+    count = 1
+    for size in shape:
+        count *= size
+    found = getattr(torch, dtype, None)
+    return count * found.itemsize if isinstance(found, torch.dtype) else (count + 1) // 2
+
+
+def _recipe(recipe: Recipe | None) -> str:
+    return "" if recipe is None else str(recipe)
+
+
+def _cut(cut: Any) -> CutView:
+    return CutView(cut.source, cut.target, tuple(map(str, cut.tensors)), cut.nbytes, cut.max_nbytes)

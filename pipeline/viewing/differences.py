@@ -1,0 +1,197 @@
+"""How two programs differ: what moved between TensorRT and PyTorch, layers, kernels, sizes, times and errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from attrs import evolve
+
+from pipeline.profiling.records import Profile
+from pipeline.program import in_bytes
+from pipeline.viewing.records import Change, NodeView, ProgramView, Row
+
+T = TypeVar("T")
+NOISE = 0.1
+"""Times that differ by less than this part are the same: two runs of one program differ by as much."""
+NAMES = {"tensorrt": "TensorRT", "pytorch": "PyTorch", "host": "the host"}
+ERRORS = 2.0
+"""Errors against eager that differ by less than this factor are the same: the order of sums differs from GPU to GPU."""
+
+
+def differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
+    """Return how a program differs from another, by kind of difference; nothing where they are the same.
+
+    What a compilation took is no difference: it varies from run to run.
+    """
+    found = (Change(title, tuple(rows(before, after))) for title, rows in KINDS.items())
+    return tuple(change for change in found if change.rows)
+
+
+def printed(changes: Iterable[Change], most: int = 20) -> str:
+    """Return the differences as text, at most so many of each kind; empty where there are none."""
+    return "\n".join(str(_first(change, most)) for change in changes)
+
+
+def _first(change: Change, most: int) -> Change:
+    left = len(change.rows) - most
+    return evolve(change, rows=(*change.rows[:most], Row(f"and {left} more"))) if left > 0 else change
+
+
+def _nodes(view: ProgramView) -> dict[str, NodeView]:
+    return {node.name: node for node in view.nodes}
+
+
+def _both(before: ProgramView, after: ProgramView) -> Iterator[tuple[NodeView, NodeView]]:
+    """The nodes that both programs have, by name."""
+    old = _nodes(before)
+    return ((old[node.name], node) for node in after.nodes if node.name in old)
+
+
+def _pairs(before: Iterable[tuple[str, T]], after: Iterable[tuple[str, T]], shown: Callable[[T], str]) -> Iterator[Row]:
+    """What is different, gone and new in rows that have names."""
+    old, new = dict(before), dict(after)
+    for name in dict.fromkeys([*old, *new]):
+        was, now = (shown(rows[name]) if name in rows else "-" for rows in (old, new))
+        if was != now:
+            yield Row(f"{name}: {was} -> {now}")
+
+
+def _settings(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    yield from _pairs(before.settings, after.settings, str)
+
+
+def _versions(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    yield from _pairs(before.versions, after.versions, str)
+
+
+def _signature(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    for what in ("inputs", "outputs", "sizes"):
+        yield from (Row(f"- {line}") for line in getattr(before, what) if line not in getattr(after, what))
+        yield from (Row(f"+ {line}") for line in getattr(after, what) if line not in getattr(before, what))
+
+
+def _moved(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    for old, new in _both(before, after):
+        if old.place != new.place:
+            why = f": {new.reason}" if new.reason else ""
+            yield Row(f"{new.name} ({new.target}): {NAMES[old.place]} -> {NAMES[new.place]}{why}", new.name)
+        elif old.reason != new.reason:
+            yield Row(f"{new.name} ({new.target}): {old.reason or '-'} -> {new.reason or '-'}", new.name)
+
+
+def _appeared(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    old, new = _nodes(before), _nodes(after)
+    yield from (Row(f"- {node.name}: {node.target}") for node in before.nodes if node.name not in new)
+    yield from (Row(f"+ {node.name}: {node.target}", node.name) for node in after.nodes if node.name not in old)
+
+
+def _operators(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    """What is different about nodes of the same name: target, converter, values, what was healed or fused."""
+    for old, new in _both(before, after):
+        rows = {
+            "target": (old.target, new.target),
+            "converter": (old.converter, new.converter),
+            "gives": (", ".join(map(str, old.values)), ", ".join(map(str, new.values))),
+            "healed": (old.healed, new.healed),
+            "quantized": (old.fusion, new.fusion),
+        }
+        same_place = old.place == new.place
+        told = [f"{k} {was or '-'} -> {now or '-'}" for k, (was, now) in rows.items() if was != now and same_place]
+        if told:
+            yield Row(f"{new.name}: {'; '.join(told)}", new.name)
+
+
+def _counted(before: Iterable[str], after: Iterable[str]) -> Iterator[Row]:
+    old, new = Counter(before), Counter(after)
+    for name in dict.fromkeys([*old, *new]):
+        if old[name] != new[name]:
+            yield Row(f"{name}: {old[name]} -> {new[name]}")
+
+
+def _layers(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    kinds = [[layer.kind for node in view.nodes for layer in node.layers] for view in (before, after)]
+    yield from _pairs([("layers", len(kinds[0]))], [("layers", len(kinds[1]))], str)
+    yield from _counted(*kinds)
+
+
+def _kernels(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    names = [[kernel.name for kernel in view.kernels] for view in (before, after)]
+    if any(names):
+        yield from _pairs([("kernels", len(names[0]))], [("kernels", len(names[1]))], str)
+        yield from _counted(*names)
+
+
+def _sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    for what in ("nbytes", "weights", "operators"):
+        shown = str if what == "operators" else in_bytes
+        title = {"nbytes": "engine", "weights": "weights", "operators": "operators"}[what]
+        old, new = ([(f"{s.name} {title}", getattr(s, what)) for s in v.segments] for v in (before, after))
+        yield from _exact(old, new, shown)
+    old, new = ([(f"cut {c.source} -> {c.target}", c.nbytes) for c in v.cuts] for v in (before, after))
+    yield from _exact(old, new, in_bytes)
+
+
+def _exact(before: list[tuple[str, int]], after: list[tuple[str, int]], shown: Callable[[int], str]) -> Iterator[Row]:
+    """Sizes that differ, though they may print alike: then in bytes."""
+    old, new = dict(before), dict(after)
+    changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
+    for row in _pairs(((n, v) for n, v in before if n in changed), ((n, v) for n, v in after if n in changed), shown):
+        changed.discard(row.text.partition(":")[0])
+        yield row
+    yield from (Row(f"{name}: {old[name]} -> {new[name]} bytes") for name in old if name in changed)
+
+
+def _times(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    if before.profile is None or after.profile is None:
+        return
+    yield from _slower(_totals(before.profile), _totals(after.profile))
+    yield from _slower(*({n.node: n.milliseconds for n in p.nodes} for p in (before.profile, after.profile)))
+
+
+def _totals(profile: Profile) -> dict[str, float]:
+    graph = {"call with CUDA graphs": profile.graph} if profile.graph is not None else {}
+    return {"call": profile.call, **graph, **{s.segment: s.milliseconds for s in profile.segments}}
+
+
+def _slower(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[Row]:
+    for name in (name for name in after if name in before):
+        was, now = before[name], after[name]
+        if abs(now - was) > NOISE * max(was, now):
+            yield Row(f"{name}: {was:.4g} -> {now:.4g} ms")
+
+
+def _errors(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    old, new = ({f"{r.output}, {r.sample}": r for r in _judged(v)} for v in (before, after))
+    for name in dict.fromkeys([*old, *new]):
+        was, now = old.get(name), new.get(name)
+        if was is None or now is None:
+            yield Row(f"{name}: {'verified' if was is None else 'not verified'} now")
+        elif was.holds != now.holds or not _alike(was.error, now.error):
+            yield Row(f"{name}: error {was.error:.2g} -> {now.error:.2g}{'' if now.holds else ', beyond its bound'}")
+
+
+def _judged(view: ProgramView) -> tuple[Any, ...]:
+    return view.agreement.rows if view.agreement is not None else ()
+
+
+def _alike(was: float, now: float) -> bool:
+    low, high = sorted((was, now))
+    return high <= ERRORS * low or low == high
+
+
+KINDS: Mapping[str, Callable[[ProgramView, ProgramView], Iterator[Row]]] = {
+    "settings": _settings,
+    "versions": _versions,
+    "inputs and outputs": _signature,
+    "where nodes run": _moved,
+    "nodes": _appeared,
+    "what nodes are": _operators,
+    "layers": _layers,
+    "kernels": _kernels,
+    "sizes": _sizes,
+    "times": _times,
+    "errors": _errors,
+}
+"""Each kind of difference, and what finds it."""

@@ -1,0 +1,47 @@
+"""A ``ProgramView`` as JSON and back: what the page has in it, and the folders of ``pipeline compile``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifact import codec
+from pipeline.artifact.values import MalformedError
+from pipeline.errors import ArtifactError
+from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView
+
+
+def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
+    """Return a view as JSON, with the differences from another where there is one to compare with."""
+    data: dict[str, Any] = {"format": FORMAT, "schema": SCHEMA, "program": codec.written(program, ProgramView)}
+    if changes is not None:
+        data["difference"] = [codec.written(change, Change) for change in changes]
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def read(path: Path) -> ProgramView:
+    """Return the view that a JSON file has.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ArtifactError: it is no view of a program, or one of a newer version.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArtifactError(f"{path} is no JSON: {error}", "`pipeline compile -o DIR` writes one") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ArtifactError(f"{path} is no view of a program", "`pipeline compile -o DIR` writes one")
+    if data.get("schema") != SCHEMA:
+        raise ArtifactError(f"{path} has the schema {data.get('schema')}; this version reads {SCHEMA}", "compile again")
+    return _program(data.get("program"), path)
+
+
+def _program(data: Any, path: Path) -> ProgramView:
+    try:
+        found: ProgramView = codec.read(data, ProgramView)
+    except MalformedError as error:
+        raise ArtifactError(f"{path}: {error}", "`pipeline compile -o DIR` writes it anew") from None
+    return found

@@ -1,0 +1,76 @@
+"""The page of a program: one file of HTML with its data, its drawing and the libraries for it. It needs no network."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from pipeline.compiled import Compiled
+from pipeline.profiling.records import Profile
+from pipeline.runtime.atomic import replacing
+from pipeline.version import __version__
+from pipeline.viewing.collect import view
+from pipeline.viewing.json import data_of
+from pipeline.viewing.records import Change, ProgramView
+
+LIBRARIES = ("d3.min.js", "dagre.min.js")
+"""d3 draws, dagre lays out; the licence of each stands beside it."""
+SCRIPTS = (
+    "words.js",
+    "html.js",
+    "model.js",
+    "layout.js",
+    "draw.js",
+    "tree.js",
+    "details.js",
+    "search.js",
+    "main.js",
+)
+
+
+def write_report(
+    compiled: Compiled, path: str | os.PathLike[str], title: str = "", profile: Profile | None = None
+) -> None:
+    """Write the page of a compiled program to a file; one that is there is replaced in one step.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write(view(compiled, title, profile), path)
+
+
+def write(program: ProgramView, path: str | os.PathLike[str], changes: Sequence[Change] | None = None) -> None:
+    """Write the page of a program, and of how it differs from another, to a file."""
+    with replacing(Path(path)) as file:
+        file.write(page(program, changes).encode())
+
+
+def page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
+    """Return the page as HTML. Its data is JSON, in the element with the id ``data``: ``program`` is a `ProgramView`,
+    ``difference`` has the changes, where it is compared with another."""
+    parts = {
+        "version": html.escape(__version__),
+        "title": html.escape(f"{program.title} – pipeline"),
+        "style": asset("page.css"),
+        "data": data_of(program, changes).replace("<", "\\u003c"),
+        "libraries": _headed(LIBRARIES),
+        "scripts": "\n".join(map(asset, SCRIPTS)),
+    }
+    before, *rest = asset("page.html").split("{{")
+    return before + "".join(parts[name] + text for name, _, text in (each.partition("}}") for each in rest))
+
+
+def _headed(names: Sequence[str]) -> str:
+    """Libraries with their licences, as these ask for."""
+    licences = (f"/*\n{asset(name.replace('min.js', 'LICENSE.txt')).strip()}\n*/\n{asset(name)}" for name in names)
+    return "\n".join(licences)
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of the page's, as text."""
+    return files("pipeline.viewing").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,0 +1,207 @@
+"""``ProgramView``: what there is to see of a program, one record that is drawn, compared and written as JSON.
+
+docs/reports.md has the schema. A field that has its default is left out of the JSON; a new field with a default needs
+no new version of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from attrs import frozen
+
+from pipeline.agreement import Agreement, Healed
+from pipeline.errors import Unreached
+from pipeline.profiling.records import Profile
+
+FORMAT: Final = "pipeline program view"
+SCHEMA: Final = 1
+
+Place = Literal["tensorrt", "pytorch", "host"]
+"""Where a node runs; ``host``: arithmetic on sizes, and taking items of tuples, which take no time of their own."""
+
+
+NUMBERS = ("int", "float", "bool")
+"""The dtypes of values that are Python numbers."""
+
+
+@frozen
+class Value:
+    """A tensor (or number) that a node gives: its dtype, its sizes as expressions, and the range of each (smallest,
+    optimal, largest). ``nbytes`` is at the optimal sizes."""
+
+    dtype: str
+    shape: tuple[str, ...] = ()
+    ranges: tuple[tuple[int, int, int], ...] = ()
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        if self.dtype in NUMBERS:
+            return self.dtype
+        sizes = zip(self.shape, self.ranges, strict=True)
+        dims = (size if low == high else f"{size}={low}..{opt}..{high}" for size, (low, opt, high) in sizes)
+        return f"{self.dtype}[{', '.join(dims)}]"
+
+
+@frozen
+class LayerView:
+    """A layer of an engine's network."""
+
+    name: str
+    kind: str
+
+
+@frozen
+class WeightView:
+    """A weight that a node reads, and how it is made from the model's parameters (``recipe``). Where it cannot be
+    refitted, ``fixed`` says why."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    nbytes: int = 0
+    recipe: str = ""
+    fixed: str = ""
+
+
+@frozen
+class KernelView:
+    """A kernel of an engine, as its plan tells, and the nodes that it computes, wholly or in part."""
+
+    segment: str
+    kind: str
+    name: str
+    nodes: tuple[str, ...] = ()
+
+
+@frozen
+class NodeView:
+    """A node of the program.
+
+    kind: ``operator``; ``item`` of a tuple; ``size``: arithmetic on sizes; ``input``; ``output``.
+    module: the path of the module whose forward made it. where: the user's line it comes from.
+    segment: the part of the program that it runs in. inputs: the nodes that it reads.
+    kernels: numbers of the kernels that compute it. fusion: for a quantizing or dequantizing node, what became of it.
+    reason, hint: why it runs in PyTorch, and what could be done.
+    healed: what `pipeline.verify` did about it.
+    """
+
+    name: str
+    kind: Literal["operator", "item", "size", "input", "output"]
+    target: str
+    place: Place = "host"
+    segment: str = ""
+    module: str = ""
+    where: str = ""
+    converter: str = ""
+    inputs: tuple[str, ...] = ()
+    values: tuple[Value, ...] = ()
+    layers: tuple[LayerView, ...] = ()
+    kernels: tuple[int, ...] = ()
+    weights: tuple[WeightView, ...] = ()
+    fusion: str = ""
+    reason: str = ""
+    hint: str = ""
+    healed: str = ""
+
+
+@frozen
+class ModuleView:
+    """A module of the model that made nodes: its path and class."""
+
+    path: str
+    type: str = ""
+
+
+@frozen
+class SegmentView:
+    """A part of a program that runs in one place. ``nbytes`` is the size of its engine's plan (0: none was built),
+    ``weights`` the bytes of the weights that it reads."""
+
+    name: str
+    place: Place
+    operators: int
+    nbytes: int = 0
+    weights: int = 0
+    library: str = ""
+    digest: str = ""
+    layers: int = 0
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+@frozen
+class CutView:
+    """What goes from one segment to a later one: tensors, and their bytes at the optimal and the largest sizes."""
+
+    source: str
+    target: str
+    tensors: tuple[str, ...] = ()
+    nbytes: int = 0
+    max_nbytes: int = 0
+
+
+@frozen
+class StageView:
+    """What a stage of the compilation took: seconds, and bytes of memory above what there was before it."""
+
+    stage: str
+    seconds: float
+    growth: int = 0
+    peak: int = 0
+
+
+@frozen
+class ProgramView:
+    """What there is to see of a program.
+
+    title: what the user calls it. settings: those that are not as by default, as (name, value). versions: of pipeline,
+    torch and TensorRT. sizes: those that vary, and what ties them. agreement: errors against eager, where it was
+    verified. profile: times by layer and node, where they were measured.
+    """
+
+    title: str
+    nodes: tuple[NodeView, ...]
+    modules: tuple[ModuleView, ...] = ()
+    segments: tuple[SegmentView, ...] = ()
+    cuts: tuple[CutView, ...] = ()
+    kernels: tuple[KernelView, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    stages: tuple[StageView, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    healed: tuple[Healed, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
+    agreement: Agreement | None = None
+    profile: Profile | None = None
+
+    @property
+    def operators(self) -> tuple[NodeView, ...]:
+        """The nodes that compute."""
+        return tuple(node for node in self.nodes if node.kind == "operator")
+
+    @property
+    def fallbacks(self) -> tuple[NodeView, ...]:
+        """The operators that run in PyTorch."""
+        return tuple(node for node in self.operators if node.place == "pytorch")
+
+
+@frozen
+class Row:
+    """One difference in words, and the node that it is about, if it is about one."""
+
+    text: str
+    node: str = ""
+
+
+@frozen
+class Change:
+    """Differences of one kind between two programs."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.title}:", *(f"  {row.text}" for row in self.rows)])

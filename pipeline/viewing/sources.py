@@ -1,0 +1,53 @@
+"""Where programs to look at come from: a kept program, a folder of ``pipeline compile``, or a view as JSON."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+from attrs import evolve
+
+from pipeline.artifact.inspect import inspect
+from pipeline.artifact.load import load
+from pipeline.errors import ArtifactError, ArtifactWarning
+from pipeline.viewing.collect import view
+from pipeline.viewing.json import data_of, read
+from pipeline.viewing.records import ProgramView
+
+PROGRAM = "program.json"
+"""The file of a folder of ``pipeline compile`` that has the view of its program."""
+
+
+def opened(path: str | os.PathLike[str]) -> ProgramView:
+    """Return the view of a program that is kept.
+
+    Args:
+        path: a file of `Compiled.save`, a folder of ``pipeline compile``, or a view as JSON.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ArtifactError: it is none of these, or is damaged, or of a newer version.
+    """
+    place = Path(path)
+    if place.is_dir():
+        if not (place / PROGRAM).is_file():
+            raise ArtifactError(f"{place} has no {PROGRAM}", "`pipeline compile -o DIR` writes one; compile again")
+        return read(place / PROGRAM)
+    return read(place) if place.suffix == ".json" else _kept(place)
+
+
+def _kept(path: Path) -> ProgramView:
+    """The view of a kept program, with the versions that made it."""
+    versions = inspect(path).manifest.versions
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArtifactWarning)
+        found = view(load(path), path.stem)
+    flavour, _, number = versions.tensorrt.partition(" ")
+    made = (("pipeline", versions.pipeline), ("torch", versions.torch), (flavour, number))
+    return evolve(found, versions=made)
+
+
+def write_view(program: ProgramView, folder: Path) -> None:
+    """Write the view of a program to its folder, as JSON."""
+    (folder / PROGRAM).write_text(data_of(program), encoding="utf-8")

@@ -1,0 +1,116 @@
+"""Debian's chromium, headless, driven by selenium: what a person would do with a page, as functions."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1500,950",
+)
+
+
+def missing() -> str:
+    """What a browser test lacks here; empty where there is all."""
+    if importlib.util.find_spec("selenium") is None:
+        return "selenium (pip install selenium)"
+    names = {"chromium": "chromium", "chromedriver": "chromium-driver"}
+    absent = [package for program, package in names.items() if shutil.which(program) is None]
+    return f"{' and '.join(absent)} (apt-get install)" if absent else ""
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A browser with nothing of a user's."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with tempfile.TemporaryDirectory(prefix="pipeline-browser-", ignore_cleanup_errors=True) as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        try:
+            yield driver
+        finally:
+            driver.quit()
+
+
+class Page:
+    """A page of a program in the browser."""
+
+    def __init__(self, driver: Any, path: Path) -> None:
+        self.driver = driver
+        driver.get_log("browser")
+        driver.get(path.as_uri())
+
+    def run(self, script: str, *args: Any) -> Any:
+        """The result of JavaScript."""
+        return self.driver.execute_script(f"return {script}", *args)
+
+    @property
+    def milliseconds(self) -> int:
+        """From the beginning of the navigation until all was drawn."""
+        return int(self.run("document.documentElement.dataset.ready"))
+
+    @property
+    def errors(self) -> list[str]:
+        """What the console said."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    @property
+    def details(self) -> str:
+        """The text of the panel of details."""
+        return str(self.run("document.getElementById('details').innerText"))
+
+    @property
+    def boxes(self) -> list[str]:
+        """The accessible names of what is drawn."""
+        return list(self.run("[...document.querySelectorAll('#graph .node')].map(n => n.getAttribute('aria-label'))"))
+
+    @property
+    def nameless(self) -> list[str]:
+        """What can be clicked and has no accessible name."""
+        return list(
+            self.run(
+                "[...document.querySelectorAll('button, select, input, [role=button], [role=treeitem], [role=option]')]"
+                ".filter(e => !(e.getAttribute('aria-label') || e.innerText || e.title).trim()).map(e => e.outerHTML)"
+            )
+        )
+
+    def click(self, selector: str) -> None:
+        """A click where the middle of the element is."""
+        self.driver.find_element("css selector", selector).click()
+
+    def box(self, label: str) -> Any:
+        """The box whose accessible name begins so."""
+        return self.driver.find_element("css selector", f'#graph .node[aria-label^="{label}"]')
+
+    def press(self, *keys: str) -> None:
+        """Keys, where the focus is."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def search(self, text: str) -> list[str]:
+        """What the search finds for a text, typed after the key that begins a search."""
+        self.press("/")
+        self.driver.switch_to.active_element.clear()
+        self.press(text)
+        return list(self.run("[...document.querySelectorAll('#found [role=option]')].map(e => e.innerText)"))

@@ -1,0 +1,91 @@
+"""Differences of two programs: none of the same, and those that a changed setting makes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+
+import pipeline
+from pipeline.agreement import Agreement, OutputAgreement
+from pipeline.profiling.records import NodeTime, Profile, SegmentTime
+from pipeline.viewing.collect import view
+from pipeline.viewing.differences import differences, printed
+from pipeline.viewing.records import ProgramView
+
+
+class Two(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu()).softmax(-1)
+
+
+def seen(model: torch.nn.Module | None = None, **settings: object) -> ProgramView:
+    torch.manual_seed(0)
+    compile = pipeline.default(min_block_size=1, **settings)
+    return view(compile((model or Two()).eval(), args=(torch.randn(2, 8),)))
+
+
+def kinds(before: ProgramView, after: ProgramView) -> set[str]:
+    return {change.title for change in differences(before, after)}
+
+
+def test_two_runs_of_the_same_do_not_differ() -> None:
+    first, second = seen(), seen()
+    assert first.stages != second.stages
+    assert differences(first, second) == ()
+    assert printed(differences(first, second)) == ""
+
+
+def test_a_setting_is_named_with_its_effects() -> None:
+    text = printed(differences(seen(), seen(torch_executed_ops={"aten.relu.default"})))
+    assert "torch_executed_ops: - -> {'aten.relu.default'}" in text
+    assert "relu (aten.relu.default): TensorRT -> PyTorch: " in text
+    assert "layers: 12 -> 11" in text or "ACTIVATION: 1 -> 0" in text
+    assert "cut engine_0 -> torch_1: - -> 64 bytes" in text
+    assert "kernels:" in text
+
+
+def test_another_model() -> None:
+    wide = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU())
+    found = kinds(seen(), seen(wide))
+    assert {"inputs and outputs", "nodes", "layers", "sizes"} <= found
+    assert "settings" not in found
+
+
+def profiled(program: ProgramView, milliseconds: float) -> ProgramView:
+    times = (NodeTime("relu", milliseconds),)
+    segments = (SegmentTime("engine_0", "tensorrt", milliseconds),)
+    return evolve(program, profile=Profile(segments, times, call=milliseconds))
+
+
+def test_times_beyond_noise() -> None:
+    program = seen()
+    assert not differences(profiled(program, 1.0), profiled(program, 1.05))
+    text = printed(differences(profiled(program, 1.0), profiled(program, 1.5)))
+    assert "call: 1 -> 1.5 ms" in text
+    assert "relu: 1 -> 1.5 ms" in text
+    assert not differences(program, profiled(program, 1.0))
+
+
+@pytest.mark.parametrize(("error", "differs"), [(1e-6, False), (1.5e-6, False), (1e-3, True), (float("inf"), True)])
+def test_errors(error: float, differs: bool) -> None:
+    program = seen()
+    before, after = (
+        evolve(program, agreement=Agreement((OutputAgreement("output", "optimal", each, 1e-6, 4e-6),), "reference"))
+        for each in (1e-6, error)
+    )
+    assert bool(differences(before, after)) is differs
+    if differs:
+        assert "beyond its bound" in printed(differences(before, after))
+
+
+def test_long_lists_are_cut_in_text_alone() -> None:
+    changes = differences(seen(), seen(torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(40)])))
+    nodes = next(change for change in changes if change.title == "nodes")
+    assert len(nodes.rows) > 40
+    assert f"and {len(nodes.rows) - 20} more" in printed(changes)

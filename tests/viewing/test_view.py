@@ -1,0 +1,146 @@
+"""What a view says of a program: every node, where it runs, what it is made of and why; the same after keeping it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve
+
+import pipeline
+from pipeline.errors import ArtifactError
+from pipeline.viewing.collect import node_of, view
+from pipeline.viewing.json import data_of, read
+from pipeline.viewing.records import KernelView, LayerView, NodeView, ProgramView
+from pipeline.viewing.sources import opened
+from tests.viewing.models import architecture, fallbacks
+
+
+@pytest.fixture(scope="module")
+def seen() -> ProgramView:
+    return view(fallbacks())
+
+
+def node(program: ProgramView, name: str) -> NodeView:
+    return next(each for each in program.nodes if each.name == name)
+
+
+def test_every_operator_is_there_with_its_place(seen: ProgramView) -> None:
+    coverage = fallbacks().coverage
+    places = {each.name: each.place for each in seen.operators}
+    assert places == {row.node: "tensorrt" for row in coverage.converted} | {
+        row.node: "pytorch" for row in coverage.fallback
+    }
+    assert len(seen.fallbacks) == 10
+    assert all(each.reason and each.place == "pytorch" for each in seen.fallbacks)
+
+
+def test_a_node_says_what_it_is(seen: ProgramView) -> None:
+    linear = node(seen, "linear")
+    assert linear.module == "blocks.0"
+    assert linear.target == "aten.linear.default"
+    assert linear.converter == "pipeline.converters.matmul.linear"
+    assert linear.where.startswith("models.py:")
+    assert linear.where.endswith("x = block(x).relu()")
+    assert str(linear.values[0]).endswith("=1..4..9, 8]")
+    assert linear.values[0].nbytes == 4 * 8 * 4
+    assert {"MATRIX_MULTIPLY", "CONSTANT"} <= {layer.kind for layer in linear.layers}
+    assert {w.name: (w.shape, w.nbytes, w.recipe) for w in linear.weights} == {
+        "blocks.0.weight": ((8, 8), 256, "%blocks.0.weight"),
+        "blocks.0.bias": ((8,), 32, "%blocks.0.bias"),
+    }
+
+
+def test_kernels_of_the_plans_are_told_by_node(seen: ProgramView) -> None:
+    """Every operator that an engine runs is in one of its kernels, and what is fused is told of all of it."""
+    assert seen.kernels
+    lone = [each.name for each in seen.operators if each.place == "tensorrt" and not each.kernels]
+    assert not lone
+    fused = [kernel for kernel in seen.kernels if "linear" in kernel.nodes]
+    assert any({"linear", "relu"} <= {*kernel.nodes} for kernel in fused)
+    assert all(kernel.segment.startswith("engine_") for kernel in seen.kernels)
+
+
+def test_segments_cuts_stages_and_versions(seen: ProgramView) -> None:
+    compiled = fallbacks()
+    engines = {engine.name: engine.nbytes for engine in compiled.engines}
+    assert {s.name: s.nbytes for s in seen.segments if s.place == "tensorrt"} == engines
+    assert [(c.source, c.target, c.nbytes) for c in seen.cuts] == [
+        (c.source, c.target, c.nbytes) for c in compiled.partitioned.cuts
+    ]
+    assert [s.stage for s in seen.stages][:2] == ["capture", "decompose"]
+    assert all(s.seconds > 0 for s in seen.stages)
+    assert dict(seen.versions)["torch"] == torch.__version__
+    assert dict(seen.settings) == {"min_block_size": "1"}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "llama"])
+def test_layers_belong_to_nodes(name: str) -> None:
+    compiled = architecture(name)
+    names = {each.name for each in view(compiled).nodes} | {*compiled.program.constants}
+    layers = [layer.name for network in compiled.networks for layer in network.layers]
+    assert not [layer for layer in layers if node_of(layer) not in names]
+
+
+def test_a_kept_program_looks_the_same(tmp_path: Path, seen: ProgramView) -> None:
+    fallbacks().save(tmp_path / "program.trtp")
+    kept = opened(tmp_path / "program.trtp")
+    assert kept == evolve(seen, title="program", stages=())
+
+
+def test_json_and_back(tmp_path: Path, seen: ProgramView) -> None:
+    file = tmp_path / "program.json"
+    file.write_text(data_of(seen), encoding="utf-8")
+    assert read(file) == seen == opened(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no view"),
+        ('{"format": "pipeline program view", "schema": 99}', "schema 99"),
+        ('{"format": "pipeline program view", "schema": 1, "program": {"title": 3}}', "type str is due"),
+    ],
+)
+def test_what_is_no_view_is_said(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "program.json"
+    file.write_text(text)
+    with pytest.raises(ArtifactError, match=said):
+        read(file)
+
+
+def test_a_folder_without_a_view_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"has no program\.json"):
+        opened(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        opened(tmp_path / "none.trtp")
+
+
+def test_a_program_that_is_only_partitioned() -> None:
+    part = pipeline.default(min_block_size=1).until("partition")(torch.nn.Linear(4, 4), args=(torch.randn(2, 4),))
+    found = view(part)
+    assert [s.weights for s in found.segments] == [(16 + 4) * 4]
+    assert not found.kernels
+    assert found.segments[0].nbytes == 0
+    assert [w.name for w in found.operators[0].weights] == ["weight", "bias"]
+
+
+QUANTIZED = NodeView("dequantize", "operator", "q", layers=(LayerView("dequantize", "DEQUANTIZE"),))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "known", "said"),
+    [
+        ([KernelView("e", "runtime_fusion", "gemm", ("dequantize", "linear"))], True, "fused with linear in gemm"),
+        ([KernelView("e", "function", "scale", ("dequantize",))], True, "not fused: a kernel of its own, scale"),
+        ([], True, "folded away"),
+        ([], False, "not known"),
+    ],
+)
+def test_quantizing_nodes_say_whether_they_were_fused(kernels: list[KernelView], known: bool, said: str) -> None:
+    from pipeline.viewing.fusion import fusion
+
+    assert fusion(QUANTIZED, kernels, known).startswith(said)
+    assert fusion(evolve(QUANTIZED, layers=(LayerView("relu", "ACTIVATION"),)), kernels, known) == ""
