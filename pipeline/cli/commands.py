@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bisect(commands)
     _add_support(commands)
     _add_print(commands)
-    for add in (kept.add_inspect, kept.add_run, viewing.add_report):
+    for add in (kept.add_inspect, kept.add_run, kept.add_serve_config, viewing.add_report):
         add(commands)
     for add_compiling in (viewing.add_diff, viewing.add_plan):
         add_compiling(commands, _run)

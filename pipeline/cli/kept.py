@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from pipeline.artifact.by_name import called_by_name, inputs_of
 from pipeline.artifact.inspect import inspect
 from pipeline.artifact.load import load
+from pipeline.artifact.serving import serve_config
 from pipeline.cli.options import UsageError
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
@@ -46,6 +47,15 @@ def add_run(commands: Any) -> None:
     parser.set_defaults(text=ran)
 
 
+def add_serve_config(commands: Any) -> None:
+    """The command ``pipeline serve-config``."""
+    parser = commands.add_parser("serve-config", help="write a model repository for NVIDIA Triton from a kept program")
+    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
+    parser.add_argument("--name", metavar="NAME", help="the model's name; default: the file's")
+    parser.set_defaults(text=served)
+
+
 def inspected(options: argparse.Namespace) -> str:
     """What ``pipeline inspect`` prints."""
     _check_there(options.file)
@@ -63,10 +73,10 @@ def ran(options: argparse.Namespace) -> str:
         if options.executor == "reference":
             warnings.simplefilter("ignore", ArtifactWarning)
         program = load(options.file)
-    args, kwargs = tree_unflatten(list(_leaves(program, options.inputs)), program.program.in_spec)
+    given = dict(_given(program, options.inputs))
     module = program.module(options.executor)
     try:
-        outputs = outputs_by_name(program, module(*args, **kwargs))
+        outputs = called_by_name(program.program, module, given)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
     if options.output is not None:
@@ -75,11 +85,15 @@ def ran(options: argparse.Namespace) -> str:
     return "\n".join(f"{name}: {_described(value)}" for name, value in outputs.items())
 
 
-def outputs_by_name(program: Compiled, result: object) -> Mapping[str, Any]:
-    """The outputs of a call, by the program's names; those that are None are left out."""
-    users = [output for output in program.program.outputs if output.kind == "user"]
-    rows = zip(users, tree_leaves(result), strict=True)
-    return {o.name or f"output.{i}": value for i, (o, value) in enumerate(rows) if value is not None}
+def served(options: argparse.Namespace) -> str:
+    """Writes a model repository; gives what ``pipeline serve-config`` prints: config.pbtxt, and where it is."""
+    _check_there(options.file)
+    if options.output.exists() and not options.output.is_dir():
+        raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArtifactWarning)
+        found = serve_config(options.file, options.output, options.name)
+    return f"{found}written to {options.output / found.name}"
 
 
 def _check_there(file: str) -> None:
@@ -87,16 +101,15 @@ def _check_there(file: str) -> None:
         raise UsageError(f"there is no file {file!r}")
 
 
-def _leaves(program: Compiled, given: Sequence[str]) -> Iterator[Any]:
-    """The inputs in order."""
-    ports = program.program.inputs
-    due = [port.name for port in ports if port.kind != "constant"]
-    found = dict(_split(text) for text in given)
-    if unknown := [name for name in found if name not in due]:
-        raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(due)}")
-    if missing := [name for name in due if name not in found]:
-        raise UsageError(f"--input: {missing[0]} is missing; the inputs are {', '.join(map(str, ports))}")
-    return (port.value if port.kind == "constant" else _value(port, found[port.name]) for port in ports)
+def _given(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The inputs by name."""
+    ports = {port.name: port for port in inputs_of(program.program)}
+    found = dict(_split(text) for text in texts)
+    if unknown := [name for name in found if name not in ports]:
+        raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(ports)}")
+    if missing := [name for name in ports if name not in found]:
+        raise UsageError(f"--input: {missing[0]} is missing; the inputs are {', '.join(map(str, ports.values()))}")
+    return ((name, _value(port, found[name])) for name, port in ports.items())
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -1,0 +1,34 @@
+"""Calls by name: a program's inputs and outputs as mappings, as files, servers and command lines have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from pipeline.program import Output, Port, Program
+
+
+def inputs_of(program: Program) -> tuple[Port, ...]:
+    """The inputs that a caller gives: tensors and numbers. Constants are part of the program."""
+    return tuple(port for port in program.inputs if port.kind != "constant")
+
+
+def named_outputs(program: Program) -> tuple[tuple[str, Output], ...]:
+    """The outputs that a caller gets, each with its name."""
+    users = [output for output in program.outputs if output.kind == "user"]
+    return tuple((output.name or f"output.{i}", output) for i, output in enumerate(users))
+
+
+def outputs_by_name(program: Program, result: Any) -> dict[str, Any]:
+    """What a call gave, by the outputs' names; those that are None are left out."""
+    rows = zip(named_outputs(program), tree_leaves(result), strict=True)
+    return {name: value for (name, _), value in rows if value is not None}
+
+
+def called_by_name(program: Program, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a program with tensors and numbers by its inputs' names; gives its outputs by theirs."""
+    leaves = [port.value if port.kind == "constant" else given[port.name] for port in program.inputs]
+    args, kwargs = tree_unflatten(leaves, program.in_spec)
+    return outputs_by_name(program, call(*args, **kwargs))

@@ -1,0 +1,203 @@
+"""serve-config: a kept program as a model repository of NVIDIA Triton's Inference Server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from attrs import frozen
+
+from pipeline.artifact import by_name
+from pipeline.artifact.container import Reader
+from pipeline.artifact.load import load, manifest_of, opened
+from pipeline.aten.tensor_type import TensorType
+from pipeline.compiled import Compiled
+from pipeline.errors import ArtifactError
+from pipeline.program import Port, Program
+from pipeline.runtime.atomic import replacing
+from pipeline.shapes.environment import Range, shape_of
+
+TYPES = {
+    torch.bool: "TYPE_BOOL",
+    torch.uint8: "TYPE_UINT8",
+    torch.uint16: "TYPE_UINT16",
+    torch.uint32: "TYPE_UINT32",
+    torch.uint64: "TYPE_UINT64",
+    torch.int8: "TYPE_INT8",
+    torch.int16: "TYPE_INT16",
+    torch.int32: "TYPE_INT32",
+    torch.int64: "TYPE_INT64",
+    torch.float16: "TYPE_FP16",
+    torch.bfloat16: "TYPE_BF16",
+    torch.float32: "TYPE_FP32",
+    torch.float64: "TYPE_FP64",
+}
+"""Triton's names of dtypes; it has none of complex numbers and of 8-bit floats."""
+
+
+@frozen
+class Row:
+    """An input or output as Triton has it: -1 for a size that varies, [1] for a number or a tensor without dims."""
+
+    name: str
+    dtype: torch.dtype
+    dims: tuple[int, ...]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, self.dims))
+        return f"  {{\n    name: {_text(self.name)}\n    data_type: {TYPES[self.dtype]}\n    dims: [ {sizes} ]\n  }}"
+
+
+@frozen
+class ServeConfig:
+    """What config.pbtxt says. ``batch`` is the range of the batch if requests can be joined, else None; ``ranges`` are
+    those of every size that varies, by input and dim (``x.0``)."""
+
+    name: str
+    inputs: tuple[Row, ...]
+    outputs: tuple[Row, ...]
+    batch: Range | None
+    ranges: tuple[tuple[str, Range], ...]
+
+    def __str__(self) -> str:
+        """The text of config.pbtxt."""
+        return "\n".join(_lines(self)) + "\n"
+
+
+def serve_config(path: str | os.PathLike[str], folder: str | os.PathLike[str], name: str | None = None) -> ServeConfig:
+    """Write a model repository for Triton: ``NAME/config.pbtxt`` and ``NAME/1`` with the program and ``model.py``.
+
+    Args:
+        path: a file that `Compiled.save` wrote.
+        folder: the repository, which is made if it is not there; other models in it stay.
+        name: the model's name; None for the file's.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ArtifactError: it cannot be loaded, its weights are in a file elsewhere, or Triton has no such dtype.
+    """
+    path = Path(path)
+    name = re.sub(r"\W", "_", path.stem) if name is None else name
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise ArtifactError(f"{name!r} is no name of a model", "take letters, digits, _, - and .")
+    found = config_of(load(path), name)
+    weights = _weights(path)
+    version = Path(folder, name, "1")
+    version.mkdir(parents=True, exist_ok=True)
+    for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):
+        _copy(source, version / target)
+    with replacing(Path(folder, name, "config.pbtxt")) as file:
+        file.write(str(found).encode())
+    return found
+
+
+def config_of(compiled: Compiled, name: str) -> ServeConfig:
+    """What Triton is told of a program."""
+    program = compiled.program
+    given = by_name.inputs_of(program)
+    results = list(_results(compiled))
+    batch = _batch(program, [*given, *(port for _, port in results)])
+    return ServeConfig(
+        name=name,
+        inputs=tuple(_row(port.name, port, batch) for port in given),
+        outputs=tuple(_row(out, port, batch) for out, port in results),
+        batch=batch,
+        ranges=tuple((f"{p.name}.{dim}", r) for p in given for dim, r in enumerate(p.ranges) if r.min != r.max),
+    )
+
+
+def _results(compiled: Compiled) -> Iterator[tuple[str, Port]]:
+    """The outputs that are tensors or numbers, by name. Constants of the program are in its code, and not sent."""
+    program, segments = compiled.program, compiled.partitioned.segments
+    ports = {p.name: p for p in (*program.inputs, *(p for segment in segments for p in segment.outputs))}
+    nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for name, output in by_name.named_outputs(program):
+        if output.constant or (output.value in ports and ports[output.value].kind == "constant"):
+            continue
+        value = nodes[output.value]
+        if output.value in ports:
+            yield name, ports[output.value]
+        elif isinstance(value, torch.Tensor | TensorType):
+            yield name, Port(name, value.dtype, shape_of(value))
+        else:
+            yield name, Port(name, torch.int64, kind="symint")
+
+
+def _row(name: str, port: Port, batch: Range | None) -> Row:
+    dtype = port.dtype or torch.int64
+    if dtype not in TYPES:
+        raise ArtifactError(f"{name} is {str(dtype).removeprefix('torch.')}, and Triton has no such dtype")
+    sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch is not None :]
+    return Row(name, dtype, sizes or (1,))
+
+
+def _batch(program: Program, ports: list[Port]) -> Range | None:
+    """The range of the first dim, if it is one size that all inputs and outputs have and that begins at 1, and a call
+    leaves nothing behind: then requests can be joined."""
+    first = {port.shape[0] if port.shape and port.kind == "tensor" else None for port in ports}
+    written = any(output.kind != "user" for output in program.outputs)
+    size = first.pop() if len(first) == 1 else None
+    if written or not isinstance(size, sympy.Symbol) or any(len(port.shape) < 2 for port in ports):
+        return None
+    found = ports[0].ranges[0]
+    return found if found.min == 1 else None
+
+
+def _weights(path: Path) -> list[tuple[Path, str]]:
+    """The file of weights beside a program, and where the program finds it."""
+    with opened(path) as file:
+        kept = manifest_of(Reader(file, str(path))).weights
+    if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
+        raise ArtifactError(f"the weights of {path} are in {kept.file}, outside its folder", "save them inside it")
+    return [(path.parent / kept.file, kept.file)] if kept.file else []
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as old, replacing(target) as new:
+        shutil.copyfileobj(old, new, 1 << 22)
+
+
+def _lines(made: ServeConfig) -> Iterator[str]:
+    yield f"name: {_text(made.name)}"
+    yield 'backend: "python"'
+    yield f"max_batch_size: {made.batch.max if made.batch else 0}"
+    yield "input [\n" + ",\n".join(map(str, made.inputs)) + "\n]"
+    yield "output [\n" + ",\n".join(map(str, made.outputs)) + "\n]"
+    if made.batch:
+        yield f"dynamic_batching {{ preferred_batch_size: [ {made.batch.opt} ] }}"
+    yield "instance_group [ { kind: KIND_GPU } ]"
+    yield from (_parameter(f"range.{place}", str(found)) for place, found in made.ranges)
+    yield _parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no")
+
+
+def _parameter(key: str, value: str) -> str:
+    return f"parameters {{ key: {_text(key)} value: {{ string_value: {_text(value)} }} }}"
+
+
+def _text(value: str) -> str:
+    """A string of protobuf's text format."""
+    plain = (c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\{b:03o}" for b in c.encode()) for c in value)
+    return f'"{"".join(plain)}"'
+
+
+def taken(port: Port, tensor: torch.Tensor) -> Any:
+    """An input as a program takes it, from the tensor that Triton has: numbers and tensors without dims are [1] there,
+    and bools are bytes."""
+    if port.kind != "tensor":
+        return int(tensor)
+    tensor = tensor.to(port.dtype) if port.dtype == torch.bool else tensor
+    return tensor.reshape(()) if not port.shape else tensor
+
+
+def sent(value: Any) -> torch.Tensor:
+    """An output as Triton has it."""
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    tensor = tensor.detach().contiguous()
+    return (tensor.cpu() if tensor.dtype == torch.bool else tensor).reshape(tensor.shape or (1,))

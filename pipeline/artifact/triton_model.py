@@ -1,0 +1,82 @@
+"""A kept program as a model of NVIDIA Triton's Python backend: loads ``model.trtp``, which lies beside this file.
+
+``pipeline serve-config`` copies this file to a model repository. Requests that arrive together are one call, where
+config.pbtxt has a ``max_batch_size``.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton_python_backend_utils as pb_utils
+from torch.utils import dlpack
+
+import pipeline
+from pipeline.artifact.by_name import called_by_name, inputs_of
+from pipeline.artifact.serving import sent, taken
+
+
+class TritonPythonModel:
+    """One instance of the model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the program: on the GPU that the instance is given, or on the CPU reference executor."""
+        config = json.loads(args["model_config"])
+        self.batched = int(config["max_batch_size"]) > 0
+        self.outputs = [output["name"] for output in config["output"]]
+        on_gpu = args["model_instance_kind"] == "GPU"
+        self.device = int(args["model_instance_device_id"]) if on_gpu else -1
+        with torch.cuda.device(self.device):  # nothing, where it is -1
+            self.compiled = pipeline.load(Path(__file__).with_name("model.trtp"))
+            self.module = self.compiled.module("tensorrt" if on_gpu else "reference")
+        self.inputs = inputs_of(self.compiled.program)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """A response for each request, in order."""
+        responses: list[Any] = []
+        for _, group in groupby(((request, self._inputs(request)) for request in requests), self._alike):
+            rows = [values for _, values in group]
+            try:
+                responses += [pb_utils.InferenceResponse(self._tensors(found)) for found in self._called(rows)]
+            except Exception as error:
+                failed = pb_utils.TritonError(f"{type(error).__name__}: {error}")
+                responses += [pb_utils.InferenceResponse([], failed) for _ in rows]
+        return responses
+
+    def finalize(self) -> None:
+        """Let go of the engines."""
+        del self.module, self.compiled
+
+    def _inputs(self, request: Any) -> dict[str, Any]:
+        """The tensors and numbers of a request, by name."""
+        given = {port.name: pb_utils.get_input_tensor_by_name(request, port.name) for port in self.inputs}
+        return {port.name: taken(port, dlpack.from_dlpack(given[port.name].to_dlpack())) for port in self.inputs}
+
+    def _alike(self, row: tuple[Any, dict[str, Any]]) -> Any:
+        """Equal for requests that can be one call; of its own for each where nothing is batched."""
+        request, values = row
+        return [v.shape[1:] for v in values.values()] if self.batched else id(request)
+
+    def _called(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The outputs of each request."""
+        with torch.cuda.device(self.device):
+            if len(rows) == 1:
+                return [called_by_name(self.compiled.program, self.module, rows[0])]
+            counts = [next(iter(row.values())).shape[0] for row in rows]
+            joined = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+            found = called_by_name(self.compiled.program, self.module, joined)
+            parts = {name: value.split(counts) for name, value in found.items()}
+            return [{name: part[i] for name, part in parts.items()} for i in range(len(rows))]
+
+    def _tensors(self, found: dict[str, Any]) -> list[Any]:
+        rows = ((name, sent(found[name])) for name in self.outputs)
+        return [
+            pb_utils.Tensor(name, value.numpy())
+            if value.dtype == torch.bool
+            else pb_utils.Tensor.from_dlpack(name, value.__dlpack__())
+            for name, value in rows
+        ]
