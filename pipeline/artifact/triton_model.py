@@ -15,8 +15,8 @@ import torch
 import triton_python_backend_utils as pb_utils
 from torch.utils import dlpack
 
-import pipeline
 from pipeline.artifact.by_name import called_by_name, inputs_of
+from pipeline.artifact.load import load
 from pipeline.artifact.serving import sent, taken
 
 
@@ -31,7 +31,7 @@ class TritonPythonModel:
         on_gpu = args["model_instance_kind"] == "GPU"
         self.device = int(args["model_instance_device_id"]) if on_gpu else -1
         with torch.cuda.device(self.device):  # nothing, where it is -1
-            self.compiled = pipeline.load(Path(__file__).with_name("model.trtp"))
+            self.compiled = load(Path(__file__).with_name("model.trtp"))
             self.module = self.compiled.module("tensorrt" if on_gpu else "reference")
         self.inputs = inputs_of(self.compiled.program)
 
