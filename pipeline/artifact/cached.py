@@ -100,7 +100,7 @@ class Cached:
     name: str = field(default="build", repr=False)
 
     @store.validator
-    def _check_store(self, _: Any, value: Any) -> None:
+    def _check_store(self, _: object, value: object) -> None:
         if isinstance(value, type) or not isinstance(value, EngineStore):
             raise TypeError(f"a store has the methods load(key) and save(key, data); {value!r} has not")
 

@@ -17,6 +17,7 @@ import sympy
 import torch
 
 from pipeline.artifact import expressions, values
+from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.values import MalformedError, MissingOperatorError
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
@@ -35,12 +36,12 @@ class Rule:
     read: Convert
 
 
-def written(value: object, kind: object) -> Any:
+def written(value: object, kind: object) -> JsonData:
     """A value of a type as JSON."""
     return rule(kind).write(value)
 
 
-def read(data: object, kind: object) -> Any:
+def read(data: JsonData, kind: object) -> Any:
     """The value of a type that JSON tells. Raises `MalformedError`, which names the place."""
     return rule(kind).read(data)
 
@@ -80,7 +81,7 @@ def _record(kind: type) -> Rule:
         rows = ((name, each, getattr(value, name)) for name, each in known().items())
         return {name: each.write(v) for name, each, v in rows if not _is_default(fields[name], v)}
 
-    def read(data: object) -> Any:
+    def read(data: JsonData) -> Any:
         if not isinstance(data, dict):
             raise MalformedError(f"a {kind.__name__} is due, not {_shown(data)}")
         if unknown := [name for name in data if name not in fields]:
@@ -101,7 +102,7 @@ def _is_default(field: Any, value: object) -> bool:
     return type(value) is type(default) and (value is default or repr(value) == repr(default))
 
 
-def at(place: object, read: Convert, data: object) -> Any:
+def at(place: object, read: Convert, data: JsonData) -> Any:
     """Reads a part; an error says where the part is."""
     try:
         return read(data)
@@ -114,7 +115,7 @@ def at(place: object, read: Convert, data: object) -> Any:
 
 
 def _exact(kind: type) -> Rule:
-    def read(data: object) -> Any:
+    def read(data: JsonData) -> Any:
         if type(data) is not kind or (isinstance(data, int) and abs(data) >= LARGEST):
             raise MalformedError(f"a value of type {kind.__name__} is due, not {_shown(data)}")
         return data
@@ -122,7 +123,7 @@ def _exact(kind: type) -> Rule:
     return Rule(kind, read)
 
 
-def _one_of(data: object, allowed: tuple[object, ...]) -> Any:
+def _one_of(data: JsonData, allowed: tuple[object, ...]) -> Any:
     if not isinstance(data, str) or data not in allowed:
         raise MalformedError(f"one of {', '.join(map(repr, allowed))} is due, not {_shown(data)}")
     return data
@@ -141,7 +142,7 @@ def _union(kinds: tuple[Any, ...]) -> Rule:
         return _PLAIN[Any]
     rules = {kind: rule(kind) for kind in rest}
 
-    def read(data: Any) -> Any:
+    def read(data: JsonData) -> Any:
         if type(data) not in rules:
             raise MalformedError(f"{_shown(data)} is of none of the types {', '.join(k.__name__ for k in rules)}")
         return rules[type(data)].read(data)
@@ -163,7 +164,7 @@ def _tuple(kinds: tuple[object, ...]) -> Rule:
     )
 
 
-def _pairs(rules: list[Rule], data: Any) -> list[tuple[Rule, Any]]:
+def _pairs(rules: list[Rule], data: JsonData) -> list[tuple[Rule, Any]]:
     if len(_list(data)) != len(rules):
         raise MalformedError(f"{len(rules)} elements are due, not {len(data)}")
     return list(zip(rules, data, strict=True))
@@ -173,7 +174,7 @@ def _mapping(key: Any, value: Any) -> Rule:
     """Pairs in a list: the order of a mapping's items is part of it."""
     pairs = rule(tuple[tuple[key, value], ...])
 
-    def read(data: object) -> Any:
+    def read(data: JsonData) -> Any:
         found = pairs.read(data)
         made: FrozenDict[Any, Any] = FrozenDict(found)
         if len(made) != len(found):
@@ -188,17 +189,17 @@ def _set(kind: Any) -> Rule:
     return Rule(lambda value: sorted(inner.write(value)), lambda data: frozenset(inner.read(data)))
 
 
-def _list(data: object) -> list[Any]:
+def _list(data: JsonData) -> list[JsonData]:
     if not isinstance(data, list):
         raise MalformedError(f"a list is due, not {_shown(data)}")
     return data
 
 
-def _shown(data: object) -> str:
+def _shown(data: JsonData) -> str:
     return f"{str(data)[:60]!r}"
 
 
-def _read_size(data: object) -> object:
+def _read_size(data: JsonData) -> object:
     return _PLAIN[int].read(data) if isinstance(data, int) else expressions.read(data)
 
 

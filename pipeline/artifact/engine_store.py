@@ -53,7 +53,7 @@ class FileStore(EngineStore, Protocol):
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
         """The entry as an open file and its size in bytes, or None."""
 
-    def write(self, key: str, parts: Iterable[Any]) -> None:
+    def write(self, key: str, parts: Iterable[object]) -> None:
         """Keep an entry, given in parts."""
 
     def drop(self, key: str) -> None:

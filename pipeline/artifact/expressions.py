@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy import functions
 
+from pipeline.artifact.json_data import JsonData
 from pipeline.errors import ArtifactError
 
 LARGEST = 2**64
@@ -46,7 +47,7 @@ def _functions() -> dict[str, Any]:
 FUNCTIONS: Mapping[str, Any] = _functions()
 
 
-def written(expr: Any) -> Any:
+def written(expr: Any) -> JsonData:
     """An int, float, bool or sympy expression as JSON.
 
     Raises:
@@ -64,7 +65,7 @@ def written(expr: Any) -> Any:
     return [name if expr.func(*expr.args) == expr else f"{name}!", *args]
 
 
-def _symbol(expr: Any) -> list[Any]:
+def _symbol(expr: Any) -> list[JsonData]:
     """A symbol with what is assumed of it, without what follows from that."""
     known = [name for name in ASSUMPTIONS if getattr(expr, f"is_{name}")]
     return ["Symbol", expr.name, *(n for n in known if not any(n in IMPLIED.get(other, ()) for other in known))]
@@ -80,7 +81,7 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 )
 
 
-def read(data: object) -> Any:
+def read(data: JsonData) -> Any:
     """The expression that JSON tells; a number comes back as sympy's.
 
     Raises:
@@ -107,7 +108,7 @@ def read(data: object) -> Any:
         raise ArtifactError(f"{str(data)[:80]} is no expression: {type(error).__name__}") from None
 
 
-def _read_symbol(rest: list[Any]) -> sympy.Symbol:
+def _read_symbol(rest: list[JsonData]) -> sympy.Symbol:
     name, *assumed = rest or [""]
     if not isinstance(name, str) or not NAME.fullmatch(name) or not {*map(str, assumed)} <= {*ASSUMPTIONS}:
         raise ArtifactError(f"{str(rest)[:80]} is no symbol")

@@ -14,6 +14,7 @@ from torch.fx.node import map_aggregate
 
 from pipeline.artifact import codec, operators, values
 from pipeline.artifact.codec import Json, at
+from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.tensors import Kept, Tensors
 from pipeline.artifact.values import MalformedError, MissingOperatorError, NodeName
 from pipeline.aten.graphs import over
@@ -22,7 +23,7 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.errors import ArtifactError, line_of
 from pipeline.shapes.environment import shape_of
 
-Row: TypeAlias = dict[str, Any]
+Row: TypeAlias = dict[str, JsonData]
 
 
 @frozen
@@ -66,14 +67,14 @@ def kept_node(node: torch.fx.Node, *, calls: bool) -> KeptNode:
     return KeptNode(node.name, node.op, target, args, kwargs, value, calls, library, module_path(node), where)
 
 
-def _written_or_text(value: object) -> Any:
+def _written_or_text(value: object) -> JsonData:
     try:
         return values.written(value)
     except ArtifactError:
         return str(value)
 
 
-def written_value(value: object) -> Any:
+def written_value(value: object) -> JsonData:
     """What a node gives, as JSON: a tensor by its type, a size by its expression, a tuple of these."""
     if isinstance(value, torch.Tensor):
         value = TensorType(value.dtype, shape_of(value), value.device.type)
@@ -87,7 +88,7 @@ def written_value(value: object) -> Any:
         return None
 
 
-def read_value(data: object) -> Any:
+def read_value(data: JsonData) -> Any:
     """What a node gives."""
     if not isinstance(data, dict) or len(data) != 1:
         return values.read(data)

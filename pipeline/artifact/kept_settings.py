@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.artifact import operators, values
+from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.values import MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
@@ -30,7 +31,7 @@ class Predicate:
         return f"{self.__module__}.{self.__qualname__}"
 
 
-def written(settings: CompilationSettings) -> FrozenDict[str, Any]:
+def written(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
     """The settings that differ from the default, as JSON by name."""
     default = CompilationSettings()
     changed = {n: v for n in settings.names() if (v := getattr(settings, n)) != getattr(default, n)}
@@ -63,7 +64,7 @@ def read(rows: Mapping[str, object]) -> CompilationSettings:
         raise MalformedError(str(error)) from None
 
 
-def _read_executed(data: object) -> Any:
+def _read_executed(data: JsonData) -> Any:
     if isinstance(data, str):
         return data
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")

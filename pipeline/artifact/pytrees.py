@@ -13,7 +13,9 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from pipeline.artifact import values
+from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.values import MalformedError
+from pipeline.aten.types import Spec
 from pipeline.errors import ArtifactError
 from pipeline.runtime.inputs import children
 
@@ -111,7 +113,7 @@ pytree.register_pytree_node(
 )
 
 
-def written(spec: Any) -> Any:
+def written(spec: Spec) -> JsonData:
     """A structure as JSON; a leaf is None.
 
     Raises:
@@ -131,7 +133,7 @@ def written(spec: Any) -> Any:
     return {"type": "class", **_written_class(spec), "children": parts}
 
 
-def _written_class(spec: Any) -> dict[str, Any]:
+def _written_class(spec: Spec) -> dict[str, JsonData]:
     if spec.type is Record:
         shape, context = spec.context, None
     else:
@@ -141,14 +143,14 @@ def _written_class(spec: Any) -> dict[str, Any]:
     return named | {"context": context}
 
 
-def _written_context(spec: Any, shape: Shape) -> object:
+def _written_context(spec: Spec, shape: Shape) -> JsonData:
     try:
         return values.written(spec.context)
     except ArtifactError as error:
         raise ArtifactError(f"outputs or inputs of {shape.cls} cannot be kept: {error.message}") from None
 
 
-def _shape(spec: Any) -> Shape:
+def _shape(spec: Spec) -> Shape:
     """What is known of a class from the structure of one of its objects."""
     kind, context = spec.type, spec.context
     if kind is namedtuple:
@@ -170,7 +172,7 @@ def _class_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def read(data: object) -> Any:
+def read(data: JsonData) -> Any:
     """The structure that JSON tells. Raises `MalformedError` where it tells none."""
     if data is None:
         return _leaf()
@@ -186,7 +188,7 @@ def read(data: object) -> Any:
     return pytree.TreeSpec(CONTAINERS[kind], _context(kind, data.get("context"), len(parts)), parts)
 
 
-def _context(kind: str, data: object, count: int) -> Any:
+def _context(kind: str, data: JsonData, count: int) -> Any:
     context = values.read(data)
     if kind == "deque":
         wrong = context is not None and type(context) is not int
@@ -199,13 +201,13 @@ def _context(kind: str, data: object, count: int) -> Any:
     return context
 
 
-def _default_context(data: object, count: int) -> Any:
+def _default_context(data: JsonData, count: int) -> Any:
     if not isinstance(data, list) or len(data) != 2 or (data[0] is not None and str(data[0]) not in FACTORIES):
         raise MalformedError(f"{str(data)[:60]!r} is no defaultdict")
     return [FACTORIES.get(str(data[0])), _context("dict", data[1], count)]
 
 
-def _class(data: Mapping[str, object], count: int) -> tuple[Any, Any]:
+def _class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
     """The class with its context where it is imported and known to torch, else a record."""
     shape = _read_shape(data, count)
     found = _imported(shape.cls)
@@ -216,7 +218,7 @@ def _class(data: Mapping[str, object], count: int) -> tuple[Any, Any]:
     return Record, shape
 
 
-def _read_shape(data: Mapping[str, Any], count: int) -> Shape:
+def _read_shape(data: Mapping[str, JsonData], count: int) -> Shape:
     cls, kind, names, absent = (data.get(key) for key in ("class", "kind", "names", "absent"))
     lists = isinstance(names, list) and isinstance(absent, list) and all(isinstance(n, str) for n in [*names, *absent])
     if not lists or not isinstance(cls, str) or kind not in ("namedtuple", "mapping", "object"):

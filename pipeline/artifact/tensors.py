@@ -8,11 +8,12 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from attrs import define, field, frozen
 
+from pipeline.artifact.json_data import JsonData
 from pipeline.artifact.values import dtype_name
 from pipeline.errors import ArtifactError
 
@@ -151,7 +152,7 @@ class Source:
         return torch.frombuffer(self.memory, dtype=kept.dtype, count=count, offset=at).reshape(kept.shape)
 
 
-def _header(data: memoryview) -> tuple[dict[str, Any], int]:
+def _header(data: memoryview) -> tuple[dict[str, JsonData], int]:
     length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else len(data)
     if length > len(data) - 8:
         raise ArtifactError("the tensors' header is longer than their file")

@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 
 from pipeline.artifact import expressions, operators
+from pipeline.artifact.json_data import JsonData
 from pipeline.errors import ArtifactError
 from pipeline.recipes import Ref
 
@@ -38,13 +39,13 @@ class MissingOperatorError(ArtifactError):
     """An operator that a program calls, and that this process does not have: the hint says what to import."""
 
 
-def written_float(value: float) -> object:
+def written_float(value: float) -> JsonData:
     """A float as JSON, which has no name for infinity and NaN."""
     value = float(value)
     return value if math.isfinite(value) else {"float": str(value)}
 
 
-def read_float(data: object) -> float:
+def read_float(data: JsonData) -> float:
     """The float that JSON tells."""
     if isinstance(data, float):
         return data
@@ -75,34 +76,34 @@ def _member(kind: type, name: object) -> Any:
     return found
 
 
-def _read_device(data: object) -> torch.device:
+def _read_device(data: JsonData) -> torch.device:
     try:
         return torch.device(data if isinstance(data, str) else "")
     except RuntimeError:
         raise MalformedError(f"{str(data)[:40]!r} is no device") from None
 
 
-def _parts(data: object, count: int | None = None) -> list[Any]:
+def _parts(data: JsonData, count: int | None = None) -> list[JsonData]:
     if not isinstance(data, list) or count not in (None, len(data)):
         raise MalformedError(f"a list is due, not {str(data)[:60]!r}")
     return [read(part) for part in data]
 
 
-def _read_slice(data: object) -> slice:
+def _read_slice(data: JsonData) -> slice:
     return slice(*_parts(data, 3))
 
 
-def _read_complex(data: object) -> complex:
+def _read_complex(data: JsonData) -> complex:
     return complex(*(read_float(part) for part in _list_of(data, 2)))
 
 
-def _list_of(data: object, count: int) -> list[Any]:
+def _list_of(data: JsonData, count: int) -> list[JsonData]:
     if not isinstance(data, list) or len(data) != count:
         raise MalformedError(f"{count} parts are due, not {str(data)[:60]!r}")
     return data
 
 
-def _read_dict(data: object) -> dict[Any, Any]:
+def _read_dict(data: JsonData) -> dict[Any, Any]:
     rows = [_list_of(row, 2) for row in (data if isinstance(data, list) else [None])]
     try:
         return {read(key): read(value) for key, value in rows}
@@ -110,7 +111,7 @@ def _read_dict(data: object) -> dict[Any, Any]:
         raise MalformedError("a key of a dict cannot be one") from None
 
 
-def _read_operator(data: Any) -> object:
+def _read_operator(data: JsonData) -> object:
     found = operators.target_of(data)
     if found is None:
         library = f"import {str(data).split('.')[0][:60]}, or what defines it, before loading"
@@ -118,13 +119,13 @@ def _read_operator(data: Any) -> object:
     return found
 
 
-def _name(data: object) -> str:
+def _name(data: JsonData) -> str:
     if not isinstance(data, str):
         raise MalformedError(f"a name is due, not {str(data)[:60]!r}")
     return data
 
 
-def _written_all(value: Any) -> list[object]:
+def _written_all(value: Any) -> list[JsonData]:
     return [written(part) for part in value]
 
 
@@ -165,7 +166,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def written(value: object) -> Any:
+def written(value: object) -> JsonData:
     """A value as JSON.
 
     Raises:
@@ -183,7 +184,7 @@ def written(value: object) -> Any:
     raise ArtifactError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be kept")
 
 
-def read(data: object) -> Any:
+def read(data: JsonData) -> Any:
     """The value that JSON tells. Raises `MalformedError` where it tells none."""
     if isinstance(data, list):
         return _parts(data)

@@ -14,7 +14,6 @@ A constant is taken apart by its recipe.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -95,7 +94,7 @@ class ComplexValues:
         dtype = part.meta["val"].dtype.to_complex()
         return fake_result(self.mode, aten._to_copy.default, (part,), {"dtype": dtype})
 
-    def call(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, Any]) -> torch.fx.Node:
+    def call(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, object]) -> torch.fx.Node:
         """A node for an operator at the border of complex and real values, and its fake tensor."""
         node = self.graph.call_function(target, tuple(args))
         node.meta = {**meta, "val": fake_result(self.mode, target, node.args, {})}

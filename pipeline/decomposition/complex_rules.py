@@ -102,7 +102,7 @@ def each_part(operator: Rule, *numbers: int) -> Rule:
     return rule
 
 
-def plus(a: Argument, b: Argument, *, alpha: Any = 1) -> Pair:
+def plus(a: Argument, b: Argument, *, alpha: object = 1) -> Pair:
     """a + alpha b"""
     a, b = _pair(a), _pair(b if alpha == 1 else times(b, alpha) if _is_pair(b) or _is_pair(alpha) else b * alpha)
     return Pair(a.real + b.real, a.imag + b.imag)
@@ -181,7 +181,7 @@ def unit(z: Pair) -> Pair:
     return Pair(z.real / size, z.imag / size)
 
 
-def to_copy(value: Argument, *, dtype: torch.dtype | None = None, **others: Any) -> Argument:
+def to_copy(value: Argument, *, dtype: torch.dtype | None = None, **others: object) -> Argument:
     """A real number becomes complex, a complex one takes another dtype, or loses its imaginary part."""
     if dtype == torch.bool:
         return (value.real != 0) | (value.imag != 0)

@@ -87,7 +87,7 @@ class Rewriter:
         target: Target,
         args: Argument,
         kwargs: Argument,
-        meta: Mapping[str, Any],
+        meta: Mapping[str, object],
         name: str | None = None,
         refused: bool = False,
     ) -> Argument:
@@ -106,7 +106,7 @@ class Rewriter:
         return inlined[0] if inlined else self.settle(target, args, kwargs, meta, name, accepts)
 
     def add(
-        self, target: Target, args: Argument, kwargs: Argument, meta: Mapping[str, Any], name: str | None = None
+        self, target: Target, args: Argument, kwargs: Argument, meta: Mapping[str, object], name: str | None = None
     ) -> torch.fx.Node:
         """A node of the new graph."""
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name)

@@ -108,7 +108,9 @@ RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED,
 def noting(dispatch: Function) -> Callable[..., object]:
     """`FakeTensorMode.dispatch`, which notes what is known of the tensors that it makes."""
 
-    def dispatch_and_note(mode: Any, func: Target, types: Any, args: Argument = (), kwargs: Argument = None) -> object:
+    def dispatch_and_note(
+        mode: object, func: Target, types: object, args: Argument = (), kwargs: Argument = None
+    ) -> object:
         written = _known(WRITES[func], args[0], args, kwargs or {}) if func in WRITES else None
         made = dispatch(mode, func, types, args, kwargs or {})
         value = _known(func, made, args, kwargs or {}) if func in RULES else written

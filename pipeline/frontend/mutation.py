@@ -8,7 +8,7 @@ view made anew. What was written to inputs and buffers is returned beside the ou
 from __future__ import annotations
 
 import operator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import evolve
@@ -157,7 +157,7 @@ class _Rewriter:
             node = self.views[node].source
         return node
 
-    def emit(self, target: Target, *args: Argument, val: Any, **kwargs: Argument) -> Node:
+    def emit(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
         """A new node on behalf of the present one."""
         node = self.graph.call_function(target, args, kwargs)
         node.name = unlike(f"{self.current.name}_{target._opname}", self.taken)

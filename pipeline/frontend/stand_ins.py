@@ -77,5 +77,5 @@ class _Fakes:
 class _Shared(TorchFunctionMode):
     """While a module is copied: its tensors are not."""
 
-    def __torch_function__(self, func: Target, types: Any, args: Argument = (), kwargs: Argument = None) -> object:
+    def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))

@@ -28,7 +28,7 @@ def sliced(own: Kernel) -> Kernel:
     """A slice whose size is said in terms of its bounds."""
 
     def slice(
-        mode: Any,
+        mode: object,
         func: Target,
         self: Argument,
         dim: int = 0,
@@ -65,7 +65,7 @@ def _counted(index: Argument, size: Argument) -> Argument:
     return None
 
 
-def _taken(first: Argument, last: Any, step: int) -> object:
+def _taken(first: Argument, last: object, step: int) -> object:
     """How many elements a slice takes."""
     if guard_or_false(last >= first):
         return (last - first + step - 1) // step

@@ -26,7 +26,7 @@ class Net:
         """The same network with a derived name, `name/part`."""
         return Net(self.ctx, f"{self.name}/{part}")
 
-    def add(self, kind: str, *args: Any, **kwargs: Any) -> Any:
+    def add(self, kind: str, *args: object, **kwargs: object) -> Any:
         """Add the layer that `INetworkDefinition.add_<kind>` makes, and name it; `NetworkError` if TensorRT refuses."""
         return self.ctx.add(self.name, kind, *args, **kwargs)
 

@@ -90,7 +90,7 @@ class CapturedCall:
     def _copies_out(self) -> bool:
         return self._inside and not self.reuse and self.plan.home is None
 
-    def _run(self, leaves: Sequence[Leaf]) -> tuple[list[Any], list[Any]]:
+    def _run(self, leaves: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         """All slots and the outputs of a run on the graph's copies of the inputs."""
         values = self.plan.template.copy()
         for given, slot, _ in self.plan.moves:
@@ -129,7 +129,7 @@ class CapturedCall:
         instantiate(graph)
         return instance(graph, list(self._fed.values()), takes)
 
-    def _body(self, leaves: Sequence[object]) -> tuple[list[Any], list[Any], list[Take]]:
+    def _body(self, leaves: Sequence[object]) -> tuple[list[Leaf], list[Leaf], list[Take]]:
         """What is captured: copies in, the program, what is written to buffers, copies out."""
         if self._inside:
             for feed in self._fed.values():

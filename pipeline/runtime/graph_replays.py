@@ -11,7 +11,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -85,7 +85,7 @@ def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence
     return Instance(graph, *copies_of(graph, feeds, takes), kept=kept)
 
 
-Again: TypeAlias = Callable[[Sequence[Any], Sequence[torch.Tensor | None]], Instance]
+Again: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]], Instance]
 
 
 Next: TypeAlias = tuple[Instance, tuple[torch.Tensor | None, ...], int]

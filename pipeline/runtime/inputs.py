@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import shorten
-from typing import Any
+from typing import TypeAlias
 
+import sympy
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -14,6 +15,9 @@ from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.program import Port, Program
 from pipeline.shapes.environment import Relation, solved, value_of
+
+Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
+"""A size that needs symbols which other sizes tell: the input, its dim, the size's expression, the size in the call."""
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
@@ -125,7 +129,7 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
     """
     symbols: dict[str, int] = {}
     found: dict[str, str] = {}
-    later: list[tuple[Port, int | None, Any, int]] = []
+    later: list[Later] = []
     for port, value in zip(program.inputs, given, strict=True):
         if port.kind == "symint":
             _bind(port, None, port.value, value, symbols, found, later)
@@ -134,8 +138,8 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
                 raise ShapeError(port.name, None, value.dim(), (len(port.shape), len(port.shape)))
             for dim, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
                 _bind(port, dim, expr, size, symbols, found, later)
-    for port, dim, expr, size in _solvable_first(later, symbols):
-        _solve(port, dim, expr, size, symbols, found)
+    for port, place, expr, size in _solvable_first(later, symbols):
+        _solve(port, place, expr, size, symbols, found)
     for relation in program.shapes.relations:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
             raise _broken(program, relation, symbols)
@@ -162,11 +166,11 @@ def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
 def _bind(
     port: Port,
     dim: int | None,
-    expr: Any,
+    expr: sympy.Expr,
     size: int,
     symbols: dict[str, int],
     found: dict[str, str],
-    later: list[tuple[Port, int | None, Any, int]],
+    later: list[Later],
 ) -> None:
     allowed = port.ranges[dim or 0]
     if not allowed.min <= size <= allowed.max:
@@ -185,11 +189,11 @@ def _place(port: Port, dim: int | None) -> str:
     return f"value of input {port.name}" if dim is None else f"size of input {port.name} in dimension {dim}"
 
 
-def _unknown(expr: Any, symbols: Mapping[str, int]) -> list[str]:
+def _unknown(expr: sympy.Expr, symbols: Mapping[str, int]) -> list[str]:
     return [s.name for s in expr.free_symbols if s.name not in symbols]
 
 
-def _solvable_first(later: list[Any], symbols: Mapping[str, int]) -> Iterator[Any]:
+def _solvable_first(later: list[Later], symbols: Mapping[str, int]) -> Iterator[Later]:
     """Expressions in an order in which each has at most one symbol that is not known yet, where there is one."""
     while later:
         row = min(later, key=lambda row: len(_unknown(row[2], symbols)))
@@ -197,7 +201,9 @@ def _solvable_first(later: list[Any], symbols: Mapping[str, int]) -> Iterator[An
         yield row
 
 
-def _solve(port: Port, dim: int | None, expr: Any, size: int, symbols: dict[str, int], found: dict[str, str]) -> None:
+def _solve(
+    port: Port, dim: int | None, expr: sympy.Expr, size: int, symbols: dict[str, int], found: dict[str, str]
+) -> None:
     """Check an expression (``2*s``), or give the symbol that is seen only inside it (``4*s``) its value."""
     unknown = _unknown(expr, symbols)
     if not unknown:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_unflatten
@@ -215,7 +214,7 @@ def _flat_names(spec: object) -> tuple[int, tuple[str, ...]] | None:
     return positional.num_children, tuple(named.context or ())
 
 
-def _rebuilder(spec: Spec) -> Callable[[list[Any]], Any]:
+def _rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
     """Puts outputs in the structure that the model gives; for a tensor or a tuple without asking pytree."""
     if spec.num_leaves == 1 and not spec.num_children:
         return lambda results: results[0]

@@ -15,12 +15,13 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.aten.tensor_type import TensorType
+from pipeline.aten.types import Leaf
 from pipeline.program import Output, Port, Program, Segment
 from pipeline.runtime.state import Guard
 from pipeline.shapes.environment import Expr, number
 
-Runner: TypeAlias = Callable[[list[Any]], Sequence[Any]]
-Slots: TypeAlias = list[Any]
+Runner: TypeAlias = Callable[[list[Leaf]], Sequence[Leaf]]
+Slots: TypeAlias = list[Leaf]
 TENSORS = (torch.Tensor, TensorType)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
 """What a graph has for numbers that depend on sizes: an expression itself where it was loaded."""
@@ -78,7 +79,7 @@ class Layout:
     writes: tuple[Write, ...]
     checks: tuple[int, ...]
     sizes: tuple[tuple[int, Expr], ...]
-    constants: tuple[tuple[int, Any], ...]
+    constants: tuple[tuple[int, Leaf], ...]
     late: tuple[tuple[int, Expr], ...]
 
     @property
@@ -127,7 +128,7 @@ class LayoutBuilder:
         self.program = program
         self.slots: dict[str, int] = {}
         self.sizes: dict[int, Expr] = {}
-        self.constants: dict[int, Any] = {}
+        self.constants: dict[int, Leaf] = {}
         self.late: list[tuple[int, Expr]] = []
         self.nodes = {n.name: n.meta.get("val") for n in program.graph.nodes}
         self.input_index = {p.name: i for i, p in enumerate(program.inputs)}
@@ -233,7 +234,7 @@ def _told_once(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Re
     return tuple(told)
 
 
-def _symbols(port: Port) -> set[Any]:
+def _symbols(port: Port) -> set[sympy.Symbol]:
     sizes = [port.value] if port.is_number else port.shape
     return {s for size in sizes if not isinstance(size, int) for s in size.free_symbols}
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from pipeline.aten.cache import IN_PLACE
-from pipeline.aten.types import Leaf
+from pipeline.aten.types import Leaf, Target
 from pipeline.program import Program, Segment
 
 
 def torch_segment(
     program: Program, segment: Segment, constant: Callable[[str], torch.Tensor], device: torch.device
-) -> Callable[[list[Any]], Sequence[object]]:
+) -> Callable[[list[Leaf]], Sequence[object]]:
     """A function from the segment's inputs to its outputs.
 
     constant: gives a constant of the program, by the name of its placeholder, on the device.
@@ -102,7 +101,7 @@ class _Copy:
 
 
 aten = torch.ops.aten
-ANY_LAYOUT: dict[Any, Any] = dict.fromkeys((aten.view.default, aten._unsafe_view.default), aten.reshape.default)
+ANY_LAYOUT: dict[Target, Target] = dict.fromkeys((aten.view.default, aten._unsafe_view.default), aten.reshape.default)
 """Operators that ask how their input lies in memory, and what gives the same for any: values come from engines and
 other segments as these lay them out, which need not be as in the example."""
 

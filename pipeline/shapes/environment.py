@@ -103,7 +103,7 @@ class Symbol:
 class Relation:
     """A condition on symbols that every call must meet, and the same in words."""
 
-    condition: Any
+    condition: sympy.Basic
     words: str
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
@@ -225,7 +225,7 @@ def value_of(expr: Expr, sizes: Mapping[str, int]) -> int:
     return int(number_of(expr, sizes))
 
 
-def number_of(expr: Any, sizes: Mapping[str, int]) -> int | float | bool:
+def number_of(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool:
     """The value of a number that Python computes from sizes: an int, float or bool. As fast as ``value_of``."""
     if isinstance(expr, int | float):
         return expr
@@ -261,7 +261,7 @@ def _interval(expr: object, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tu
     return max(low, -LARGEST), min(high, LARGEST)
 
 
-def _enumerated(expr: Any, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+def _enumerated(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
     """Exact bounds, where intervals would not be and there are few enough points."""
     once = all(expr.count(s) <= 1 for s, _ in given) and not expr.has(sympy.Mod) and "Mod" not in str(expr)
     if once or math.prod(r.max - r.min + 1 for _, r in given) > POINTS:
@@ -280,7 +280,7 @@ def _value(expr: object, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
-def always(condition: Any, symbols: Symbols, relations: Sequence[Relation] = ()) -> bool:
+def always(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relation] = ()) -> bool:
     """Whether a condition is seen to hold for all values of its symbols that meet the relations."""
     if condition in (True, sympy.true):
         return True
@@ -297,7 +297,7 @@ def always(condition: Any, symbols: Symbols, relations: Sequence[Relation] = ())
 
 
 @lru_cache(maxsize=4096)
-def _line(expr: Any, name: str) -> tuple[int, int] | None:
+def _line(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
     """Slope and offset of an expression of one symbol that is a line; None for others."""
     (symbol,) = (s for s in expr.free_symbols if s.name == name)
     slope, offset = expr.coeff(symbol, 1), expr.subs(symbol, 0)

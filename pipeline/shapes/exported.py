@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
 from pipeline.shapes.environment import (
@@ -95,7 +96,7 @@ def environment(
 def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
     """The ranges of the inputs' symbols as the trace knew them: of dims that ``mark_dynamic`` made vary torch.export
     tells nothing else."""
-    sizes: list[Any] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
+    sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
 
@@ -103,7 +104,7 @@ def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
 def _check_varying(inputs: Mapping[str, object], asked: Mapping[str, Ends]) -> None:
     """Raise where a dim that was to vary was given one size when the graph was traced again."""
     for name, value in inputs.items():
-        shape: Iterable[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+        shape: Iterable[Argument] = value.shape if isinstance(value, torch.Tensor) else ()
         for dim, size in enumerate(shape):
             symbol = str(size.node._expr) if isinstance(size, torch.SymInt) else ""
             low, high = asked.get(symbol, (0, 0))
@@ -114,7 +115,7 @@ def _check_varying(inputs: Mapping[str, object], asked: Mapping[str, Ends]) -> N
                 raise CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE)
 
 
-def _backed(ranges: Mapping[Any, object], inputs: Mapping[str, object]) -> list[Any]:
+def _backed(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
     """The symbols that the inputs' sizes give."""
     known = {s for value in inputs.values() for expr in _sizes(value) for s in expr.free_symbols}
     return [s for s in ranges if s in known and not free_unbacked_symbols(s)]
@@ -129,10 +130,10 @@ def _sizes(value: object) -> list[sympy.Expr]:
 
 
 def _symbol(
-    symbol: Any,
-    ranges: Mapping[Any, Any],
-    inputs: Mapping[str, Any],
-    sizes: Mapping[str, Any],
+    symbol: sympy.Symbol,
+    ranges: Mapping[sympy.Symbol, Argument],
+    inputs: Mapping[str, Argument],
+    sizes: Mapping[str, Argument],
     asked: Ends | None,
 ) -> Symbol:
     places, derived, hint = [], [], None
@@ -159,12 +160,12 @@ def _within(low: int | None, high: int | None, ends: list[int]) -> tuple[int | N
     return max(low or 0, min(ends)), max(ends) if high is None else min(high, max(ends))
 
 
-def _places(inputs: Mapping[str, object], sizes: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
+def _places(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
     """Where sizes that vary can be read: in words, the expression, and its value in the example."""
     for name, value in inputs.items():
         if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
             yield name, expression(value), int(value.node.hint)
-        shape: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
+        shape: list[Argument] = list(value.shape) if isinstance(value, torch.Tensor) else []
         for dim, size in enumerate(shape):
             expr = expression(size)
             if not isinstance(expr, int):
@@ -217,7 +218,7 @@ def _under(
     return left
 
 
-def _ends_of(expr: Any, name: str, shapes: Mapping[str, Range]) -> tuple[int, int]:
+def _ends_of(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) -> tuple[int, int]:
     """The size at both ends of a symbol's range."""
     opt = {s.name: shapes[s.name].opt for s in expr.free_symbols}
     low, high = (value_of(expr, {**opt, name: end}) for end in (shapes[name].min, shapes[name].max))
@@ -248,7 +249,7 @@ def _guards(graph: torch.fx.Graph) -> Iterator[object]:
                 yield mode.shape_env.replace(guard.expr)
 
 
-def _about_strides(guard: Any) -> bool:
+def _about_strides(guard: Argument) -> bool:
     """Whether an operator asked if a size is 1: that decides on strides, and no more. (Where the rank depends on it,
     see ``_squeezed``; what the model asks by itself is another matter.)"""
     expr, file = guard.expr, getattr(guard.sloc.framework_loc, "filename", "")
@@ -261,7 +262,7 @@ def _about_strides(guard: Any) -> bool:
     return asked and file.startswith(_OPERATORS)
 
 
-def _values(graph: torch.fx.Graph) -> Iterator[Any]:
+def _values(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
     for node in graph.nodes:
         yield from tree_leaves(node.meta.get("val"))
 
@@ -274,7 +275,7 @@ def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
                 yield value.node.expr
 
 
-def _reshaped(graph: torch.fx.Graph) -> Iterator[Any]:
+def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
     """``view(-1, 4)`` takes a multiple of 4; an ExportedProgram that was saved has forgotten it."""
     for node in graph.nodes:
         if does(node.target) is Does.RESHAPES:
@@ -302,7 +303,7 @@ def _attended(graph: torch.fx.Graph) -> Iterator[object]:
                 yield sympy.Eq(keys, values, evaluate=False)
 
 
-_SLICE: tuple[Any, ...] = (None, 0, None, None, 1)
+_SLICE: tuple[Argument, ...] = (None, 0, None, None, 1)
 """The defaults of the arguments of ``aten.slice``."""
 
 
@@ -310,7 +311,7 @@ def _sliced(graph: torch.fx.Graph) -> Iterator[object]:
     """``x[-2:]`` has size 2: torch.export takes the size of ``x`` to be at least that."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
-            given_args: tuple[Any, ...] = node.args
+            given_args: tuple[Argument, ...] = node.args
             source, dim, start, _, step = (*given_args, *_SLICE[len(given_args) :])
             taken, given = shape_of(node.meta["val"])[dim], shape_of(source.meta["val"])[dim]
             if isinstance(taken, int) and taken > 0 and not isinstance(given, int) and isinstance(start, int | None):
@@ -327,7 +328,7 @@ def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[o
             yield sympy.Ge(expr, 0, evaluate=False)
 
 
-def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[Any]:
+def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Symbol]:
     """What no node before told; where in memory a tensor starts is no size."""
     sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
     exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if sized else []

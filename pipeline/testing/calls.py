@@ -36,7 +36,7 @@ class Size:
         """The sizes it is made of."""
         return tuple(part.strip() for part in self.name.split("*"))
 
-    def at(self, sizes: Mapping[str, Any]) -> Any:
+    def at(self, sizes: Mapping[str, Any]) -> Leaf:
         """Its value for these sizes, which may be symbolic."""
         value = sizes[self.names[0]]
         for name in self.names[1:]:
@@ -84,7 +84,7 @@ class TensorSpec:
         """The tensor for these sizes."""
         return generate(self.values_at(sizes), [dim_at(d, sizes) for d in self.shape], self.dtype, self.seed)
 
-    def values_at(self, sizes: Sizes) -> Any:
+    def values_at(self, sizes: Sizes) -> Leaf:
         """What it holds, with numbers in place of names."""
         if isinstance(self.values, str):
             return self.values
@@ -101,7 +101,7 @@ class TensorSpec:
         return _record("TensorSpec", [shape, *([] if self.dtype == torch.float32 else [repr(self.dtype)])], changed)
 
 
-def dim_at(dim: object, sizes: Mapping[str, object]) -> Any:
+def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
     """A dim's value for these sizes; anything else is itself."""
     if isinstance(dim, Size):
         return dim.at(sizes)
@@ -193,7 +193,7 @@ class Call:
         args, kwargs = self.map(lambda leaf: _fixed(leaf, sizes))
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
-    def bound(self, sizes: Sizes | None = None) -> tuple[list[Any], dict[str, Any]]:
+    def bound(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Arguments with real values for these sizes (default: its own); the same every time."""
         sizes = self.opt if sizes is None else sizes
         return self.fill(self.tensors(sizes), sizes)
@@ -203,7 +203,7 @@ class Call:
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
-    def fill(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
+    def fill(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Arguments with these in place of ``specs``, and with the values of ``Size`` for these sizes."""
         rest = iter(tensors)
         return self.map(
@@ -233,7 +233,7 @@ class Call:
         ]
         return tuple(dict(t) for t in dict.fromkeys(tuple(sizes.items()) for sizes in tried))
 
-    def map(self, f: Callable[[Any], object]) -> tuple[list[Any], dict[str, Any]]:
+    def map(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """The arguments with ``f`` of each leaf in its place; sequences are lists."""
         return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
 
@@ -271,11 +271,11 @@ def _leaves(values: Argument) -> Iterator[Leaf]:
             yield value
 
 
-def _mapped(value: object, f: Callable[[Any], object]) -> Any:
+def _mapped(value: object, f: Callable[[Leaf], object]) -> Leaf:
     return [_mapped(v, f) for v in value] if isinstance(value, list | tuple) else f(value)
 
 
-def _fixed(leaf: object, sizes: Sizes) -> Any:
+def _fixed(leaf: object, sizes: Sizes) -> Leaf:
     if isinstance(leaf, TensorSpec):
         return evolve(leaf, shape=tuple(dim_at(d, sizes) for d in leaf.shape), values=leaf.values_at(sizes))
     return leaf.at(sizes) if isinstance(leaf, Size) else leaf

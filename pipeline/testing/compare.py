@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -67,12 +66,12 @@ def _shown(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
 
 
-def _twice(absolute: Leaf) -> Any:
+def _twice(absolute: Leaf) -> Leaf:
     """A bound of a complex number, for both of its parts."""
     return None if absolute is None else torch.stack((absolute, absolute), -1)
 
 
-def _double(value: object) -> Any:
+def _double(value: object) -> Leaf:
     """float64 for a float dtype, complex128 for a complex one; anything else is itself."""
     if not isinstance(value, torch.dtype):
         return value
@@ -83,7 +82,7 @@ def _run(
     call: Call,
     sizes: Mapping[str, int],
     tensors: Sequence[torch.Tensor],
-    change: Callable[[Any], object] = lambda value: value,
+    change: Callable[[Leaf], object] = lambda value: value,
 ) -> tuple[Leaf, ...] | None:
     args, kwargs = call.fill(tensors, sizes)
     args, kwargs = [change(a) for a in args], {k: change(a) for k, a in kwargs.items()}

@@ -61,7 +61,7 @@ class Echoes(TorchFunctionMode):
         super().__init__()
         self.heard: list[torch.Tensor] = []
 
-    def __torch_function__(self, func: Target, types: Any, args: Argument = (), kwargs: Argument = None) -> object:
+    def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         result = func(*args, **(kwargs or {}))
         in_place = getattr(func, "__name__", "_").endswith("_") or (kwargs or {}).get("inplace")
         if isinstance(result, torch.Tensor) and not in_place and any(result is value for value in args):

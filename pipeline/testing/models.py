@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from pipeline.aten.types import Argument, Spec
+from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
@@ -34,7 +34,7 @@ from pipeline.trt import has_gpu
 
 Kind = Literal["compiles", "deterministic", "blocks", "runs", "values", "mutation", "aliasing", "changed"]
 Entry = Literal["dims", "inputs", "exported"]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = tuple[tuple[Leaf, ...], dict[str, Leaf]]
 
 
 class ModelError(PipelineError, AssertionError):
@@ -88,7 +88,7 @@ class Model:
         return arguments
 
     @staticmethod
-    def _value(index: int, leaf: object, sizes: Sizes) -> Any:
+    def _value(index: int, leaf: object, sizes: Sizes) -> Leaf:
         if isinstance(leaf, TensorSpec):
             return evolve(leaf, seed=leaf.seed + 101 * index).at(sizes)
         return leaf.at(sizes) if isinstance(leaf, Size) else leaf
@@ -186,8 +186,8 @@ def check_model(
 
 def capture_model(
     make: Callable[[], torch.nn.Module],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     sizes: Mapping[str, Any] | None = None,
     *,
     entry: Entry = "dims",
@@ -296,7 +296,7 @@ def _run(model: Model, compiled: Compiled, executor: Executor, strided: bool) ->
             run.twice()
 
 
-def _double(value: object) -> Any:
+def _double(value: object) -> Leaf:
     """A module, or arguments, in float64."""
     if isinstance(value, torch.nn.Module):
         return value.double()
@@ -333,7 +333,7 @@ class _Run:
         if (said := before[0].changes()) and not before[1].changes():
             raise ModelError("aliasing", f"the second call changed a result of the first, {said}{self.where}")
 
-    def once(self, where: str) -> tuple[Any, Any]:
+    def once(self, where: str) -> tuple[Leaf, Leaf]:
         with torch.no_grad():
             with Echoes() as echoes:
                 want = self.eager(*self.theirs[0], **self.theirs[1])
@@ -356,7 +356,7 @@ class _Run:
         except (RuntimeError, ValueError):
             return None
 
-    def buffers(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def buffers(self) -> tuple[dict[str, Leaf], dict[str, Leaf], dict[str, Leaf]]:
         """The buffers that the program mutates, as eager, float64 and we have them."""
         ours = {name: buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
         return (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import torch
 from attrs import evolve, frozen
 
 from pipeline.agreement import OutputAgreement
+from pipeline.aten.types import Leaf
 
 MULTIPLE: Final = 4.0
 """A program's error may be so many times eager's own in the same dtypes."""
@@ -63,9 +64,9 @@ class Varied:
 def judged(
     row: OutputAgreement,
     bound: Bound,
-    ours: Any,
-    eager: Any,
-    exact: Any,
+    ours: Leaf,
+    eager: Leaf,
+    exact: Leaf,
     varied: Callable[[], Varied | None] = lambda: None,
 ) -> OutputAgreement:
     """The row with its errors.

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.fx.node import map_aggregate
@@ -74,7 +73,7 @@ class Eager(torch.fx.Interpreter):
         recipe = self.program.constants[placeholder]
         return recipe.evaluate(self.parameters) if recipe.steps else self.parameters[recipe.result.name].detach()
 
-    def moved(self, value: object) -> Any:
+    def moved(self, value: object) -> Argument:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
     def run_node(self, n: torch.fx.Node) -> object:
@@ -83,11 +82,11 @@ class Eager(torch.fx.Interpreter):
             self.values[n.name] = value
         return value
 
-    def get_attr(self, target: Target, args: Argument, kwargs: Argument) -> Any:
+    def get_attr(self, target: Target, args: Argument, kwargs: Argument) -> Argument:
         value = super().get_attr(target, args, kwargs)
         return _placed(value, self.device, self.dtype) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
 
-    def call_function(self, target: Target, args: Argument, kwargs: Argument) -> Any:
+    def call_function(self, target: Target, args: Argument, kwargs: Argument) -> Argument:
         if target in ASSERTS:
             return None
         args, kwargs = tree_map(self.argument, (tuple(args), dict(kwargs)))
@@ -98,7 +97,7 @@ class Eager(torch.fx.Interpreter):
         inexact = does(target) in INEXACT or name_of(target) in INEXACT_NAMES
         return tree_map(self.rounded, result) if self.generator is not None and inexact else result
 
-    def argument(self, value: object) -> Any:
+    def argument(self, value: object) -> Argument:
         """An argument, or the dtype that it names, at least as wide as ``dtype``; a device is where all runs."""
         if isinstance(value, torch.dtype):
             return wider(value, self.dtype)
@@ -108,7 +107,7 @@ class Eager(torch.fx.Interpreter):
             return value.to(wider(value.dtype, self.dtype))
         return value
 
-    def rounded(self, value: object) -> Any:
+    def rounded(self, value: object) -> Argument:
         """A result as another rounding might have it."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
@@ -133,7 +132,7 @@ def _placed(module: torch.fx.GraphModule, device: torch.device, dtype: torch.dty
 
 
 def _place(part: torch.fx.GraphModule, device: torch.device, dtype: torch.dtype | None) -> None:
-    def argument(value: object) -> Any:
+    def argument(value: object) -> Argument:
         return wider(value, dtype) if isinstance(value, torch.dtype) else value
 
     for name, tensor in part.named_buffers(recurse=False):

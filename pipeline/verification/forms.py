@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.graphs import pasted
 from pipeline.aten.naming import origin
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Function, Target
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
@@ -121,10 +120,10 @@ def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.Gr
     """A node's decomposition, traced on its fake inputs; and these inputs."""
     flat, spec = tree_flatten((node.args, dict(node.kwargs)))
     inputs = [v for v in flat if isinstance(v, Node)]
-    table: dict[Any, Any] = dict(torch._decomp.core_aten_decompositions())
-    found: set[Any] = {node.target}
+    table: dict[Target, Function] = dict(torch._decomp.core_aten_decompositions())
+    found: set[Target] = {node.target}
 
-    def call(*values: object) -> Any:
+    def call(*values: object) -> Argument:
         given = iter(values)
         args, kwargs = tree_unflatten([next(given) if isinstance(v, Node) else v for v in flat], spec)
         return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import field, frozen
@@ -120,7 +120,7 @@ def _line(error: BaseException | None) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
-def _varied(exact: Any, others: Sequence[Leaf], noise: float) -> Varied | None:
+def _varied(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:
     """What differs between the exact output and those that were rounded otherwise. Of floats that change in more than
     half of their places nothing is decided: they are just sensitive."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):

@@ -16,8 +16,8 @@ from pipeline.program import Port, Program
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.shapes.environment import Range, value_of
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-Given: TypeAlias = Callable[[Mapping[str, int]], Any] | Sequence[Any] | None
+Arguments: TypeAlias = tuple[tuple[Leaf, ...], dict[str, Leaf]]
+Given: TypeAlias = Callable[[Mapping[str, int]], Leaf] | Sequence[Leaf] | None
 End: TypeAlias = Literal["smallest", "optimal", "largest"]
 
 ENDS: Final[Mapping[End, Callable[[Range], int]]] = {

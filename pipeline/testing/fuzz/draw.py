@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from attrs import evolve
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
-from pipeline.aten.types import Argument
+from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.testing.calls import Size, TensorSpec
 from pipeline.testing.fuzz import expressions, layers, mutations, views
@@ -44,7 +43,7 @@ SHAPES = (
 )
 DTYPES = (torch.float32,) * 9 + (torch.int64, torch.int64, torch.bool, torch.int64)
 
-State = FrozenDict[str, Any]
+State = FrozenDict[str, Leaf]
 
 
 def draw(choose: Choose, statements: tuple[int, ...] = (8, 12, 16, 20, 28, 40)) -> Snippet:
@@ -71,7 +70,7 @@ def _draw(choose: Choose, statements: tuple[int, ...]) -> Snippet:
     return Snippet(*parts, FrozenDict(args), FrozenDict(keywords), sizes, options(scope))
 
 
-def _arguments(choose: Choose) -> tuple[dict[str, Any], dict[str, Any]]:
+def _arguments(choose: Choose) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
     """Parameters of ``forward``: by position and by keyword, in containers, and Python values among them."""
     seeds = itertools.count()
 
@@ -82,7 +81,7 @@ def _arguments(choose: Choose) -> tuple[dict[str, Any], dict[str, Any]]:
         return TensorSpec(choose(SHAPES), dtype, "small" if dtype == torch.int64 else "normal", seed=next(seeds))
 
     args: dict[str, Argument] = {name: spec() for name in "abc"[: choose((1, 2, 2, 3))]}
-    more: dict[str, Any] = {
+    more: dict[str, Leaf] = {
         "pack": lambda: {"p": spec(), "q": [spec(), spec()]},
         "pair": lambda: (spec(), None),
         "flag": lambda: choose((True, False)),
@@ -117,7 +116,7 @@ def _numbered(sizes: Mapping[str, tuple[int, int, int]]) -> Iterator[tuple[int, 
     return iter(enumerate(sizes.items()))
 
 
-def _world(arguments: Mapping[str, object], sizes: Mapping[str, int]) -> dict[str, Any]:
+def _world(arguments: Mapping[str, object], sizes: Mapping[str, int]) -> dict[str, Leaf]:
     world: dict[str, object] = tree_map(lambda v: v.at(sizes) if isinstance(v, TensorSpec) else v, dict(arguments))
     return world
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.types import Argument
 from pipeline.testing.fuzz.scope import Scope, Value, broadcasts, same
 
 ROUNDING = (
@@ -62,7 +61,7 @@ def anything(value: Value, tensor: torch.Tensor) -> bool:
     return True
 
 
-def unary(scope: Scope) -> Any:
+def unary(scope: Scope) -> Value | None:
     """A function of one tensor."""
     x = scope.pick(anything, loose=True)
     if x is None:
@@ -78,14 +77,14 @@ def _functions(scope: Scope, x: Value, exact: bool) -> tuple[str, ...]:
     return LOGICAL if tensor.dtype == torch.bool else INTEGER
 
 
-def binary(scope: Scope) -> Any:
+def binary(scope: Scope) -> Value | None:
     """A function of two tensors that broadcast; float with int and bool as well."""
     x = scope.pick(lambda v, t: t.dtype != torch.bool)
     y = x and scope.pick(lambda v, t: t.dtype != torch.bool and _fits(scope, v, x))
     return x and y and scope.assign(scope.choose(BINARY).format(x=x.text, y=y.text), exact=False)
 
 
-def compare(scope: Scope) -> Any:
+def compare(scope: Scope) -> Value | None:
     """Which elements are greater, equal, …: of exact values only."""
     x = scope.pick(lambda v, t: t.dtype != torch.bool and scope.is_exact(v))
     if x is None:
@@ -101,7 +100,7 @@ def _fits(scope: Scope, a: Value, b: Value) -> bool:
     return broadcasts(scope.dims(a), scope.dims(b))
 
 
-def where(scope: Scope) -> Any:
+def where(scope: Scope) -> Value | None:
     """A choice by a mask."""
     mask = scope.pick(is_bool)
     x = mask and scope.pick(lambda v, t: _fits(scope, v, mask))
@@ -113,7 +112,7 @@ def where(scope: Scope) -> Any:
     return scope.assign(text, exact=scope.is_exact(x) and scope.is_exact(y))
 
 
-def reduce(scope: Scope) -> Any:
+def reduce(scope: Scope) -> Value | None:
     """A reduction of one dim or of all, a softmax or a cumulative sum."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
@@ -132,7 +131,7 @@ def reduce(scope: Scope) -> Any:
     return scope.assign(f"{x.text}.{kind}({dim}{keep})", exact=exact)
 
 
-def order(scope: Scope) -> Any:
+def order(scope: Scope) -> Value | None:
     """Sorting, the largest, the place of the largest: of exact values only."""
     x = scope.pick(lambda v, t: t.dim() > 0 and t.dtype != torch.bool and scope.is_exact(v))
     if x is None:
@@ -142,7 +141,7 @@ def order(scope: Scope) -> Any:
     return scope.assign(f"{x.text}.{scope.choose(how).format(d=dim)}", exact=True)
 
 
-def product(scope: Scope) -> Any:
+def product(scope: Scope) -> Value | None:
     """A product of matrices."""
     x = scope.pick(lambda v, t: is_float(v, t) and t.dim() >= 2)
     if x is None:
@@ -156,7 +155,7 @@ def product(scope: Scope) -> Any:
     return scope.assign(f"{scope.choose(texts)} * 0.25")
 
 
-def index(scope: Scope) -> Argument:
+def index(scope: Scope) -> Value | None:
     """Elements by the indices that an integer tensor holds."""
     indices = scope.pick(lambda v, t: t.dtype == torch.int64 and t.dim() in (1, 2))
     x = indices and scope.pick(lambda v, t: t.dim() > 0 and scope.static(v, 0) is not None)
@@ -169,7 +168,7 @@ def index(scope: Scope) -> Argument:
     return scope.assign(text, exact=scope.is_exact(x))
 
 
-def join(scope: Scope) -> Any:
+def join(scope: Scope) -> Value | None:
     """Tensors one after the other or one above the other: 2 * n, n + 3."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
@@ -193,7 +192,7 @@ def _less(dims: Any, dim: int) -> Any:
     return dims[:dim] + dims[dim + 1 :]
 
 
-def size(scope: Scope) -> Argument:
+def size(scope: Scope) -> Value | None:
     """A number that depends on sizes, and what is made of numbers."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
@@ -221,7 +220,7 @@ def size(scope: Scope) -> Argument:
     return scope.assign(scope.choose((*made, *used)), exact=False)
 
 
-def loose(scope: Scope) -> Any:
+def loose(scope: Scope) -> Value | None:
     """Elements chosen by a mask: their number depends on the data."""
     if not scope.maybe(3):
         return None
@@ -235,7 +234,7 @@ def loose(scope: Scope) -> Any:
     return scope.assign(f"{made.text}.sum({scope.choose(('', '0'))})")
 
 
-def branch(scope: Scope) -> object:
+def branch(scope: Scope) -> Value | None:
     """One of two functions of a value, by what exact data say. Rare: eager PyTorch compiles it, in a second."""
     if not scope.maybe(25):
         return None
@@ -248,7 +247,7 @@ def branch(scope: Scope) -> object:
     return scope.assign(f"cond({by.text}.sum() > 0, {made}, ({x.text},))[0]")
 
 
-def scalar(scope: Scope) -> object:
+def scalar(scope: Scope) -> Value | None:
     """Python values among the inputs, used."""
     x = scope.pick(lambda v, t: t.dtype != torch.bool)
     world = scope.worlds[0]
@@ -258,6 +257,6 @@ def scalar(scope: Scope) -> object:
     return scope.assign(scope.choose(texts).format(x=x.text)) if x and texts else None
 
 
-def constant(scope: Scope) -> Any:
+def constant(scope: Scope) -> Value | None:
     """A tensor written out in the program."""
     return scope.assign(scope.choose(("torch.tensor([1.0, -2.0])", "torch.tensor(3)", "torch.tensor([[0, 2, 1]])")))

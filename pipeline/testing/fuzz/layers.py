@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from pipeline.testing.fuzz.scope import Scope, Value
@@ -20,7 +18,7 @@ _LAYERS = {
 }
 
 
-def layer(scope: Scope) -> Any:
+def layer(scope: Scope) -> Value | None:
     """A layer applied: one there is already, or a new one."""
     kind = scope.choose(("lin", "lin", "w", "norm", "block", "free", "batch", "conv", "table"))
     x = scope.pick(lambda v, t: _accepts(kind, v, t, scope))

@@ -50,7 +50,7 @@ class Scope:
     """The statements so far, the values they made, and what each is at each of the sizes (a *world*)."""
 
     choose: Choose
-    worlds: list[dict[str, Any]]
+    worlds: list[dict[str, Leaf]]
     module: nn.Module = field(factory=nn.Module)
     setup: list[str] = field(factory=list)
     body: list[str] = field(factory=list)
@@ -71,7 +71,7 @@ class Scope:
         self.names[stem] = self.names.get(stem, -1) + 1
         return f"{stem}{self.names[stem]}"
 
-    def at(self, world: int, text: str) -> Any:
+    def at(self, world: int, text: str) -> Leaf:
         """What an expression is in a world."""
         return eval(text, _globals(self.module), self.worlds[world])
 
@@ -176,7 +176,7 @@ class Scope:
         return len(set(seen)) == 1 and not seen[0] & barred
 
 
-def _globals(module: nn.Module) -> dict[str, Any]:
+def _globals(module: nn.Module) -> dict[str, Leaf]:
     return {"torch": torch, "nn": nn, "F": nn.functional, "cond": _cond, "self": module}
 
 

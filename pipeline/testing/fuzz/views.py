@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pipeline.aten.types import Argument
-from pipeline.testing.fuzz.scope import Scope, elements
+from pipeline.testing.fuzz.scope import Scope, Value, elements
 
 SHIFTED = (
     *(
@@ -85,7 +82,7 @@ SPREAD = (
 )
 
 
-def view(scope: Scope) -> Argument:
+def view(scope: Scope) -> Value | None:
     """A slice, a transpose, another shape, or a tensor spread out."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
@@ -96,7 +93,7 @@ def view(scope: Scope) -> Argument:
     return scope.assign(text, exact=scope.is_exact(x))
 
 
-def like(scope: Scope) -> Any:
+def like(scope: Scope) -> Value | None:
     """The shape of another tensor that has as many elements, or into which it expands."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
