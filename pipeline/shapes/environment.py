@@ -103,7 +103,7 @@ class Symbol:
 class Relation:
     """A condition on symbols that every call must meet, and the same in words."""
 
-    condition: sympy.Basic
+    condition: Any
     words: str
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
