@@ -1,7 +1,8 @@
 """``python -m benchmarks.replay record DIR`` and ``compare A B``: what two versions make of the same programs.
 
 ``record`` compiles example models, architectures of the zoo, random programs and calls of single operators, and writes
-a text file for each: the program, its networks, engines' digests, the refit map, and what stays in PyTorch. ``compare``
+a text file for each: the program, its networks, the size and kernels of its engines (their bytes differ from build to
+build where a network has several outputs), the refit map, and what stays in PyTorch. ``compare``
 names every file that differs, and its first line that does; the exit code is 1 if there is one. Without options
 ``record`` takes two minutes; ``--zoo all --programs 0:500 --calls 4 --build-every 10`` proves a larger change.
 """
@@ -9,7 +10,6 @@ names every file that differs, and its first line that does; the exit code is 1 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import itertools
 import logging
@@ -26,6 +26,7 @@ import torch
 from attrs import frozen
 
 import pipeline
+from benchmarks.kernels import kernels
 from benchmarks.zoo import TABLES, architectures, captured
 from examples.models import SMALL, small
 from pipeline.recipes import qualified_name
@@ -119,7 +120,8 @@ def _sections(compiled: pipeline.Compiled) -> Iterator[str]:
     for network in compiled.networks:
         yield f"# network\n{network}"
     for engine in compiled.engines:
-        yield f"# engine {engine.name} sha256 {hashlib.sha256(engine.plan).hexdigest()}"
+        yield f"# engine {engine.name}: {len(engine.plan)} bytes, and its kernels"
+        yield from sorted(map(str, kernels(engine.plan)))
     yield f"# refit map\n{compiled.refit_map}"
     for name, why in compiled.refit_map.computed.items():
         yield f"not refittable: {name}: {why}"
