@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -15,7 +15,7 @@ from pipeline.errors import PipelineError
 from pipeline.network.description import Weight
 from pipeline.recipes import held
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.environment import Shape, Symbols, on_host
+from pipeline.shapes.environment import Shape, Symbols, on_host, shape_of
 from pipeline.trt import Log, to_trt, trt, weights_of
 
 
@@ -51,6 +51,7 @@ class ConversionContext:
         node: the graph node being converted; ``node.meta["val"]`` is its fake tensor.
         symbols: where each symbol can be read: an input and its dim, or an input that is the symbol itself.
         constant_names: names of the constants given to converters, by ``id`` of the tensor.
+        constants: these constants themselves.
         literals: the weights that come from no parameter, by the names that their content gives them.
         weights: the names of all weights, by the address at which they lie.
         recorded: the names that converters recorded weights by, by the same address.
@@ -69,6 +70,7 @@ class ConversionContext:
     node: torch.fx.Node | None = None
     symbols: dict[str, tuple[Any, int | None]] = field(factory=dict)
     constant_names: Mapping[int, str] = field(factory=dict)
+    constants: Sequence[torch.Tensor] = ()
     literals: dict[str, torch.Tensor] = field(factory=dict)
     weights: dict[int, Weight] = field(factory=dict)
     recorded: dict[int, str] = field(factory=dict)
@@ -85,6 +87,14 @@ class ConversionContext:
         for dim, size in enumerate(shape):
             if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
                 self.symbols.setdefault(str(size), (tensor, dim))
+
+    def note_result(self, result: Any, value: Any) -> None:
+        """Remember the shapes of what a node made, by its fake value."""
+        if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
+            self.note_shape(result, shape_of(value))
+        elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
+            for made, each in zip(result, value, strict=False):
+                self.note_result(made, each)
 
     def unique(self, name: str) -> str:
         """The name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
@@ -119,14 +129,28 @@ class ConversionContext:
         """Let go of the tensors that the network points at, once its engine is built."""
         self.cpu_weights_reference_holder.clear()
 
+    def constant_at(self, value: torch.Tensor) -> torch.Tensor | None:
+        """The constant that a tensor is: itself, or the one that lies where the tensor does, element by element in one
+        order (an array of its memory, a dim of size 1 more)."""
+        if id(value) in self.constant_names:
+            return value
+        return self.constant_below(value) if value.is_contiguous() else None
+
+    def constant_below(self, value: torch.Tensor) -> torch.Tensor | None:
+        """The constant in whose memory a tensor of as many elements begins, such as its transpose."""
+        place = value.data_ptr(), value.dtype, value.numel()
+        found = (c for c in self.constants if (c.data_ptr(), c.dtype, c.numel()) == place and c.is_contiguous())
+        return next(found, None) if value.numel() > 1 else None
+
     def trt_weights(self, value: torch.Tensor) -> Any:
         """``trt.Weights`` for a constant, not copied if contiguous: named after its recipe, or by its content."""
         tensor = held(value.detach().cpu().contiguous())
-        name = self.constant_names.get(id(value))
+        constant = self.constant_at(value)
+        name = None if constant is None else self.constant_names[id(constant)]
         known = self.weights.get(tensor.data_ptr())
         if name is None or (known is not None and known.name != name and known.shape != tuple(tensor.shape)):
             name = literal_name(tensor) if name is None else name
-            tensor = self.literals.setdefault(name, tensor) if id(value) not in self.constant_names else tensor.clone()
+            tensor = self.literals.setdefault(name, tensor) if constant is None else tensor.clone()
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
         self._keep(name, tensor)

@@ -29,6 +29,7 @@ from pipeline.impl import base
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Profile, Weight, describe, weights_in
 from pipeline.network.handle import NetworkHandle
+from pipeline.network.legacy import LegacyNetwork
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
@@ -124,6 +125,7 @@ class _Conversion:
             names[id(value)] = recipe.name
             self.recipes[recipe.name] = recipe
         self.ctx.constant_names = names
+        self.ctx.constants = tuple(self.env[placeholder] for placeholder in self.segment.constants)
 
     def node(self, name: str) -> None:
         """Call the node's converter and check what it made."""
@@ -145,7 +147,7 @@ class _Conversion:
         self.adopt(layers)
         self.note_computed(node, literals)
         self.name_layers(node, layers, result)
-        self.note_shapes(result, node.meta.get("val"))
+        self.ctx.note_result(result, node.meta.get("val"))
         self.env[name] = result
 
     def blamed(self, node: torch.fx.Node, error: Exception) -> str:
@@ -162,7 +164,7 @@ class _Conversion:
         choice = self.verdicts[node.name].choice
         assert choice is not None
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
-        given = self.ctx.net if choice.convention is CallingConvention.LEGACY else self.ctx
+        given = LegacyNetwork(self.ctx) if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
         return choice.support.converter_implementation(given, node.target, args, kwargs, layer_name(node))
 
@@ -238,14 +240,6 @@ class _Conversion:
         for name, value in list(self.ctx.literals.items())[before:] if parameters else ():
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
-
-    def note_shapes(self, result: object, value: object) -> None:
-        """Remember the shapes of what a node made."""
-        if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
-            self.ctx.note_shape(result, shape_of(value))
-        elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
-            for made, each in zip(result, value, strict=False):
-                self.note_shapes(made, each)
 
     def name_layers(self, node: torch.fx.Node, first: int, result: object) -> None:
         """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone,

@@ -1,0 +1,65 @@
+"""Torch-TensorRT's names for writing converters, of its Dynamo and FX frontends. Where its modules are called
+``torch_tensorrt.dynamo.conversion``, ``.dynamo`` or ``.fx``, write ``pipeline.compat.torch_tensorrt``.
+
+No name here changes anything when it is imported or called: what is declared enters a registry by ``register``.
+"""
+
+from typing import TypeAlias
+
+from pipeline.aten.support import CallingConvention, ConverterPriority, ConverterSupport, Target
+from pipeline.aten.types import Argument
+from pipeline.compat.torch_tensorrt import acc_ops, converter_utils, impl
+from pipeline.compat.torch_tensorrt.blocks import BlockError
+from pipeline.compat.torch_tensorrt.converter_utils import (
+    args_bounds_check,
+    cast_trt_tensor,
+    enforce_tensor_types,
+    get_positive_dim,
+    get_trt_tensor,
+    set_layer_name,
+)
+from pipeline.compat.torch_tensorrt.fx import CONVERTERS, tensorrt_converter
+from pipeline.compat.torch_tensorrt.source_ir import SourceIR
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.decompositions import register_torch_trt_decomposition
+from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
+from pipeline.converters.support import get_graph_converter_support
+from pipeline.converters.types import TRTLayer, TRTNetwork, TRTTensor
+from pipeline.network.context import ConversionContext
+from pipeline.settings import CompilationSettings
+
+ConversionCtx: TypeAlias = ConversionContext
+
+
+__all__ = [
+    "CONVERTERS",
+    "DECOMPOSITIONS",
+    "DYNAMO_CONVERTERS",
+    "Argument",
+    "BlockError",
+    "CallingConvention",
+    "CompilationSettings",
+    "ConversionContext",
+    "ConversionCtx",
+    "ConverterPriority",
+    "ConverterRegistry",
+    "ConverterSupport",
+    "SourceIR",
+    "TRTLayer",
+    "TRTNetwork",
+    "TRTTensor",
+    "Target",
+    "acc_ops",
+    "args_bounds_check",
+    "cast_trt_tensor",
+    "converter_utils",
+    "dynamo_tensorrt_converter",
+    "enforce_tensor_types",
+    "get_graph_converter_support",
+    "get_positive_dim",
+    "get_trt_tensor",
+    "impl",
+    "register_torch_trt_decomposition",
+    "set_layer_name",
+    "tensorrt_converter",
+]

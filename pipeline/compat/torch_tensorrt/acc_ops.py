@@ -1,0 +1,106 @@
+"""The older FX frontend's operators: each is the ATen operator that does its work, so that it can be a converter's key.
+
+``acc_ops.linear`` is ``torch.ops.aten.linear.default``. Converters read their arguments by FX's names,
+``kwargs["input"]``: `named_arguments` gives them those.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from pipeline.aten.arguments import bind
+from pipeline.aten.types import Argument, Operator, Target
+from pipeline.frozen import FrozenDict
+
+aten = torch.ops.aten
+
+_DEFAULTS: Final = """
+    abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d argmax argmin as_strided asin asinh
+    atan atanh avg_pool1d avg_pool2d avg_pool3d batch_norm bitwise_not bmm cat ceil chunk clamp cos cosh cumsum elu
+    embedding erf exp expand flip floor gather gelu group_norm hardsigmoid hardswish hardtanh index_select isinf
+    layer_norm leaky_relu linear log logical_and logical_not logical_or logical_xor matmul max_pool1d max_pool2d
+    max_pool3d maximum minimum neg pad permute prelu reciprocal relu reshape roll round selu sigmoid sign sin sinh
+    softplus sqrt stack tan tanh tile topk trunc unsqueeze
+"""
+"""Names of operators that have one overload with results, and FX's name for it."""
+
+_TENSORS: Final = "add sub mul div fmod eq ne gt ge lt le bitwise_and bitwise_or bitwise_xor"
+"""Names of operators of two tensors."""
+
+OPERATORS: Final[FrozenDict[str, Operator]] = FrozenDict(
+    {
+        **{name: getattr(aten, name).default for name in _DEFAULTS.split()},
+        **{name: getattr(aten, name).Tensor for name in _TENSORS.split()},
+        **{f"conv{n}d": getattr(aten, f"conv{n}d").default for n in (1, 2, 3)},
+        "conv_transpose1d": aten.conv_transpose1d.default,
+        "conv_transpose2d": aten.conv_transpose2d.input,
+        "conv_transpose3d": aten.conv_transpose3d.input,
+        "any": aten.any.default,
+        "dequantize": aten.dequantize.self,
+        "floor_div": aten.floor_divide.default,
+        "flatten": aten.flatten.using_ints,
+        "logsoftmax": aten.log_softmax.int,
+        "masked_fill": aten.masked_fill.Scalar,
+        "max_dim_reduce": aten.max.dim,
+        "max_full_reduce": aten.max.default,
+        "mean": aten.mean.dim,
+        "min_dim_reduce": aten.min.dim,
+        "min_full_reduce": aten.min.default,
+        "pow": aten.pow.Tensor_Scalar,
+        "prod": aten.prod.dim_int,
+        "repeat_interleave": aten.repeat_interleave.self_int,
+        "slice_tensor": aten.slice.Tensor,
+        "softmax": aten.softmax.int,
+        "split": aten.split.Tensor,
+        "squeeze": aten.squeeze.dim,
+        "sum": aten.sum.dim_IntList,
+        "to_dtype": aten.to.dtype,
+        "transpose": aten.transpose.int,
+        "unbind": aten.unbind.int,
+        "where": aten.where.self,
+    }
+)
+"""The ATen operator behind each of FX's."""
+
+RENAMED: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
+    {
+        aten.embedding.default: FrozenDict({"indices": "input"}),
+        aten.expand.default: FrozenDict({"size": "sizes"}),
+        aten.permute.default: FrozenDict({"dims": "permutation"}),
+        aten.slice.Tensor: FrozenDict({"end": "stop"}),
+        aten.where.self: FrozenDict({"self": "x", "other": "y"}),
+    }
+)
+"""FX's names of arguments, where they are neither ATen's nor ``input`` for ``self``."""
+
+
+def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> dict[str, Argument]:
+    """All arguments of a call by FX's names, defaults filled in; those of a Python function as they are."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return dict(kwargs)
+    names = [argument.name for argument in target._schema.arguments]
+    fxs = {name: fx_name(target, name) for name in names}
+    given = {name: kwargs[key] for name, fx in fxs.items() for key in (fx, name) if key in kwargs}
+    return dict(zip(fxs.values(), bind(target, args, given), strict=True))
+
+
+def fx_name(target: Target, name: str) -> str:
+    """FX's name of an argument that ATen's schema calls ``name``."""
+    return RENAMED.get(target, FrozenDict()).get(name, "input" if name == "self" else name)
+
+
+def __getattr__(name: str) -> Operator:
+    if name in OPERATORS:
+        return OPERATORS[name]
+    near = ", ".join(difflib.get_close_matches(name, OPERATORS, 3)) or "acc_ops.linear"
+    raise AttributeError(
+        f"acc_ops has no {name!r}: declare the converter for the ATen operator, torch.ops.aten.…; near it are {near}"
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *OPERATORS])

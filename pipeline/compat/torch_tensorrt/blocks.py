@@ -1,0 +1,74 @@
+"""Building blocks: functions that say which ATen calls they stand for, with Torch-TensorRT's four arguments before
+their own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from pipeline.aten.types import Argument, Function, Operator
+from pipeline.compat.torch_tensorrt.calls import Expression, call
+from pipeline.compat.torch_tensorrt.emit import emit
+from pipeline.compat.torch_tensorrt.network import context_of
+from pipeline.errors import PipelineError
+
+Block = Function
+
+FIRST: Final = tuple(
+    inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("ctx", "target", "source_ir", "name")
+)
+
+
+class BlockError(PipelineError, NotImplementedError):
+    """A building block that there is not, or not for these arguments: why, and what to write instead."""
+
+
+def block(function: Callable[..., Expression]) -> Block:
+    """The building block of a function from arguments to `Call`s.
+
+    It is called `(ctx, target, source_ir, name, …)`, and gives what the calls give: an ``ITensor``, or a list. ``ctx``
+    may be the network of a LEGACY converter. ``target`` and ``source_ir`` name nothing: layers are called ``name``.
+    """
+    own = tuple(inspect.signature(function).parameters.values())
+    whole = inspect.Signature((*FIRST, *own))
+
+    @functools.wraps(function)
+    def layers(*args: Argument, **kwargs: Argument) -> Argument:
+        bound = whole.bind(*args, **kwargs)
+        bound.apply_defaults()
+        ctx, _, _, name = (bound.arguments.pop(each.name) for each in FIRST)
+        given = inspect.BoundArguments(inspect.Signature(own), bound.arguments)
+        return emit(context_of(ctx), name, function(*given.args, **given.kwargs))
+
+    layers.__signature__ = whole  # type: ignore[attr-defined]
+    return layers
+
+
+def of_one(target: Operator, *names: str) -> Block:
+    """The block of one call, whose tensors it takes by these names."""
+
+    def one(*args: Argument) -> Expression:
+        return call(target, *args)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    one.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    one.__doc__ = f"{target}"
+    return block(one)
+
+
+def refused(name: str, why: str, instead: str) -> Block:
+    """A building block that cannot be: calling it raises `BlockError`."""
+
+    def never(*args: Argument, **kwargs: Argument) -> NoReturn:
+        raise BlockError(f"{name}: {why}; {instead}")
+
+    never.__name__, never.__doc__ = name.rpartition(".")[2], f"Refused: {why}; {instead}."
+    return never
+
+
+def unless(allowed: bool, name: str, why: str, instead: str) -> None:
+    """Raise `BlockError` for arguments that cannot be taken."""
+    if not allowed:
+        raise BlockError(f"{name}: {why}; {instead}")

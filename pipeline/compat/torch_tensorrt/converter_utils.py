@@ -1,0 +1,243 @@
+"""The helpers of Torch-TensorRT's converters, with its signatures. ``ctx`` may be the network of a LEGACY converter.
+
+What differs: a constant keeps its dtype and shape (a Python int is int64, theirs int32), and a view of a parameter
+stays that parameter, so that it can be refitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pipeline.aten.types import Argument, Target
+from pipeline.compat.torch_tensorrt.calls import call
+from pipeline.compat.torch_tensorrt.constants import of_parameter
+from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
+from pipeline.compat.torch_tensorrt.emit import emit
+from pipeline.compat.torch_tensorrt.network import Conversion, context_of
+from pipeline.compat.torch_tensorrt.source_ir import SourceIR
+from pipeline.converters.converter_utils import args_bounds_check, get_positive_dim, set_layer_name
+from pipeline.converters.types import enforce_tensor_types
+from pipeline.impl import base
+from pipeline.trt import trt
+
+aten = torch.ops.aten
+
+__all__ = [
+    "append",
+    "args_bounds_check",
+    "broadcast",
+    "broadcast_to_same_shape",
+    "broadcastable",
+    "calculate_strides",
+    "cast_int_int_div_trt_tensor",
+    "cast_int_or_float_to_bool",
+    "cast_trt_tensor",
+    "create_constant",
+    "enforce_tensor_types",
+    "extend_attr_to_tuple",
+    "flatten_dims",
+    "get_axes_for_reduce_op",
+    "get_positive_dim",
+    "get_trt_tensor",
+    "has_dynamic_shape",
+    "prepend_ones",
+    "set_item",
+    "set_layer_name",
+    "to_numpy",
+    "to_torch",
+    "to_trt_weights",
+]
+
+
+def get_trt_tensor(
+    ctx: Conversion, input_val: Argument, name: str, dtype: Argument = None, min_rank: int = 1
+) -> trt.ITensor:
+    """A constant layer for a tensor, array or number, of at least ``min_rank``; an ``ITensor`` as it is.
+
+    Args:
+        ctx: the conversion, or a LEGACY converter's network.
+        input_val: an ``ITensor``, ``torch.Tensor``, ``np.ndarray``, number or size that the engine knows.
+        name: what the layer is called.
+        dtype: of the constant: torch's, TensorRT's or numpy's; None for its own.
+        min_rank: a number has this rank, with dims of size 1.
+    """
+    return input_val if isinstance(input_val, trt.ITensor) else create_constant(ctx, input_val, name, dtype, min_rank)
+
+
+def create_constant(
+    ctx: Conversion, value: Argument, name: str, dtype: Argument = None, min_rank: int = 1
+) -> trt.ITensor:
+    """A constant layer, as `get_trt_tensor` makes it."""
+    ctx, wanted = context_of(ctx), torch_dtype(dtype)
+    value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    if not isinstance(value, torch.Tensor):
+        return base.tensor(ctx, name, value, wanted, rank=min_rank)
+    return base.tensor(ctx, name, of_parameter(ctx, name, value), wanted)
+
+
+def cast_trt_tensor(
+    ctx: Conversion,
+    input_val: Argument,
+    dtype: Argument,
+    name: str,
+    target: Target = "",
+    source_ir: SourceIR | None = None,
+) -> trt.ITensor:
+    """The tensor in another dtype: torch's, TensorRT's or numpy's; itself if it has it already."""
+    ctx, wanted = context_of(ctx), torch_dtype(dtype)
+    assert wanted is not None
+    return base.cast(ctx, name, get_trt_tensor(ctx, input_val, name), wanted)
+
+
+def cast_int_int_div_trt_tensor(ctx: Conversion, lhs_val: Argument, rhs_val: Argument, name: str) -> list[trt.ITensor]:
+    """Two tensors to divide: as float32 if both are integers."""
+    both = [lhs_val, rhs_val]
+    whole = all(base.dtype_of(each) in (torch.int32, torch.int64) for each in both)
+    return [cast_trt_tensor(ctx, each, torch.float32, name) if whole else each for each in both]
+
+
+def cast_int_or_float_to_bool(ctx: Conversion, name: str, tensor: trt.ITensor) -> trt.ITensor:
+    """Where a tensor is not zero."""
+    return cast_trt_tensor(ctx, tensor, torch.bool, name)
+
+
+def broadcastable(a: Argument, b: Argument) -> bool:
+    """Whether the shapes of two tensors broadcast; a size of -1 does with -1 and with 1."""
+    pairs = zip(reversed(tuple(a.shape)), reversed(tuple(b.shape)), strict=False)
+    return all(x == y or 1 in (x, y) for x, y in pairs)
+
+
+def broadcast(
+    ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
+) -> tuple[trt.ITensor, trt.ITensor]:
+    """Two tensors of one rank, by dims of size 1 in front; ``a`` has ``preset_diff`` more dims then."""
+    missing = len(a.shape) - len(b.shape) - preset_diff
+    b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
+    return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b
+
+
+def broadcast_to_same_shape(
+    ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, lhs_val: trt.ITensor, rhs_val: trt.ITensor
+) -> tuple[trt.ITensor, trt.ITensor]:
+    """Two tensors of one shape: aten.broadcast_tensors.default"""
+    lhs, rhs = emit(context_of(ctx), name, call(aten.broadcast_tensors.default, [lhs_val, rhs_val]))
+    return lhs, rhs
+
+
+def prepend_ones(ctx: Conversion, tensor: trt.ITensor, name: str, num_prepend_ones: int) -> trt.ITensor:
+    """A tensor with so many dims of size 1 in front."""
+    return base.unsqueeze(context_of(ctx), name, tensor, range(num_prepend_ones))
+
+
+def has_dynamic_shape(shape: Sequence[int]) -> bool:
+    """Whether a shape has a size that the engine alone knows: -1."""
+    return -1 in tuple(shape)
+
+
+def get_axes_for_reduce_op(dim: int | Sequence[int], has_implicit_batch_dimension: bool = False) -> int:
+    """Dims, counted from the start, as the bits that TensorRT's layers take."""
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    return base.axes_mask(dims, max(dims, default=0) + 1)
+
+
+def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
+    """One value as many times; several as a tuple."""
+    values = tuple(val) if isinstance(val, list | tuple) else (val,)
+    return values * num_elem if len(values) == 1 else values
+
+
+def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ...]:
+    """The shape of a tensor with the dims from ``start_dim`` to ``end_dim`` in one: -1 where one of them is."""
+    shape = tuple(input.shape)
+    first, last = base.axis(start_dim, len(shape)), base.axis(end_dim, len(shape))
+    inner = shape[first : last + 1]
+    return (*shape[:first], -1 if -1 in inner else torch.Size(inner).numel(), *shape[last + 1 :])
+
+
+def calculate_strides(shape: Sequence[int]) -> list[int]:
+    """How many elements lie between neighbours along each dim of a tensor without gaps."""
+    return [torch.Size(tuple(shape)[dim + 1 :]).numel() for dim in range(len(shape))]
+
+
+def to_numpy(value: Argument, dtype: Argument = None) -> Argument:
+    """A tensor or number as an array (bfloat16 as float32); None for None. An array shares a tensor's memory."""
+    tensor = to_torch(value)
+    if tensor is None:
+        return None
+    tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    wanted = torch_dtype(dtype)
+    return (tensor if wanted is None else tensor.to(wanted)).detach().numpy()
+
+
+def to_torch(value: Argument, dtype: Argument = None) -> torch.Tensor | None:
+    """An array or number as a CPU tensor, a number with one dim; None for None."""
+    if value is None:
+        return None
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    tensor = value.cpu() if isinstance(value, torch.Tensor) else torch.tensor([value])
+    wanted = torch_dtype(dtype)
+    return tensor if wanted is None else tensor.to(wanted)
+
+
+def to_trt_weights(
+    ctx: Conversion,
+    value: torch.Tensor,
+    name: str,
+    layer_type_name: str = "",
+    weight_type_name: str = "",
+    target: Target = None,
+    source_ir: SourceIR | None = None,
+    count: int | None = None,
+) -> Argument:
+    """``trt.Weights`` of a CPU tensor, which are kept until the engine is built and refitted as the parameter that the
+    tensor is."""
+    return context_of(ctx).trt_weights(value)
+
+
+def append(
+    ctx: Conversion,
+    target: Target,
+    source_ir: SourceIR | None,
+    name: str,
+    original_tensor: trt.ITensor,
+    new_value: Argument,
+    dim: int = 0,
+) -> trt.ITensor:
+    """A tensor with a value behind its last along a dim."""
+    last = _of_dtype(new_value, original_tensor)
+    made: trt.ITensor = emit(context_of(ctx), name, call(aten.cat.default, [original_tensor, last], dim))
+    return made
+
+
+def set_item(
+    ctx: Conversion,
+    target: Target,
+    source_ir: SourceIR | None,
+    name: str,
+    original_tensor: trt.ITensor,
+    index: int,
+    new_value: Argument,
+) -> trt.ITensor:
+    """A tensor with another value at an index of its first dim."""
+    parts = call(aten.slice.Tensor, original_tensor, 0, 0, index), _of_dtype(new_value, original_tensor)
+    rest = [call(aten.slice.Tensor, original_tensor, 0, index + 1, None)] if index != -1 else []
+    made: trt.ITensor = emit(context_of(ctx), name, call(aten.cat.default, [*parts, *rest], 0))
+    return made
+
+
+def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
+    """A value as a tensor of at least one dim, in another's dtype."""
+    row = (
+        torch.as_tensor([value] if isinstance(value, bool | int | float) else value)
+        if not isinstance(value, trt.ITensor)
+        else value
+    )
+    return (
+        row
+        if base.dtype_of(row) == base.dtype_of(like)
+        else call(aten._to_copy.default, row, dtype=base.dtype_of(like))
+    )

@@ -1,0 +1,157 @@
+"""ATen calls in the midst of a converter: taken apart, validated and converted by ours, as those of a model are."""
+
+from __future__ import annotations
+
+import operator
+from typing import Final
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch.fx.node import map_arg
+
+from pipeline.aten.graphs import over, results
+from pipeline.aten.types import Argument, Target
+from pipeline.compat.torch_tensorrt.calls import Call, Item
+from pipeline.compat.torch_tensorrt.constants import of_parameter
+from pipeline.compat.torch_tensorrt.stand_ins import StandIns
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.errors import worded
+from pipeline.frontend.fakes import fake_result
+from pipeline.frozen import FrozenDict
+from pipeline.impl import base
+from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.program import Output, Program, Validated
+from pipeline.recipes import qualified_name
+from pipeline.shapes.environment import ShapeEnvironment, expression
+from pipeline.stages import Decompose, Validate
+from pipeline.trt import trt
+
+DECOMPOSE: Final = Decompose(DYNAMO_CONVERTERS, DECOMPOSITIONS)
+VALIDATE: Final = Validate(DYNAMO_CONVERTERS)
+
+
+def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
+    """The layers of a call, or of each of a list of calls: their results as ``ITensor``s.
+
+    Raises:
+        NetworkError: torch does not take a call, or no converter of ours does; with the reason.
+    """
+    graph = _Graph(StandIns.of(ctx))
+    several = isinstance(value, list | tuple)
+    graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))
+    validated = VALIDATE(DECOMPOSE(graph.program(ctx)))
+    env = _converted(ctx, name, validated, graph.env)
+
+    def tensors(made: Argument) -> Argument:
+        """What a result is in the network; None for what there is not."""
+        made = env[made.name] if isinstance(made, torch.fx.Node) else made
+        if isinstance(made, list | tuple):
+            return list(map(tensors, made))
+        return None if made is None else base.tensor(ctx, name, made)
+
+    found = [tensors(each) for each in results(validated.program.graph)]
+    return found if several else found[0]
+
+
+def _converted(
+    ctx: ConversionContext, name: str, validated: Validated, given: dict[str, Argument]
+) -> dict[str, Argument]:
+    """What each node of a program gives in the network."""
+    program, env, around = validated.program, dict(given), ctx.node
+    try:
+        for node in program.graph.nodes:
+            if node.op == "placeholder" and node.name not in env:
+                env[node.name] = program.constants[node.name].evaluate({})
+            elif node.op == "call_function":
+                ctx.node = node
+                env[node.name] = _convert(ctx, name, node, validated, env)
+                ctx.note_result(env[node.name], node.meta.get("val"))
+    finally:
+        ctx.node = around
+    return env
+
+
+def _convert(
+    ctx: ConversionContext, name: str, node: torch.fx.Node, validated: Validated, env: dict[str, Argument]
+) -> Argument:
+    verdict = validated.verdicts[node.name]
+    if verdict.choice is None:
+        reasons = "; ".join(map(str, verdict.reasons))
+        raise NetworkError(f"{name}: no converter takes this call of {verdict.target}: {reasons}")
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda each: env[each.name])
+    return verdict.choice.support.converter_implementation(ctx, node.target, args, kwargs, name)
+
+
+@frozen(eq=False)
+class _Graph:
+    """Calls as a graph: its placeholders stand for what the network has already, by name in ``env``."""
+
+    stand_ins: StandIns
+    graph: torch.fx.Graph = field(factory=torch.fx.Graph)
+    env: dict[str, Argument] = field(factory=dict)
+
+    def argument(self, value: Argument, kind: str = "Tensor") -> Argument:
+        """A value as a node, or as it is; ``kind`` is the type that the operator's schema gives it."""
+        if isinstance(value, Call):
+            return self.call(value)
+        if isinstance(value, Item):
+            return self.node(operator.getitem, (self.call(value.call), value.index), {})
+        if isinstance(value, list | tuple):
+            return [self.argument(each, kind) for each in value]
+        if value is None or isinstance(value, torch.fx.Node | str | torch.dtype):
+            return value
+        return self.tensor(value) if kind.startswith(("Tensor", "List[Tensor", "List[Opt")) else self.number(value)
+
+    def tensor(self, value: Argument) -> torch.fx.Node:
+        """An ``ITensor``, constant or number where the operator takes a tensor."""
+        if isinstance(value, SymbolicInt):
+            value = base.scalar_of(self.stand_ins.ctx, "size", value)
+        if not isinstance(value, trt.ITensor | torch.Tensor):
+            value = torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.tensor(value)
+        if isinstance(value, torch.Tensor):
+            value = of_parameter(self.stand_ins.ctx, "constant", value)
+        return self.placeholder(value, self.stand_ins.tensor(value))
+
+    def number(self, value: Argument) -> Argument:
+        """A Python number, or a size that is known when the engine runs."""
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, trt.ITensor):
+            size = self.stand_ins.unknown(value, None)
+            return self.placeholder(SymbolicInt(expression(size)), size)
+        return self.placeholder(value, self.stand_ins.symbolic(value)) if isinstance(value, SymbolicInt) else value
+
+    def placeholder(self, value: Argument, fake: Argument) -> torch.fx.Node:
+        node = self.graph.placeholder("given")
+        node.meta["val"], self.env[node.name] = fake, value
+        return node
+
+    def call(self, value: Call) -> torch.fx.Node:
+        schema = {a.name: str(a.type) for a in value.target._schema.arguments}
+        args = [self.argument(given, kind) for given, kind in zip(value.args, schema.values(), strict=False)]
+        return self.node(value.target, tuple(args), {k: self.argument(v, schema[k]) for k, v in value.kwargs.items()})
+
+    def node(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> torch.fx.Node:
+        try:
+            fake = fake_result(self.stand_ins.mode, target, args, kwargs)
+        except Exception as error:
+            raise NetworkError(f"torch does not take this call of {qualified_name(target)}: {worded(error)}") from error
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = fake
+        return node
+
+    def program(self, ctx: ConversionContext) -> Program:
+        """The graph as a program without inputs: its placeholders come with ``env``."""
+        return Program(
+            graph_module=over(torch.nn.Module(), self.graph),
+            inputs=(),
+            outputs=tuple(Output(getattr(r, "name", r)) for r in results(self.graph)),
+            constants=FrozenDict(),
+            buffers=FrozenDict(),
+            parameters=FrozenDict(),
+            shapes=ShapeEnvironment.of(ctx.ranges),
+            in_spec=None,
+            out_spec=None,
+            settings=ctx.compilation_settings.evolve(torch_executed_ops=frozenset()),
+        )

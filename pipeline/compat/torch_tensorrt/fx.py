@@ -1,0 +1,97 @@
+"""Converters of the older FX frontend: `(network, target, args, kwargs, name)`, with arguments by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from pipeline.aten.support import (
+    CallingConvention,
+    ConverterPriority,
+    ConverterSupport,
+    Declaration,
+    Target,
+    Validator,
+)
+from pipeline.aten.types import Argument, Function, Operator
+from pipeline.compat.torch_tensorrt.acc_ops import OPERATORS, named_arguments
+from pipeline.compat.torch_tensorrt.calls import Call
+from pipeline.compat.torch_tensorrt.emit import emit
+from pipeline.compat.torch_tensorrt.network import Conversion, context_of
+from pipeline.converters.declare import ATTRIBUTE, attach, attached, target_of
+from pipeline.frozen import FrozenDict
+
+Arguments: TypeAlias = Sequence[Argument]
+Keywords: TypeAlias = Mapping[str, Argument]
+
+
+def tensorrt_converter(
+    key: Target,
+    no_implicit_batch_dim: bool = True,
+    no_explicit_batch_dim: bool = False,
+    enabled: bool = True,
+    *,
+    capability_validator: Validator | None = None,
+    priority: ConverterPriority = ConverterPriority.HIGH,
+    supports_dynamic_shapes: bool = False,
+) -> Callable[[Function], Function]:
+    """Declare a function as a LEGACY converter of ``key``, such as ``acc_ops.linear`` or an ATen operator.
+
+    It is called `(network, target, args, kwargs, name)`, with all arguments in ``kwargs`` by FX's names (``input``,
+    ``negative_slope``) and ``args`` as the model's call has them. No registry changes: a registry takes what this
+    returns by ``register(f)``, or ``ConverterRegistry.from_legacy({key: f})``.
+
+    Args:
+        key: the operator.
+        no_implicit_batch_dim: networks have explicit batches here: nothing to choose.
+        no_explicit_batch_dim: True is a `ValueError`: such a converter is for networks that there are not.
+        enabled: False declares nothing.
+        capability_validator: ``(node) -> bool``, ``(node, settings) -> bool | Rejection``; None takes every call.
+        priority: HIGH, since FX's registry has the newest alone; STANDARD comes after the built-in converters.
+        supports_dynamic_shapes: it may be given sizes that the engine alone knows.
+    """
+    if no_explicit_batch_dim:
+        raise ValueError(
+            f"a converter of {key} for implicit batches has no use: TensorRT has explicit ones only; drop "
+            "no_explicit_batch_dim and read the batch off input.shape[0]"
+        )
+    target = target_of(key)
+
+    def declare(function: Function) -> Function:
+        named = by_name(function)
+        support = ConverterSupport(named, capability_validator, supports_dynamic_shapes)
+        return attach(named, ATTRIBUTE, (Declaration(target, support, priority, CallingConvention.LEGACY),) * enabled)
+
+    return declare
+
+
+def by_name(function: Function) -> Function:
+    """A function that is given all arguments by FX's names; itself if it is one already."""
+    if attached(function, "__by_name__"):
+        return function
+
+    @functools.wraps(function)
+    def named(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
+        return function(network, target, args, named_arguments(target, args, kwargs), name)
+
+    return attach(named, "__by_name__", (True,))
+
+
+def _built_in(target: Operator) -> Function:
+    """The LEGACY form of our converter of an operator."""
+
+    def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
+        arguments = tuple(named_arguments(target, args, kwargs).values())
+        return emit(context_of(network), name, Call.of(target, arguments))
+
+    convert.__name__ = target._schema.name.rpartition("::")[2]
+    convert.__qualname__ = f"CONVERTERS.{convert.__name__}"
+    return convert
+
+
+CONVERTERS: Final[FrozenDict[Operator, Function]] = FrozenDict(
+    {target: _built_in(target) for target in OPERATORS.values()}
+)
+"""Our converters of FX's operators, as LEGACY functions; ``ConverterRegistry.from_legacy(CONVERTERS)`` adopts them. It
+does not change: what `tensorrt_converter` declares enters a registry by ``register(f)``."""

@@ -1,0 +1,24 @@
+"""Concatenation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
+
+aten = torch.ops.aten
+
+
+@block
+def cat(input: Sequence[Argument], dim: int, cast_dtype: Argument = None) -> Expression:
+    """aten.cat.default of tensors; numbers among them are rows of one element. ``cast_dtype`` is that of all"""
+    rows = [torch.tensor([each]) if isinstance(each, bool | int | float) else each for each in input]
+    cast = [
+        each if cast_dtype is None else call(aten._to_copy.default, each, dtype=torch_dtype(cast_dtype))
+        for each in rows
+    ]
+    return call(aten.cat.default, cast, dim)

@@ -1,0 +1,54 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block, unless
+from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, call
+
+aten = torch.ops.aten
+
+Sizes = int | Sequence[int] | None
+
+
+def _each(value: Sizes, dims: int, default: int) -> list[int]:
+    values = [default] if value is None else [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
+
+
+def convolution(
+    name: str,
+    tensors: tuple[Argument, Argument, Argument],
+    spatial: tuple[Sizes, Sizes, Sizes],
+    groups: int | None,
+    ranges: tuple[Argument, Argument],
+    output_padding: Sizes | None = None,
+) -> Call:
+    """aten.convolution.default, transposed if it has ``output_padding``; ``spatial``: stride, padding and dilation."""
+    plain = ranges == (None, None)
+    unless(plain, name, "dynamic ranges are set by quantize and dequantize layers", "leave scale and zero_point out")
+    dims = len(tensors[1].shape) - 2
+    stride, padding, dilation = (_each(v, dims, d) for v, d in zip(spatial, (1, 0, 1), strict=True))
+    transposed, added = output_padding is not None, _each(output_padding, dims, 0)
+    return call(aten.convolution.default, *tensors, stride, padding, dilation, transposed, added, groups or 1)
+
+
+@block
+def convNd(  # noqa: N802 - Torch-TensorRT's name
+    is_conv1d: bool,
+    input: Argument,
+    weight: Argument,
+    bias: Argument,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int | None,
+    scale: Argument = None,
+    zero_point: Argument = None,
+) -> Expression:
+    """aten.convolution.default; ``weight`` and ``bias`` are constants or tensors of the network"""
+    spatial = (stride, padding, dilation)
+    return convolution("impl.conv.convNd", (input, weight, bias), spatial, groups, (scale, zero_point))

@@ -1,0 +1,26 @@
+"""Transposed convolutions."""
+
+from __future__ import annotations
+
+from pipeline.compat.torch_tensorrt.blocks import block
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression
+from pipeline.compat.torch_tensorrt.impl.conv import Sizes, convolution
+
+
+@block
+def deconvNd(  # noqa: N802 - Torch-TensorRT's name
+    is_deconv1d: bool,
+    input: Argument,
+    weight: Argument,
+    bias: Argument,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int | None,
+    output_padding: Sizes = 0,
+    scale: Argument = None,
+    zero_point: Argument = None,
+) -> Expression:
+    """aten.convolution.default, transposed"""
+    spatial, tensors = (stride, padding, dilation), (input, weight, bias)
+    return convolution("impl.deconv.deconvNd", tensors, spatial, groups, (scale, zero_point), output_padding or 0)

@@ -1,0 +1,8 @@
+"""Quantization in blocks, by its own operators only."""
+
+from __future__ import annotations
+
+from pipeline.compat.torch_tensorrt.blocks import refused
+from pipeline.compat.torch_tensorrt.impl.quantize import INSTEAD, WHY
+
+dynamic_block_quantize = refused("impl.dynamic_block_quantize.dynamic_block_quantize", WHY, INSTEAD)

@@ -1,0 +1,62 @@
+"""Functions of two tensors or numbers, element by element, broadcast."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block, of_one
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+
+aten = torch.ops.aten
+
+TARGETS: Final = {
+    "SUM": aten.add.Tensor,
+    "PROD": aten.mul.Tensor,
+    "MAX": aten.maximum.default,
+    "MIN": aten.minimum.default,
+    "SUB": aten.sub.Tensor,
+    "DIV": aten.div.Tensor,
+    "POW": aten.pow.Tensor_Tensor,
+    "FLOOR_DIV": aten.floor_divide.default,
+    "AND": aten.logical_and.default,
+    "OR": aten.logical_or.default,
+    "XOR": aten.logical_xor.default,
+    "EQUAL": aten.eq.Tensor,
+    "GREATER": aten.gt.Tensor,
+    "LESS": aten.lt.Tensor,
+}
+"""TensorRT's elementwise operations, by name."""
+
+add, mul, sub = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("SUM", "PROD", "SUB"))
+div, pow, floor_divide = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("DIV", "POW", "FLOOR_DIV"))
+max, min = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("MAX", "MIN"))
+logical_and, logical_or, logical_xor = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("AND", "OR", "XOR"))
+eq, gt, lt = (of_one(TARGETS[name], "lhs_val", "rhs_val") for name in ("EQUAL", "GREATER", "LESS"))
+ne, ge, le = (of_one(op.Tensor, "lhs_val", "rhs_val") for op in (aten.ne, aten.ge, aten.le))
+bitwise_and, bitwise_or, bitwise_xor = (
+    of_one(op.Tensor, "lhs_val", "rhs_val") for op in (aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
+)
+fmod, remainder = (of_one(op.Tensor, "input", "other") for op in (aten.fmod, aten.remainder))
+atan2, rsqrt = of_one(aten.atan2.default, "input", "other"), of_one(aten.rsqrt.default, "input")
+
+
+@block
+def convert_binary_elementwise(op_type: Argument, lhs_val: Argument, rhs_val: Argument) -> Expression:
+    """The layer of a ``trt.ElementWiseOperation``, with eager's promotion: a quotient of integers is a float."""
+    return call(TARGETS[op_type.name], lhs_val, rhs_val)
+
+
+@block
+def trunc_div(input: Argument, other: Argument) -> Expression:
+    """A quotient rounded towards zero."""
+    return call(aten.div.Tensor_mode, input, other, rounding_mode="trunc")
+
+
+@block
+def clamp(input_val: Argument, min_val: Argument = None, max_val: Argument = None) -> Expression:
+    """The bounds may be numbers or tensors; None for none."""
+    lower = input_val if min_val is None else call(TARGETS["MAX"], input_val, min_val)
+    lower = call(aten.clone.default, input_val) if min_val is None and max_val is None else lower
+    return lower if max_val is None else call(TARGETS["MIN"], lower, max_val)

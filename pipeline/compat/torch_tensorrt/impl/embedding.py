@@ -1,0 +1,32 @@
+"""Rows of a table by index."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+
+aten = torch.ops.aten
+
+
+@block
+def embedding(input: Argument, weight: Argument, scale_grad_by_freq: bool = False, sparse: bool = False) -> Expression:
+    """aten.embedding.default; gradients do not matter in an engine"""
+    return call(aten.embedding.default, weight, input)
+
+
+@block
+def embedding_bag(
+    weight: Argument,
+    indices: Argument,
+    offsets: Argument,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Argument = None,
+    include_last_offset: bool = False,
+) -> Expression:
+    """aten._embedding_bag.default; ``mode`` is 0 for sum, 1 for mean, 2 for max -> [tensor, None, None, None]"""
+    how = (False, mode, False, per_sample_weights, include_last_offset)
+    return [call(aten._embedding_bag.default, weight, indices, offsets, *how)[0], None, None, None]

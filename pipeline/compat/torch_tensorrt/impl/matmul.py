@@ -1,0 +1,26 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.trt import trt
+
+aten = torch.ops.aten
+
+NONE = trt.MatrixOperation.NONE
+
+
+def _as(value: Argument, operation: Argument) -> Expression:
+    """A matrix as it is multiplied: transposed, or as it is (a vector, too)."""
+    return call(aten.transpose.int, value, -2, -1) if operation.name == "TRANSPOSE" else value
+
+
+@block
+def matrix_multiply(
+    input: Argument, other: Argument, input_matrix_op: Argument = NONE, other_matrix_op: Argument = NONE
+) -> Expression:
+    """aten.matmul.default; the operations are of ``trt.MatrixOperation``"""
+    return call(aten.matmul.default, _as(input, input_matrix_op), _as(other, other_matrix_op))

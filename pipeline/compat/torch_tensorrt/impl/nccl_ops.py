@@ -1,0 +1,23 @@
+"""Collectives, which programs on one GPU have none of."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pipeline.compat.torch_tensorrt.blocks import Block, refused
+
+WHY: Final = "a program runs on one GPU, and TensorRT-RTX has no collective layers that run"
+INSTEAD: Final = "leave the collective to PyTorch: an operator without a converter runs there"
+
+
+def _collective(name: str) -> Block:
+    return refused(f"impl.nccl_ops.{name}", WHY, INSTEAD)
+
+
+nccl_gather, nccl_reduce_scatter = _collective("nccl_gather"), _collective("nccl_reduce_scatter")
+nccl_all_reduce = _collective("nccl_all_reduce")
+nccl_gather_native, nccl_reduce_scatter_native = (
+    _collective("nccl_gather_native"),
+    _collective("nccl_reduce_scatter_native"),
+)
+nccl_all_reduce_native = _collective("nccl_all_reduce_native")

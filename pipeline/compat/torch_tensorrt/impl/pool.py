@@ -1,0 +1,75 @@
+"""Pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block, unless
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+
+aten = torch.ops.aten
+
+AVERAGE: Final = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
+LARGEST: Final = {1: aten.max_pool1d.default, 2: aten.max_pool2d.default, 3: aten.max_pool3d.default}
+ADAPTIVE: Final = {
+    1: aten.adaptive_avg_pool1d.default,
+    2: aten._adaptive_avg_pool2d.default,
+    3: aten._adaptive_avg_pool3d.default,
+}
+"""By how many dims a window has."""
+
+Sizes = int | Sequence[int]
+
+
+def _each(value: Sizes, dims: int) -> list[int]:
+    """A number for each dim."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
+
+
+@block
+def avg_poolNd(  # noqa: N802 - Torch-TensorRT's name
+    input: Argument,
+    kernel_size: Sequence[int],
+    stride: Sizes,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Expression:
+    """aten.avg_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
+    dims = len(kernel_size)
+    spatial = (list(kernel_size), _each(stride, dims), _each(padding, dims))
+    unless(dims > 1 or divisor_override is None, "impl.pool.avg_poolNd", "a row has no divisor_override", "scale it")
+    own = () if dims == 1 else (divisor_override,)
+    return call(AVERAGE[dims], input, *spatial, ceil_mode, count_include_pad, *own)
+
+
+@block
+def max_poolNd(  # noqa: N802 - Torch-TensorRT's name
+    input: Argument,
+    kernel_size: Sequence[int],
+    stride: Sizes,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+) -> Expression:
+    """aten.max_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
+    dims = len(kernel_size)
+    spatial = (list(kernel_size), _each(stride, dims), _each(padding, dims), _each(dilation, dims))
+    return call(LARGEST[dims], input, *spatial, ceil_mode)
+
+
+@block
+def adaptive_avg_poolNd(input: Argument, output_size: Sequence[int]) -> Expression:  # noqa: N802 - Torch-TensorRT's name
+    """aten.adaptive_avg_pool1d, 2d or 3d, by how many numbers ``output_size`` has"""
+    return call(ADAPTIVE[len(output_size)], input, list(output_size))
+
+
+@block
+def adaptive_avg_pool1d(input: Argument, output_size: Sizes) -> Expression:
+    """aten.adaptive_avg_pool1d.default"""
+    return call(ADAPTIVE[1], input, _each(output_size, 1))

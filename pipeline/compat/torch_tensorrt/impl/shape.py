@@ -1,0 +1,30 @@
+"""Sizes that are known when the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.aten.types import Argument, Target
+from pipeline.compat.torch_tensorrt.network import Conversion, context_of
+from pipeline.compat.torch_tensorrt.source_ir import SourceIR
+from pipeline.impl import base
+from pipeline.trt import trt
+
+
+def shape(
+    ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, input_val: Argument, dim: int | None = None
+) -> trt.ITensor:
+    """The size of a dim as an int64 tensor of shape [1]; without ``dim`` all sizes, of shape [rank]."""
+    ctx = context_of(ctx)
+    x = base.tensor(ctx, name, input_val)
+    sizes = base.sizes(ctx, name, x) if dim is None else [base.size(ctx, name, x, dim)]
+    return base.shape_tensor(ctx, name, sizes)
+
+
+def get_shape_with_dynamic_shape(
+    ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, shape: Sequence[int], input_val: Argument
+) -> trt.ITensor:
+    """A shape as an int64 tensor, with the size that ``input_val`` has there in the place of each -1."""
+    ctx = context_of(ctx)
+    sizes = [base.size(ctx, name, input_val, dim) if size < 0 else size for dim, size in enumerate(shape)]
+    return base.shape_tensor(ctx, name, sizes)

@@ -1,0 +1,25 @@
+"""Tensors taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block, unless
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+
+aten = torch.ops.aten
+
+
+@block
+def split(input: Argument, split_size_or_sections: int | Sequence[int], dim: int = 0) -> Expression:
+    """aten.split.Tensor by one size, aten.split_with_sizes.default by several -> tensors"""
+    if not isinstance(split_size_or_sections, int):
+        sizes = list(split_size_or_sections)
+        made = call(aten.split_with_sizes.default, input, sizes, dim)
+        return [made[i] for i in range(len(sizes))]
+    static = input.shape[dim] >= 0
+    unless(static, "impl.split.split", "how many parts there are depends on a dynamic size", "give their sizes")
+    made = call(aten.split.Tensor, input, split_size_or_sections, dim)
+    return [made[i] for i in range(max(-(-input.shape[dim] // split_size_or_sections), 1))]

@@ -1,0 +1,44 @@
+"""The largest, the smallest, and the order of elements."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block
+from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, call
+
+aten = torch.ops.aten
+
+
+@block
+def argmax(input: Argument, dim: int | None, keep_dim: bool = False) -> Expression:
+    """aten.argmax.default"""
+    return call(aten.argmax.default, input, dim, keep_dim)
+
+
+@block
+def argmin(input: Argument, dim: int | None, keep_dim: bool = False) -> Expression:
+    """aten.argmin.default"""
+    return call(aten.argmin.default, input, dim, keep_dim)
+
+
+@block
+def argmax_argmin(input: Argument, topk_option: Argument, dim: int | None, keep_dim: bool = False) -> Expression:
+    """aten.argmax.default for ``trt.TopKOperation.MAX``, else aten.argmin.default"""
+    return call(aten.argmax.default if topk_option.name == "MAX" else aten.argmin.default, input, dim, keep_dim)
+
+
+@block
+def sort(input: Argument, dim: int, descending: bool, return_indices: bool = True) -> Expression:
+    """aten.sort.default -> [values, indices], or values"""
+    return _both(call(aten.sort.default, input, dim, descending), return_indices)
+
+
+@block
+def topk(input: Argument, k: int, dim: int, largest: bool, sorted: bool, return_indices: bool = True) -> Expression:
+    """aten.topk.default -> [values, indices], or values"""
+    return _both(call(aten.topk.default, input, k, dim, largest, sorted), return_indices)
+
+
+def _both(made: Call, return_indices: bool) -> Expression:
+    return [made[0], made[1]] if return_indices else made[0]

@@ -1,0 +1,83 @@
+"""Functions of one tensor, element by element."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
+
+aten = torch.ops.aten
+
+TARGETS: Final = {
+    "EXP": aten.exp.default,
+    "LOG": aten.log.default,
+    "SQRT": aten.sqrt.default,
+    "RECIP": aten.reciprocal.default,
+    "ABS": aten.abs.default,
+    "NEG": aten.neg.default,
+    "SIN": aten.sin.default,
+    "COS": aten.cos.default,
+    "TAN": aten.tan.default,
+    "SINH": aten.sinh.default,
+    "COSH": aten.cosh.default,
+    "ASIN": aten.asin.default,
+    "ACOS": aten.acos.default,
+    "ATAN": aten.atan.default,
+    "ASINH": aten.asinh.default,
+    "ACOSH": aten.acosh.default,
+    "ATANH": aten.atanh.default,
+    "CEIL": aten.ceil.default,
+    "FLOOR": aten.floor.default,
+    "ERF": aten.erf.default,
+    "NOT": aten.logical_not.default,
+    "SIGN": aten.sign.default,
+    "ROUND": aten.round.default,
+    "ISINF": aten.isinf.default,
+    "ISNAN": aten.isnan.default,
+}
+"""TensorRT's unary operations, by name."""
+
+exp, log, sqrt = (of_one(TARGETS[name], "input_val") for name in ("EXP", "LOG", "SQRT"))
+recip, abs, neg = (of_one(TARGETS[name], "input_val") for name in ("RECIP", "ABS", "NEG"))
+sin, cos, tan = (of_one(TARGETS[name], "input_val") for name in ("SIN", "COS", "TAN"))
+sinh, cosh = (of_one(TARGETS[name], "input_val") for name in ("SINH", "COSH"))
+asin, acos, atan = (of_one(TARGETS[name], "input_val") for name in ("ASIN", "ACOS", "ATAN"))
+asinh, acosh, atanh = (of_one(TARGETS[name], "input_val") for name in ("ASINH", "ACOSH", "ATANH"))
+ceil, floor, round = (of_one(TARGETS[name], "input_val") for name in ("CEIL", "FLOOR", "ROUND"))
+erf, sign, isinf = (of_one(TARGETS[name], "input_val") for name in ("ERF", "SIGN", "ISINF"))
+logical_not, isnan = of_one(TARGETS["NOT"], "input_val"), of_one(TARGETS["ISNAN"], "input")
+expm1 = of_one(aten.expm1.default, "input_val")
+log10, log2, log1p = (of_one(op.default, "input_val") for op in (aten.log10, aten.log2, aten.log1p))
+trunc = of_one(aten.trunc.default, "input_val")
+bitwise_not = of_one(aten.bitwise_not.default, "input_val")
+nonzero = of_one(aten.nonzero.default, "input_val")
+
+
+@block
+def convert_unary(operation_type: Argument, input_val: Argument) -> Expression:
+    """The layer of a ``trt.UnaryOperation``, with eager's dtypes."""
+    return call(TARGETS[operation_type.name], input_val)
+
+
+@block
+def sym_not(input_val: Argument) -> Expression:
+    """The contrary of a bool, or of the only element of a tensor of bools."""
+    return call(aten.logical_not.default, input_val)
+
+
+@block
+def scalar_tensor(scalar: Argument, dtype: Argument = None) -> Expression:
+    """aten.scalar_tensor.default"""
+    return call(aten.scalar_tensor.default, scalar, dtype=torch_dtype(dtype))
+
+
+@block
+def native_dropout(input_val: Argument, p: float, train: bool | None = False) -> Expression:
+    """What is not trained is as it was, and its mask is True. -> [tensor, mask]"""
+    unless(not train, "impl.unary.native_dropout", "random numbers are never frozen into an engine", "pass train=False")
+    mask = call(aten.full_like.default, input_val, True, dtype=torch.bool)
+    return [call(aten.clone.default, input_val), mask]

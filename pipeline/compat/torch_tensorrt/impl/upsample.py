@@ -1,0 +1,39 @@
+"""Resizing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from pipeline.compat.torch_tensorrt.blocks import block, unless
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
+
+aten = torch.ops.aten
+
+NEAREST: Final = {1: aten.upsample_nearest1d.vec, 2: aten.upsample_nearest2d.vec, 3: aten.upsample_nearest3d.vec}
+SMOOTH: Final = {
+    ("linear", 1): aten.upsample_linear1d.vec,
+    ("bilinear", 2): aten.upsample_bilinear2d.vec,
+    ("trilinear", 3): aten.upsample_trilinear3d.vec,
+    ("bicubic", 2): aten.upsample_bicubic2d.vec,
+}
+
+
+@block
+def upsample(
+    input: Argument,
+    size: Sequence[Argument] | None,
+    scale_factor: Sequence[float] | None,
+    mode: str,
+    align_corners: bool,
+) -> Expression:
+    """aten.upsample_*.vec by ``mode`` and how many dims are resized; a size, or else scales, for each of them"""
+    dims = len(input.shape) - 2
+    known = mode == "nearest" or (mode, dims) in SMOOTH
+    unless(known, "impl.upsample.upsample", f"{mode!r} does not resize {dims} dims", "linear, bilinear, … by rank")
+    given = (None if size is None else list(size), None if size is not None else [float(s) for s in scale_factor or ()])
+    if mode == "nearest":
+        return call(NEAREST[dims], input, *given)
+    return call(SMOOTH[mode, dims], input, given[0], align_corners, given[1])

@@ -1,0 +1,19 @@
+"""The conversion behind what a converter was given: a context, or the network of the LEGACY convention."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from pipeline.network.context import ConversionContext
+from pipeline.network.legacy import LegacyNetwork
+
+Conversion: TypeAlias = ConversionContext | LegacyNetwork
+
+
+def context_of(given: Conversion) -> ConversionContext:
+    """The `ConversionContext` of a converter, by its first argument."""
+    if isinstance(given, LegacyNetwork):
+        return given.ctx
+    if not isinstance(given, ConversionContext):
+        raise TypeError(f"a building block's first argument is the converter's own, ctx or network, not {given!r}")
+    return given

@@ -1,0 +1,23 @@
+"""Where a converter's operator comes from, as Torch-TensorRT's building blocks ask for it."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+
+class SourceIR(Enum):
+    """The kind of graph that a converted node was in. Building blocks take it, and give the same layers for each."""
+
+    NN = auto()
+    ACC = auto()
+    ATEN = auto()
+    PRIM = auto()
+    TORCHTRT_LOWERED = auto()
+    UNKNOWN = auto()
+
+    def __str__(self) -> str:
+        return _PRINTED.get(self.name, self.name.lower())
+
+
+_PRINTED: Final = {"UNKNOWN": "unknown_ir"}

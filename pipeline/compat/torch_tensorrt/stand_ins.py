@@ -1,0 +1,76 @@
+"""Fake tensors that stand for a converter's values, so that torch can say what a call on them would give."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from attrs import field, frozen
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.types import Argument
+from pipeline.compat.torch_tensorrt.layer_shapes import sizes_of
+from pipeline.frontend.fakes import fake_mode, quietly, unnamed_sizes
+from pipeline.impl import base
+from pipeline.network.context import ConversionContext, SymbolicInt
+from pipeline.shapes.environment import LARGEST, Range, expression
+from pipeline.trt import trt
+
+
+@frozen(eq=False)
+class StandIns:
+    """The stand-ins of one network's values, in the fake mode of the program that is converted."""
+
+    ctx: ConversionContext
+    mode: FakeTensorMode
+    device: torch.device
+    known: dict[str, torch.SymInt] = field(factory=dict)
+
+    @classmethod
+    def of(cls, ctx: ConversionContext) -> StandIns:
+        """Those of a network, made once."""
+        if "stand-ins" not in ctx.memo:
+            assert ctx.node is not None
+            mode = fake_mode(ctx.node.graph)
+            mode = mode if mode.shape_env is not None else FakeTensorMode(shape_env=ShapeEnv())
+            ctx.memo["stand-ins"] = cls(ctx, mode, _device(ctx.node))
+        made: StandIns = ctx.memo["stand-ins"]
+        return made
+
+    def tensor(self, value: Argument) -> torch.Tensor:
+        """The stand-in for an ``ITensor`` or a constant."""
+        given = isinstance(value, torch.Tensor)
+        shape = list(value.shape) if given else [self.size(value, dim) for dim in range(base.rank(value))]
+        with quietly(self.mode), unnamed_sizes(self.mode):
+            return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
+
+    def size(self, value: trt.ITensor, dim: int) -> int | torch.SymInt:
+        """The size of a dim: what the program calls it, or a symbol of its own where the program does not know it."""
+        size = sizes_of(self.ctx, value)[dim]
+        return size if isinstance(size, int) else self.unknown(value, dim) if size is None else self.symbolic(size)
+
+    def unknown(self, value: trt.ITensor, dim: int | None) -> torch.SymInt:
+        """A size that nothing but a dim of a tensor, or (None) a tensor itself, tells."""
+        key = f"{id(value)} {dim}"
+        if key not in self.known:
+            assert self.mode.shape_env is not None
+            with unnamed_sizes(self.mode):
+                self.known[key] = made = self.mode.shape_env.create_unbacked_symint()
+            torch._check(made >= 0)
+            name = str(expression(made))
+            self.ctx.symbols[name] = (value, dim)
+            self.ctx.ranges = {**self.ctx.ranges, name: Range(0, 1, LARGEST)}
+        return self.known[key]
+
+    def symbolic(self, size: SymbolicInt) -> torch.SymInt:
+        """A size that the program knows as an expression."""
+        assert self.mode.shape_env is not None
+        return cast(torch.SymInt, self.mode.shape_env.create_symintnode(size.expr, hint=None))
+
+
+def _device(node: torch.fx.Node) -> torch.device:
+    """The device that a node's tensors are on."""
+    values = tree_leaves([node.meta.get("val"), [n.meta.get("val") for n in node.all_input_nodes]])
+    return next((v.device for v in values if isinstance(v, FakeTensor)), torch.device("cpu"))

@@ -1,0 +1,30 @@
+"""The network that a converter of the LEGACY convention gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.network.context import ConversionContext
+from pipeline.trt import trt
+
+
+class LegacyNetwork:
+    """TensorRT's network with the conversion that it is part of: building blocks need both, and a LEGACY converter is
+    given the network alone. Everything else is the network's own. It says that it is an ``INetworkDefinition``."""
+
+    ctx: ConversionContext
+    has_implicit_batch_dimension = False
+    has_explicit_precision = False
+
+    def __init__(self, ctx: ConversionContext) -> None:
+        object.__setattr__(self, "ctx", ctx)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return trt.INetworkDefinition  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx.net, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.ctx.net, name, value)
