@@ -31,8 +31,9 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec",
         metavar="SPEC",
-        help="a file that torch.export.save wrote (.pt2), or package.module:factory, which is called without arguments "
-        "and gives an nn.Module (it is put in eval mode) or a tuple (module, args[, kwargs[, dynamic_shapes]])",
+        help="a file that torch.export.save (.pt2) or torch.jit.save (.pt, .ts) wrote, or package.module:factory, "
+        "which is called without arguments and gives an nn.Module (it is put in eval mode) or a tuple (module, args[, "
+        "kwargs[, dynamic_shapes]])",
     )
     parser.add_argument(
         "--input",

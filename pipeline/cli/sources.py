@@ -1,4 +1,5 @@
-"""What the command line compiles: a ``.pt2`` file, or what a factory ``package.module:name`` gives, with its inputs."""
+"""What the command line compiles: a ``.pt2`` or TorchScript file, or what a factory ``package.module:name`` gives, with
+its inputs."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from attrs import evolve, frozen
@@ -18,10 +20,12 @@ from torch.export import ExportedProgram
 from pipeline.aten.types import Argument, Spec
 from pipeline.errors import PipelineError
 from pipeline.frontend.input_checks import bound, check_module, described
+from pipeline.frontend.torchscript.module import is_script
+from pipeline.frontend.torchscript.module import model as interpreted
 from pipeline.inputs import Input
 
 SPEC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-GRAMMAR = "write FILE.pt2, or package.module:factory"
+GRAMMAR = "write FILE.pt2, FILE.pt (of torch.jit.save), or package.module:factory"
 
 
 class SourceError(PipelineError, ValueError):
@@ -58,7 +62,7 @@ class Source:
             except TypeError as error:
                 raise SourceError(f"{self.name}: {error}") from None
             try:
-                bound(self.model, self.args, self.kwargs)
+                bound(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
             except TypeError as error:
                 raise SourceError(f"{error}; describe inputs by --input") from None
         return self
@@ -68,7 +72,7 @@ def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
     """The model that a SPEC names, with its own inputs or those given. `SourceError` for a SPEC that names none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _made(spec)
-    elif spec.endswith(".pt2"):
+    elif spec.endswith(tuple(READERS)):
         source = _file(Path(spec))
     else:
         raise SourceError(f"{spec!r} is no model: {GRAMMAR}")
@@ -78,10 +82,27 @@ def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
 def _file(path: Path) -> Source:
     if not path.is_file():
         raise SourceError(f"there is no file {str(path)!r}")
+    reader, writer = READERS[path.suffix]
     try:
-        return Source(path.stem, torch.export.load(path))
+        return Source(path.stem, reader(path))
     except Exception as error:
-        raise SourceError(f"{str(path)!r} is not what torch.export.save writes: {first_line(error)}") from error
+        raise SourceError(f"{str(path)!r} is not what {writer} writes: {first_line(error)}") from error
+
+
+def _script(path: Path) -> torch.jit.ScriptModule:
+    """The module of a TorchScript file, for inference. That torch would rather have another format is for its author"""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script: torch.jit.ScriptModule = torch.jit.load(path, map_location="cpu").eval()
+        return script
+
+
+READERS: Final[Mapping[str, tuple[Callable[[Path], Any], str]]] = {
+    ".pt2": (torch.export.load, "torch.export.save"),
+    ".pt": (_script, "torch.jit.save"),
+    ".ts": (_script, "torch.jit.save"),
+}
+"""What reads a file by its suffix, and what wrote it."""
 
 
 def _made(spec: str) -> Source:

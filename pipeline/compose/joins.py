@@ -10,6 +10,7 @@ import torch
 
 from pipeline.compose.annotations import accepts, is_instance, type_name
 from pipeline.compose.stage_signature import AnyStage
+from pipeline.frontend.torchscript.module import is_script
 from pipeline.program import Program
 from pipeline.settings import CompilationSettings
 
@@ -56,10 +57,10 @@ def check_front_door(stages: Sequence[AnyStage], model: object) -> None:
     """`TypeError` unless the stages start with a `Program` and this is a model: told before it is captured."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
-        if isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
+        if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model):
             return
         raise TypeError(
-            f"{what(model)} cannot be compiled: pass an nn.Module or ExportedProgram with its args, "
+            f"{what(model)} cannot be compiled: pass an nn.Module, ExportedProgram or TorchScript with its args, "
             f"or only the {takes} that the first stage takes"
         )
     first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"

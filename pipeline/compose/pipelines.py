@@ -228,7 +228,7 @@ class Pipeline(Generic[Takes, Gives]):
     ) -> object:
         """Compiles a model, or runs the stages on the record that the first of them takes.
 
-        model: an nn.Module or ExportedProgram with its `args`, `kwargs` and `dynamic_shapes` (see
+        model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
             `pipeline.capture`); or, as the only argument, the record.
         output_names: what the model's outputs are called in engines, reports and files; None: by their keys.
         Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.

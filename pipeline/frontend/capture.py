@@ -1,4 +1,4 @@
-"""The front door: an ``nn.Module`` or ``ExportedProgram`` becomes a ``Program``.
+"""The front door: an ``nn.Module``, ``ExportedProgram`` or TorchScript becomes a ``Program``.
 
 Capture exports the module, lifts its parameters and buffers, names its inputs and keeps the ranges of its dynamic dims.
 Nothing it is given is changed.
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.graphs import results
 from pipeline.aten.types import Argument, Spec
-from pipeline.errors import CaptureError
+from pipeline.errors import CaptureError, PipelineError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend.blame import blamed, check_dtypes
@@ -33,6 +33,8 @@ from pipeline.frontend.functional import functional
 from pipeline.frontend.output_names import named
 from pipeline.frontend.shared import unwritten
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
+from pipeline.frontend.torchscript.module import is_script
+from pipeline.frontend.torchscript.module import model as interpreted
 from pipeline.frontend.tracing import exporting, tracing_for
 from pipeline.frontend.violations import kept_violations
 from pipeline.frozen import FrozenDict
@@ -48,7 +50,7 @@ log = logging.getLogger(__name__)
 HINT = "ExportedProgram.run_decompositions({}) alone shows the same; write to clones of tensors, not to their views"
 
 
-Model: TypeAlias = torch.nn.Module | ExportedProgram
+Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any]"
 """What can be captured."""
 
 
@@ -65,7 +67,8 @@ def capture(
     """The program of a module called with ``args`` and ``kwargs``, or of an ``ExportedProgram``.
 
     Args:
-        model: a module (exported here, without gradients), or the result of ``torch.export.export``.
+        model: a module (exported here, without gradients), or the result of ``torch.export.export``,
+            ``torch.jit.script``, ``torch.jit.trace`` or ``torch.jit.load``.
         args: example inputs: tensors, or ``pipeline.Input`` with shapes and ranges, in any pytree.
         kwargs: the same by keyword.
         dynamic_shapes: as in ``torch.export.export``; added to the ranges that ``Input`` gives.
@@ -76,12 +79,14 @@ def capture(
             ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by place.
 
     Raises:
-        CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value.
+        CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value;
+            or a node of TorchScript has no meaning here (it names the node, file and line).
         DtypeError: an input has a dtype that the model does not take; the message names it, and the one that is due.
-        TypeError: ``model`` is neither of the two, or ``forward`` does not take these inputs.
+        TypeError: ``model`` is none of these, or ``forward`` does not take these inputs.
         ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it;
             ``output_names`` are not one for each output.
     """
+    model = interpreted(model) if is_script(model) else model
     settings = settings or CompilationSettings()
     settings = settings if device is None else settings.evolve(device=device)
     if is_autocast_on():
@@ -112,7 +117,7 @@ def _captured(
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
         asked = ranges.asked(exported, model, args, kwargs, shapes)
     else:
-        raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module or an ExportedProgram")
+        raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module, an ExportedProgram or TorchScript")
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
@@ -152,6 +157,8 @@ def _export(
             if not violations or _relaxed(exported, model, args, kwargs, shapes):
                 return exported, shapes
             first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
+        except PipelineError:  # the model's interpreter, in words of our own
+            raise
         except Exception as error:  # the range, or torch's own words about it, fail in many ways
             first = error
     ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))

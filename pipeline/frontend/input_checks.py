@@ -42,11 +42,9 @@ def check_module(model: torch.nn.Module) -> None:
     """Raise where no engine can be made of a module, whatever its inputs.
 
     Raises:
-        TypeError: it is a TorchScript module, or compiled already.
+        TypeError: it is compiled already.
         CaptureError: a parameter or buffer has no value.
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("model is TorchScript, which torch.export does not take: pass the module that it was made from")
     if isinstance(model, CompiledModule):
         raise TypeError("model is compiled already: call it, or compile the module that it was made from")
     check_values(chain(model.named_parameters(), model.named_buffers()))

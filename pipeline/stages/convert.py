@@ -18,7 +18,7 @@ from attrs import evolve
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.naming import layer_name
+from pipeline.aten.naming import layer_name, unlike
 from pipeline.aten.support import CallingConvention
 from pipeline.aten.types import Argument
 from pipeline.build.memory_mapped_weights import MemoryMappedWeights
@@ -323,16 +323,16 @@ class _Conversion:
         return frozenset(tensor.name for tensor in tensors if tensor is not None)
 
     def name_tensors(self) -> None:
-        """Every tensor inside is called after its layer, so that two builds of a network print alike."""
+        """Every tensor inside is called after its layer, so that two builds of a network print alike, or as its
+        converter called it, where no other is called so."""
         net = self.ctx.net
         taken = {port.name for port in self.segment.inputs} | {*self.bindings.values()}
-        for i in range(net.num_layers):
-            layer = net.get_layer(i)
-            for j in range(layer.num_outputs):
-                tensor = layer.get_output(j)
+        for layer in map(net.get_layer, range(net.num_layers)):
+            after = layer.name if layer.name not in taken else f"{layer.name}:inner"
+            for j, tensor in enumerate(map(layer.get_output, range(layer.num_outputs))):
                 if tensor is not None and not tensor.is_network_output:
-                    name = layer.name if layer.name not in taken else f"{layer.name}:inner"
-                    tensor.name = name if j == 0 else f"{name}:{j}"
+                    named = not tensor.name.startswith(("(Unnamed Layer", f"{layer.name}_output"))  # TensorRT's own
+                    tensor.name = unlike(tensor.name if named else after if j == 0 else f"{after}:{j}", taken)
 
 
 def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:

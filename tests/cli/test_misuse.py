@@ -26,10 +26,6 @@ def leaving() -> Any:
     sys.exit(7)
 
 
-def traced() -> Any:
-    return torch.jit.trace(nn.ReLU(), torch.ones(2, 4)), (torch.ones(2, 4),)
-
-
 def on_meta() -> Any:
     with torch.device("meta"):
         return nn.Linear(4, 4), (torch.ones(2, 4),)
@@ -52,6 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each test runs in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").touch()
+    torch.save({"weight": torch.ones(4)}, tmp_path / "weights.pt")
     (tmp_path / "dangling").symlink_to("/no/such")
     return tmp_path
 
@@ -60,7 +57,7 @@ COMPILE = ["compile", f"{HERE}:net"]
 MISUSE: dict[str, tuple[list[str], str]] = {
     "a factory that exits": (["compile", f"{HERE}:leaving"], "leaving raised SystemExit: 7"),
     "a module as a file": (["compile", "mine.py:net"], "a module is named without .py: write mine:factory"),
-    "a TorchScript module": (["compile", f"{HERE}:traced"], "traced: model is TorchScript, which torch.export"),
+    "a file of weights": (["compile", "weights.pt", "--input", "4"], "'weights.pt' is not what torch.jit.save writes"),
     "a model without weights": (["compile", f"{HERE}:on_meta"], "weight is on the meta device"),
     "memory without end": ([*COMPILE, "--workspace-size", "9" * 30], "workspace_size is a whole number"),
     "streams without end": ([*COMPILE, "--max-aux-streams", "9" * 12], "max_aux_streams is a whole number"),

@@ -84,8 +84,11 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         pipeline.CaptureError,
         r"layer\.weight is on the meta device",
     ),
-    "a scripted module": (of(lambda: torch.jit.script(nn.ReLU()), (X,)), TypeError, "model is TorchScript"),
-    "a traced module": (of(lambda: torch.jit.trace(nn.ReLU(), X), (X,)), TypeError, "model is TorchScript"),
+    "inputs that a script does not take": (
+        of(lambda: torch.jit.script(nn.ReLU()), (X, X)),
+        TypeError,
+        r"ReLU.forward\(input\): too many positional arguments",
+    ),
     "a class": (lambda: pipeline.default()(nn.ReLU, (X,)), TypeError, r"the class ReLU \(an instance is ReLU\(…\)\)"),
     "a function": (lambda: pipeline.default()(exported, (X,)), TypeError, "the function exported cannot be compiled"),
     "too many for an export": (of(exported, (X, X)), TypeError, "exported with the inputs x: Node arity mismatch"),

@@ -1,0 +1,115 @@
+"""Converters declared by the schema of an operator as TorchScript writes it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from pipeline.aten.arguments import bind
+from pipeline.converters.registry import ConverterPriority, Validator, dynamo_tensorrt_converter
+
+Function: TypeAlias = Callable[[Any, torch.fx.Node, tuple[Any, ...]], Any]
+
+_BOUND: Final = "__takes_arguments_by_schema__"
+
+
+def converter(
+    schema: str,
+    *,
+    enabled: bool = True,
+    capability_validator: Validator | None = None,
+    priority: ConverterPriority = ConverterPriority.HIGH,
+    supports_dynamic_shapes: bool = True,
+    requires_output_allocator: bool = False,
+) -> Callable[[Function], Callable[..., Any]]:
+    """Declare a converter by the schema of its operator; what the decorator gives enters by ``registry.register``.
+
+    The function is called ``(ctx, node, args)``. ``args`` is a tuple in the schema's order with defaults filled in:
+    ``ITensor``s for what layers give, CPU tensors for constants, Python values else. It returns the result's
+    ``ITensor``, or a tuple of them. Names that it gives to layers and tensors are kept, but for tensors that leave the
+    engine, which have the model's names. Stackable, one decorator a schema.
+
+    As for TorchScript, it comes before the built-in converter and is given nodes whose sizes vary, unless ``priority``
+    and ``supports_dynamic_shapes`` say otherwise. The schema of an operator in place stands for the one that gives a
+    new tensor: programs are made free of writes before they are converted.
+
+    Raises:
+        ValueError: no operator has this schema; the message has the nearest ones.
+    """
+    target = operator_of(schema)
+    declare = dynamo_tensorrt_converter(
+        target,
+        enabled=enabled,
+        capability_validator=capability_validator,
+        priority=priority,
+        supports_dynamic_shapes=supports_dynamic_shapes,
+        requires_output_allocator=requires_output_allocator,
+    )
+    return lambda function: declare(_by_schema(function))
+
+
+def _by_schema(function: Function) -> Callable[..., Any]:
+    """The function with the calling convention of the registry."""
+    if getattr(function, _BOUND, False):
+        return function
+
+    @functools.wraps(function)
+    def convert(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+        return function(ctx, ctx.node, tuple(bind(target, args, kwargs)))
+
+    setattr(convert, _BOUND, True)
+    return convert
+
+
+def operator_of(schema: str) -> OpOverload[..., Any]:
+    """The operator that has a schema; of one in place, the one that gives a new tensor."""
+    name, overloads = _overloads(schema)
+    for overload in overloads:
+        if _plain(str(overload._schema)) == _plain(schema):
+            return _out_of_place(overload) if overload._schema.is_mutable else overload
+    known = [str(overload._schema) for overload in overloads] or _nearest(name)
+    near = difflib.get_close_matches(schema, known, 3, 0) or known
+    rows = "".join(f"\n  {row}" for row in near)
+    raise ValueError(f"no operator has the schema {schema!r}" + (f"; near it are{rows}" if rows else ""))
+
+
+def _overloads(schema: object) -> tuple[str, list[OpOverload[..., Any]]]:
+    """The name in a schema and the operators that have it."""
+    match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
+    if match is None:
+        example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
+        raise ValueError(f"{schema!r} is no schema; {example!r} is one")
+    packet = getattr(getattr(torch.ops, match[1]), match[2], None)
+    names = packet.overloads() if isinstance(packet, OpOverloadPacket) else []
+    return match[2], [getattr(packet, name) for name in names]
+
+
+def _nearest(name: str) -> list[str]:
+    packets = (getattr(torch.ops.aten, each) for each in difflib.get_close_matches(name, dir(torch.ops.aten), 3))
+    return [str(getattr(packet, each)._schema) for packet in packets for each in packet.overloads()]
+
+
+def _plain(schema: str) -> str:
+    """A schema without what TorchScript leaves out: that sizes may vary, and what shares memory; numbers alike."""
+    try:
+        text = str(torch._C.parse_schema(schema))
+    except RuntimeError:
+        return schema
+    return re.sub(r"\([a-z*!> |-]+\)(?= |\[|,|\)|$)", "", text.replace("SymInt", "int")).replace(" ", "")
+
+
+def _out_of_place(overload: OpOverload[..., Any]) -> OpOverload[..., Any]:
+    """``aten::relu`` for ``aten::relu_``, where it takes the same arguments."""
+    schema = overload._schema
+    namespace, _, name = schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    found = getattr(packet, overload._overloadname, None) if name.endswith("_") else None
+    if found is None or [a.name for a in found._schema.arguments] != [a.name for a in schema.arguments]:
+        raise ValueError(f"{schema.name} writes to its arguments, and programs are free of writes: declare another")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,74 @@
+"""TensorRT weights of a tensor, an array or a number, with the metadata that converters for TorchScript read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+
+from pipeline.network.context import ConversionContext
+from pipeline.trt import trt, weights_of
+
+
+@frozen(eq=False)
+class Weights:
+    """Weights for layers: ``Weights(ctx, value)``.
+
+    The memory is the value's own, where it is contiguous and on the CPU; then weights made of a parameter that arrived
+    as a tensor, or of its ``.numpy()``, can be refitted. A Python int is int64, a float float32.
+
+    Attributes:
+        data: the ``trt.Weights``.
+        shape: the sizes; a number has none.
+        kernel_shape: the sizes after the first two, ``(1,)`` where there are no more: a convolution's kernel.
+        num_output_maps: the first size, 1 for a number: a convolution's output channels.
+        num_input_maps: the second size, or else the first.
+
+    Raises:
+        TypeError: the value is no tensor, array or number, or has a dtype that TensorRT does not have.
+    """
+
+    ctx: ConversionContext = field(repr=False)
+    value: torch.Tensor | np.ndarray[Any, Any] | float = field(repr=False)
+    tensor: torch.Tensor = field(init=False, repr=False)
+    data: trt.Weights = field(init=False)
+
+    @tensor.default
+    def _as_tensor(self) -> torch.Tensor:
+        value = self.value
+        if isinstance(value, torch.Tensor):
+            return value.detach().cpu().contiguous()
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(np.ascontiguousarray(value))
+        if isinstance(value, np.generic):
+            return torch.tensor(value)
+        if isinstance(value, bool | int | float):
+            return torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
+        raise TypeError(f"Weights are of a tensor, an array or a number, not of a {type(value).__name__}")
+
+    @data.default
+    def _held(self) -> Any:
+        self.ctx.cpu_weights_reference_holder.append(self.tensor)
+        return weights_of(self.tensor)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def kernel_shape(self) -> tuple[int, ...]:
+        """The sizes after the first two."""
+        return self.shape[2:] or (1,)
+
+    @property
+    def num_output_maps(self) -> int:
+        """The first size."""
+        return (*self.shape, 1)[0]
+
+    @property
+    def num_input_maps(self) -> int:
+        """The second size, or else the first."""
+        return self.shape[1] if len(self.shape) > 1 else self.num_output_maps

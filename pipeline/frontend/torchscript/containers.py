@@ -1,0 +1,97 @@
+"""Evaluators of lists, dicts and strings, which are Python's own: one list under all its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pipeline.frontend.torchscript.numbers import plain
+from pipeline.frontend.torchscript.registry import Call, Evaluator
+
+
+def _get(call: Call, values: Any, index: Any) -> Any:
+    if isinstance(values, dict) and index not in values:
+        raise call.error(f"the dict has no key {index!r}")
+    if not isinstance(values, dict) and not -len(values) <= index < len(values):
+        raise call.error(f"index {index} is outside a list of {len(values)}")
+    return values[index]
+
+
+def _set(values: Any, index: Any, value: Any) -> None:
+    values[index] = value
+
+
+def _delete(values: Any, index: Any) -> None:
+    del values[index]
+
+
+def _append(values: list[Any], value: Any) -> list[Any]:
+    values.append(value)
+    return values
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values)
+
+
+def _sort(values: list[Any], *options: Any) -> None:
+    values.sort(reverse=bool(options and options[-1]))
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """A method of the first value, of this name."""
+    return lambda owner, *values: getattr(owner, name)(*values)
+
+
+_LISTS: Final[Mapping[str, Callable[..., Any]]] = {
+    "aten::slice": lambda values, start, end, step=1: values[start:end:step],
+    "aten::select": lambda values, index: values[index],
+    "aten::list": _listed,
+    "aten::sort": _sort,
+    "aten::sorted": lambda values, *options: sorted(values, reverse=bool(options and options[-1])),
+    "aten::copy": _method("copy"),
+    "aten::clear": _method("clear"),
+    "aten::index": _method("index"),
+    "aten::count": _method("count"),
+    "aten::remove": _method("remove"),
+    "aten::dict": dict,
+    "aten::split": _method("split"),
+    "aten::len": len,
+}
+"""What a kind means for lists, dicts and strings where tensors have it too: in overloads that are given no tensor."""
+
+_STRINGS: Final = (
+    *("capitalize", "center", "endswith", "expandtabs", "find", "isalnum", "isalpha", "isdecimal", "isdigit"),
+    *("isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower"),
+    *("lstrip", "partition", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "splitlines"),
+    *("startswith", "strip", "swapcase", "title", "upper", "zfill"),
+)
+"""What is Python's method of this name of a string."""
+
+
+def _of(function: Callable[..., Any]) -> Evaluator:
+    return lambda call, *values: function(*values)
+
+
+CONTAINERS: Final[Mapping[str, Evaluator]] = {
+    **plain(_LISTS),
+    **plain({f"aten::{name}": _method(name) for name in _STRINGS}),
+    **{f"aten::{name}": _of(_method(name)) for name in ("extend", "insert", "pop", "reverse")},
+    **{f"aten::{name}": _of(_method(name)) for name in ("get", "setdefault", "update", "popitem")},
+    "aten::keys": lambda call, values: list(values.keys()),
+    "aten::values": lambda call, values: list(values.values()),
+    "aten::items": lambda call, values: list(values.items()),
+    "aten::append": _of(_append),
+    "aten::__getitem__": _get,
+    "prim::StringIndex": _get,
+    "aten::_set_item": _of(_set),
+    "aten::Delete": _of(_delete),
+    "aten::__contains__": lambda call, values, value: value in values,
+    "aten::Size": lambda call, sizes: list(sizes),
+    "aten::format": lambda call, text, *values: text.format(*values),
+    "aten::percentFormat": lambda call, text, *values: text % values,
+    "aten::str": lambda call, value: str(value),
+    "aten::ord": lambda call, value: ord(value),
+    "aten::chr": lambda call, value: chr(value),
+}
+"""Evaluators of lists, dicts and strings."""

@@ -1,0 +1,116 @@
+"""Evaluators of control flow: branches on what is known at capture, loops that are counted, calls that are inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from pipeline.frontend.torchscript.objects import Object
+from pipeline.frontend.torchscript.registry import Call, Evaluator
+
+LIMIT: Final = 10_000
+"""The most turns of a loop that is unrolled."""
+
+_HARMLESS: Final = (
+    "autograd.grad_mode.",
+    "autograd.profiler.record_function",
+    "nn.utils.stateless.",
+)
+"""What a program may enter that changes nothing of what it computes."""
+
+_CHOOSE: Final = "let torch.where choose between values, or decide before the model is called"
+_FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
+
+
+def branch(call: Call, condition: Any) -> Any:
+    """prim::If: the branch that is taken. A condition on sizes puts a guard on them; data is an error."""
+    if _is_data(condition):
+        raise call.error("its condition is data, which is known only when the program runs", _CHOOSE)
+    return call.blocks[0 if condition else 1]()
+
+
+def loop(call: Call, turns: Any, condition: Any, *carried: Any) -> Any:
+    """prim::Loop: its turns one after the other, as many as are known at capture."""
+    _known(call, turns, "the number of its turns")
+    values: tuple[Any, ...] = carried
+    done = 0
+    while done < turns and _holds(call, condition):
+        if done == LIMIT:
+            raise call.error(f"it has not ended after {LIMIT} turns, the most that are unrolled", _FIX)
+        condition, *rest = call.blocks[0](done, *values)
+        values, done = tuple(rest), done + 1
+    return values
+
+
+def _holds(call: Call, condition: Any) -> bool:
+    _known(call, condition, "its condition")
+    return bool(condition)
+
+
+def _known(call: Call, value: Any, what: str) -> None:
+    """Raise where a loop would have no one length: it would be compiled for the example's."""
+    if isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None:
+        kind = "is data, which is known only when the program runs" if _is_data(value) else f"varies: {value}"
+        raise call.error(f"{what} {kind}", _FIX)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a number is read from a tensor while the program is traced, and nothing tells it."""
+    if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):
+        return False
+    return not value.node.has_hint() and value.node.maybe_as_int() is None
+
+
+def raises(call: Call, message: Any, kind: Any = None) -> None:
+    """prim::RaiseException, where the branch with it is taken."""
+    raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
+
+
+def enters(call: Call, context: Any) -> Any:
+    """prim::Enter, prim::Exit: gradients and profilers have no say in a compiled program."""
+    name = context.kind if isinstance(context, Object) else type(context).__name__
+    if not any(part in name for part in _HARMLESS):
+        raise call.error(f"the context {name} has no meaning in a compiled program", "leave it out of the model")
+    return context
+
+
+def inside(call: Call, *inputs: Any) -> Any:
+    """prim::CallMethod of a module; prim::fork, at once, as nothing else runs beside a program."""
+    return call.blocks[0](*inputs)
+
+
+def python(call: Call, *inputs: Any) -> Any:
+    """prim::PythonOp: a function that the script leaves to Python, torch.jit.ignore'd, is traced as it is."""
+    if any(isinstance(value, torch.nn.Module) for value in inputs):
+        raise call.error(
+            "it leaves a method to Python", "let torch.jit.ignore leave out functions, or script the method"
+        )
+    values, scalars = iter(inputs), iter(call.attributes["scalars"])
+    forms = call.attributes["form"]
+    return call.attributes["function"](*(next(values) if form == "d" else next(scalars) for form in forms))
+
+
+CONTROL: Final[Mapping[str, Evaluator]] = {
+    "prim::If": branch,
+    "prim::Loop": loop,
+    "prim::RaiseException": raises,
+    "prim::Enter": enters,
+    "prim::Exit": lambda call, context: enters(call, context) and None,
+    "prim::CallMethod": inside,
+    "prim::fork": inside,
+    "prim::awaitable": inside,
+    "aten::wait": lambda call, value: value,
+    "prim::awaitable_wait": lambda call, value: value,
+    "prim::awaitable_nowait": lambda call, value: value,
+    "prim::PythonOp": python,
+    "prim::Print": lambda call, *values: None,
+    "aten::warn": lambda call, *values: None,
+    "aten::set_grad_enabled": lambda call, value: None,
+    "aten::is_grad_enabled": lambda call: False,
+    "aten::is_scripting": lambda call: True,
+    "aten::_get_tracing_state": lambda call: False,
+    "aten::has_torch_function": lambda call, *values: False,
+}
+"""Evaluators of nodes that decide what is evaluated, and of those that only the interpreter of torch acts on."""

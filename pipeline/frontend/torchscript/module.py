@@ -1,0 +1,154 @@
+"""A TorchScript module as an ``nn.Module`` whose ``forward`` interprets its graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+from attrs import field, frozen
+from torch.fx import traceback as provenance
+
+from pipeline.aten.naming import unlike
+from pipeline.errors import CaptureError
+from pipeline.frontend.torchscript.graph import Graph, read
+from pipeline.frontend.torchscript.interpreter import EVALUATORS, Interpreter
+from pipeline.frontend.torchscript.registry import Evaluators
+
+Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any]"
+
+
+def is_script(model: object) -> TypeGuard[Script]:
+    """Whether a model is TorchScript: a scripted or traced module or function, or what ``torch.jit.load`` gave."""
+    return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
+
+
+def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = "forward") -> torch.nn.Module:
+    """The module that interprets a TorchScript graph with these evaluators, which can be compiled and called.
+
+    It shares the script's parameters and buffers, under the names that they have there, and has its signature. A
+    pipeline makes one of each script that it is given; make one yourself for evaluators of your own, or to compile a
+    method other than ``forward``.
+
+    Args:
+        script: a scripted or traced module or function, or what ``torch.jit.load`` gave.
+        evaluators: what nodes mean that are no operators of torch's.
+        method: the method to compile, of a module.
+
+    Raises:
+        TypeError: ``script`` is no TorchScript, or ``evaluators`` no `Evaluators`.
+        CaptureError: the module has no such method, or hooks around it.
+    """
+    if not is_script(script):
+        raise TypeError(f"script is a {type(script).__name__}: pass what torch.jit.script, trace or load gave")
+    if not isinstance(evaluators, Evaluators):
+        raise TypeError(f"evaluators is a {type(evaluators).__name__}: pass EVALUATORS.register(kind, function)")
+    found = _method(script, method)
+    own = isinstance(script, torch.jit.ScriptModule)
+    forward = _entry(_signature(found.schema.arguments[1 if own else 0 :]))
+    kind = type(_name(script), (_Interpreted,), {"forward": forward})
+    made: torch.nn.Module = kind(script if own else None, read(script, method), evaluators)
+    return made
+
+
+def _method(script: Any, name: str) -> Any:
+    if not isinstance(script, torch.jit.ScriptModule):
+        return script
+    if not script._c._has_method(name):
+        known = ", ".join(script._c._method_names())
+        raise CaptureError(f"the TorchScript module {_name(script)} has no method {name!r}; it has {known}")
+    if script._c._get_forward_hooks() or script._c._get_forward_pre_hooks():
+        hint = "call what they call in forward"
+        raise CaptureError(f"the TorchScript module {_name(script)} has hooks, which are no part of its graph", hint)
+    return script._c._get_method(name)
+
+
+def _name(script: Any) -> str:
+    return str(getattr(script, "original_name", None) or script.name)
+
+
+def _signature(arguments: Sequence[Any]) -> inspect.Signature:
+    """The parameters with their defaults; a trace may have names that Python does not take."""
+    taken: set[str] = set()
+    return inspect.Signature([_parameter(argument, taken) for argument in arguments])
+
+
+def _parameter(argument: Any, taken: set[str]) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+    name = "".join(c if c.isalnum() else "_" for c in argument.name)
+    return inspect.Parameter(unlike(name if name.isidentifier() else f"arg_{name}", taken), kind, default=default)
+
+
+def _entry(signature: inspect.Signature) -> Callable[..., Any]:
+    """A method with the script's signature."""
+
+    def forward(self: _Interpreted, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self.interpreted(*bound.arguments.values())
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return forward
+
+
+class _Part(torch.nn.Module):
+    """What a script module holds, by its own names: parameters, buffers, parts, and attributes that the graph reads."""
+
+    def __init__(self, script: Any, names: frozenset[str], shared: _Shared) -> None:
+        super().__init__()
+        self.training = bool(script.training)
+        for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
+            self.register_parameter(name, shared.parameter(parameter))
+        for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
+            self.register_buffer(name, buffer)
+        for name, part in script.named_children():
+            self.add_module(name, _Part(part, names, shared))
+        for name in sorted(
+            names - self._parameters.keys() - self._buffers.keys() - self._modules.keys() - {"training"}
+        ):
+            if script._c.hasattr(name):
+                setattr(self, name, script._c.getattr(name))
+
+
+@frozen(eq=False)
+class _Shared:
+    """The parameters of a script by the ids of its tensors, which it keeps: tied ones stay one parameter."""
+
+    made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = field(factory=dict)
+
+    def parameter(self, tensor: torch.Tensor) -> torch.nn.Parameter:
+        """A tensor as a parameter: itself, or one in its memory where it is of a loaded file."""
+        if isinstance(tensor, torch.nn.Parameter):
+            return tensor
+        given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+        return self.made.setdefault(id(tensor), (tensor, given))[1]
+
+
+class _Interpreted(_Part):
+    """The graph of a method, with the parts of its module; a function has none."""
+
+    def __init__(self, script: Any, graph: Graph, evaluators: Evaluators) -> None:
+        names = frozenset(str(n.attributes["name"]) for n in graph.nodes() if n.kind == "prim::GetAttr")
+        super().__init__(torch.nn.Module().eval() if script is None else script, names, _Shared())
+        self._graph, self._evaluators, self._is_method = graph, evaluators, script is not None
+        taken = {*names, *dir(self)}
+        self._literals = {value: unlike(f"constant_{i}", taken) for i, value in enumerate(graph.constants)}
+        for value, name in self._literals.items():
+            setattr(self, name, graph.constants[value])
+
+    def interpreted(self, *inputs: Any) -> Any:
+        """What the graph gives; containers among the inputs are copied, as TorchScript copies them."""
+        values = {value: getattr(self, name) for value, name in self._literals.items()}
+        given = [*([self] if self._is_method else []), *map(_copied, inputs)]
+        with provenance.preserve_node_meta():
+            results = Interpreter(self._evaluators, values).run(self._graph.block, *given)
+        return results[0] if len(results) == 1 else results
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(v) for v in value]
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
