@@ -97,7 +97,7 @@ def _script(path: Path) -> torch.jit.ScriptModule:
         return script
 
 
-READERS: Final[Mapping[str, tuple[Callable[[Path], Any], str]]] = {
+READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedProgram], str]]] = {
     ".pt2": (torch.export.load, "torch.export.save"),
     ".pt": (_script, "torch.jit.save"),
     ".ts": (_script, "torch.jit.save"),

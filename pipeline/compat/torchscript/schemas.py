@@ -6,15 +6,17 @@ import difflib
 import functools
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverloadPacket
 
 from pipeline.aten.arguments import bind
+from pipeline.aten.types import Argument, Function, Node, Operator
 from pipeline.converters.registry import ConverterPriority, Validator, dynamo_tensorrt_converter
+from pipeline.network.context import ConversionContext
 
-Function: TypeAlias = Callable[[Any, torch.fx.Node, tuple[Any, ...]], Any]
+Convert: TypeAlias = Callable[[ConversionContext, Node, tuple[Argument, ...]], Argument]
 
 _BOUND: Final = "__takes_arguments_by_schema__"
 
@@ -27,7 +29,7 @@ def converter(
     priority: ConverterPriority = ConverterPriority.HIGH,
     supports_dynamic_shapes: bool = True,
     requires_output_allocator: bool = False,
-) -> Callable[[Function], Callable[..., Any]]:
+) -> Callable[[Convert], Function]:
     """Declare a converter by the schema of its operator; what the decorator gives enters by ``registry.register``.
 
     The function is called ``(ctx, node, args)``. ``args`` is a tuple in the schema's order with defaults filled in:
@@ -54,20 +56,21 @@ def converter(
     return lambda function: declare(_by_schema(function))
 
 
-def _by_schema(function: Function) -> Callable[..., Any]:
+def _by_schema(function: Convert) -> Function:
     """The function with the calling convention of the registry."""
     if getattr(function, _BOUND, False):
         return function
 
     @functools.wraps(function)
-    def convert(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def convert(ctx: ConversionContext, target: Operator, args: Argument, kwargs: Argument, name: str) -> Argument:
+        assert ctx.node is not None
         return function(ctx, ctx.node, tuple(bind(target, args, kwargs)))
 
     setattr(convert, _BOUND, True)
     return convert
 
 
-def operator_of(schema: str) -> OpOverload[..., Any]:
+def operator_of(schema: str) -> Operator:
     """The operator that has a schema; of one in place, the one that gives a new tensor."""
     name, overloads = _overloads(schema)
     for overload in overloads:
@@ -79,7 +82,7 @@ def operator_of(schema: str) -> OpOverload[..., Any]:
     raise ValueError(f"no operator has the schema {schema!r}" + (f"; near it are{rows}" if rows else ""))
 
 
-def _overloads(schema: object) -> tuple[str, list[OpOverload[..., Any]]]:
+def _overloads(schema: object) -> tuple[str, list[Operator]]:
     """The name in a schema and the operators that have it."""
     match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
     if match is None:
@@ -104,7 +107,7 @@ def _plain(schema: str) -> str:
     return re.sub(r"\([a-z*!> |-]+\)(?= |\[|,|\)|$)", "", text.replace("SymInt", "int")).replace(" ", "")
 
 
-def _out_of_place(overload: OpOverload[..., Any]) -> OpOverload[..., Any]:
+def _out_of_place(overload: Operator) -> Operator:
     """``aten::relu`` for ``aten::relu_``, where it takes the same arguments."""
     schema = overload._schema
     namespace, _, name = schema.name.partition("::")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from attrs import field, frozen
+from numpy.typing import NDArray
 
 from pipeline.network.context import ConversionContext
 from pipeline.trt import trt, weights_of
@@ -31,7 +30,7 @@ class Weights:
     """
 
     ctx: ConversionContext = field(repr=False)
-    value: torch.Tensor | np.ndarray[Any, Any] | float = field(repr=False)
+    value: torch.Tensor | NDArray[np.generic] | float = field(repr=False)
     tensor: torch.Tensor = field(init=False, repr=False)
     data: trt.Weights = field(init=False)
 
@@ -49,7 +48,7 @@ class Weights:
         raise TypeError(f"Weights are of a tensor, an array or a number, not of a {type(value).__name__}")
 
     @data.default
-    def _held(self) -> Any:
+    def _held(self) -> trt.Weights:
         self.ctx.cpu_weights_reference_holder.append(self.tensor)
         return weights_of(self.tensor)
 

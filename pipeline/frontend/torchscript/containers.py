@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from pipeline.frontend.torchscript.numbers import plain
 from pipeline.frontend.torchscript.registry import Call, Evaluator
+from pipeline.frontend.torchscript.types import Value
 
 
-def _get(call: Call, values: Any, index: Any) -> Any:
+def _get(call: Call, values: Value, index: Value) -> Value:
     if isinstance(values, dict) and index not in values:
         raise call.error(f"the dict has no key {index!r}")
     if not isinstance(values, dict) and not -len(values) <= index < len(values):
@@ -17,33 +18,33 @@ def _get(call: Call, values: Any, index: Any) -> Any:
     return values[index]
 
 
-def _set(values: Any, index: Any, value: Any) -> None:
+def _set(values: Value, index: Value, value: Value) -> None:
     values[index] = value
 
 
-def _delete(values: Any, index: Any) -> None:
+def _delete(values: Value, index: Value) -> None:
     del values[index]
 
 
-def _append(values: list[Any], value: Any) -> list[Any]:
+def _append(values: list[Value], value: Value) -> list[Value]:
     values.append(value)
     return values
 
 
-def _listed(values: Any) -> list[Any]:
+def _listed(values: Value) -> list[Value]:
     return list(values)
 
 
-def _sort(values: list[Any], *options: Any) -> None:
+def _sort(values: list[Value], *options: Value) -> None:
     values.sort(reverse=bool(options and options[-1]))
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _method(name: str) -> Callable[..., Value]:
     """A method of the first value, of this name."""
     return lambda owner, *values: getattr(owner, name)(*values)
 
 
-_LISTS: Final[Mapping[str, Callable[..., Any]]] = {
+_LISTS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::slice": lambda values, start, end, step=1: values[start:end:step],
     "aten::select": lambda values, index: values[index],
     "aten::list": _listed,
@@ -69,7 +70,7 @@ _STRINGS: Final = (
 """What is Python's method of this name of a string."""
 
 
-def _of(function: Callable[..., Any]) -> Evaluator:
+def _of(function: Callable[..., Value]) -> Evaluator:
     return lambda call, *values: function(*values)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from pipeline.frontend.torchscript.objects import Object
 from pipeline.frontend.torchscript.registry import Call, Evaluator
+from pipeline.frontend.torchscript.types import Value
 
 LIMIT: Final = 10_000
 """The most turns of a loop that is unrolled."""
@@ -24,17 +25,17 @@ _CHOOSE: Final = "let torch.where choose between values, or decide before the mo
 _FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
 
 
-def branch(call: Call, condition: Any) -> Any:
+def branch(call: Call, condition: Value) -> Value:
     """prim::If: the branch that is taken. A condition on sizes puts a guard on them; data is an error."""
     if _is_data(condition):
         raise call.error("its condition is data, which is known only when the program runs", _CHOOSE)
     return call.blocks[0 if condition else 1]()
 
 
-def loop(call: Call, turns: Any, condition: Any, *carried: Any) -> Any:
+def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
     """prim::Loop: its turns one after the other, as many as are known at capture."""
     _known(call, turns, "the number of its turns")
-    values: tuple[Any, ...] = carried
+    values: tuple[Value, ...] = carried
     done = 0
     while done < turns and _holds(call, condition):
         if done == LIMIT:
@@ -44,31 +45,31 @@ def loop(call: Call, turns: Any, condition: Any, *carried: Any) -> Any:
     return values
 
 
-def _holds(call: Call, condition: Any) -> bool:
+def _holds(call: Call, condition: Value) -> bool:
     _known(call, condition, "its condition")
     return bool(condition)
 
 
-def _known(call: Call, value: Any, what: str) -> None:
+def _known(call: Call, value: Value, what: str) -> None:
     """Raise where a loop would have no one length: it would be compiled for the example's."""
     if isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None:
         kind = "is data, which is known only when the program runs" if _is_data(value) else f"varies: {value}"
         raise call.error(f"{what} {kind}", _FIX)
 
 
-def _is_data(value: Any) -> bool:
+def _is_data(value: Value) -> bool:
     """Whether a number is read from a tensor while the program is traced, and nothing tells it."""
     if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):
         return False
     return not value.node.has_hint() and value.node.maybe_as_int() is None
 
 
-def raises(call: Call, message: Any, kind: Any = None) -> None:
+def raises(call: Call, message: Value, kind: Value = None) -> None:
     """prim::RaiseException, where the branch with it is taken."""
     raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
 
 
-def enters(call: Call, context: Any) -> Any:
+def enters(call: Call, context: Value) -> Value:
     """prim::Enter, prim::Exit: gradients and profilers have no say in a compiled program."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
@@ -76,12 +77,12 @@ def enters(call: Call, context: Any) -> Any:
     return context
 
 
-def inside(call: Call, *inputs: Any) -> Any:
+def inside(call: Call, *inputs: Value) -> Value:
     """prim::CallMethod of a module; prim::fork, at once, as nothing else runs beside a program."""
     return call.blocks[0](*inputs)
 
 
-def python(call: Call, *inputs: Any) -> Any:
+def python(call: Call, *inputs: Value) -> Value:
     """prim::PythonOp: a function that the script leaves to Python, torch.jit.ignore'd, is traced as it is."""
     if any(isinstance(value, torch.nn.Module) for value in inputs):
         raise call.error(

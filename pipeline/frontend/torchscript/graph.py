@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import evolve, field, frozen
 
 from pipeline.frontend.torchscript.source import Place, lines
+from pipeline.frontend.torchscript.types import Foreign
 from pipeline.frozen import FrozenDict
 
 CALL: Final = "pipeline::CallMethod"
@@ -42,7 +43,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     types: tuple[str, ...]
-    attributes: FrozenDict[str, Any]
+    attributes: FrozenDict[str, Foreign]
     blocks: tuple[Block, ...]
     place: Place
 
@@ -71,7 +72,7 @@ def _nodes(block: Block) -> Iterator[Node]:
             yield from _nodes(inner)
 
 
-def read(script: Any, method: str = "forward") -> Graph:
+def read(script: Foreign, method: str = "forward") -> Graph:
     """The records of a method of a script module, or of a script function; the script stays as it is."""
     reader = _Reader()
     if isinstance(script, torch.jit.ScriptModule):
@@ -86,7 +87,7 @@ class _Receiver:
     """A script module and its path in the one that is read."""
 
     path: str
-    script: Any
+    script: Foreign
 
     def attribute(self, name: str) -> _Receiver | None:
         """The part of this name; None where that is no module."""
@@ -103,7 +104,7 @@ class _Scope:
     receivers: dict[str, _Receiver] = field(factory=dict)
 
 
-def _inlined(graph: Any, receivers: dict[str, _Receiver]) -> Any:
+def _inlined(graph: Foreign, receivers: dict[str, _Receiver]) -> Foreign:
     """A copy in which functions and methods of objects are inlined. Calls of modules stay, so that the path of each
     node's module is known: torch's own note of it leaves containers out."""
     copy = graph.copy()
@@ -124,14 +125,14 @@ def _inlined(graph: Any, receivers: dict[str, _Receiver]) -> Any:
     return copy
 
 
-def _torch_nodes(block: Any) -> Iterator[Any]:
+def _torch_nodes(block: Foreign) -> Iterator[Foreign]:
     for node in block.nodes():
         yield node
         for inner in node.blocks():
             yield from _torch_nodes(inner)
 
 
-def _note(node: Any, receivers: dict[str, _Receiver]) -> None:
+def _note(node: Foreign, receivers: dict[str, _Receiver]) -> None:
     """Note the module that a node gets of another."""
     owner = receivers.get(node.inputsAt(0).debugName()) if node.kind() == "prim::GetAttr" else None
     part = owner.attribute(node.s("name")) if owner is not None else None
@@ -158,10 +159,10 @@ class _Reader:
             self.methods[key] = self.block(copy, _Scope(f"{receiver.path}:{name}/", inside, own))
         return self.methods[key]
 
-    def block(self, block: Any, scope: _Scope) -> Block:
+    def block(self, block: Foreign, scope: _Scope) -> Block:
         """A block; names begin with the scope's prefix, since they are unique in one graph only."""
 
-        def names(values: Any) -> tuple[str, ...]:
+        def names(values: Foreign) -> tuple[str, ...]:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
 
         nodes = list(block.nodes())
@@ -172,7 +173,7 @@ class _Reader:
         ]
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
-    def node(self, node: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
+    def node(self, node: Foreign, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
         """A node; None for a tensor constant, which belongs to the graph."""
         _note(node, scope.receivers)
         kind = node.kind()
@@ -185,7 +186,7 @@ class _Reader:
         kind = "prim::CallMethod" if kind == CALL else kind
         return Node(kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.place)
 
-    def attributes(self, node: Any, kind: str) -> dict[str, Any]:
+    def attributes(self, node: Foreign, kind: str) -> dict[str, Foreign]:
         """What a node holds, but for graphs."""
         if kind == "prim::Constant":
             return {"value": node.output().toIValue()}
@@ -193,7 +194,7 @@ class _Reader:
             return {"function": node.pyobj(), "scalars": node.scalar_args(), "form": node.cconv()}
         return {name: _attribute(node, name) for name in node.attributeNames() if node.kindOf(name) != "g"}
 
-    def blocks(self, node: Any, scope: _Scope) -> Iterator[Block]:
+    def blocks(self, node: Foreign, scope: _Scope) -> Iterator[Block]:
         """The blocks of a node: its own, the graphs that it holds, the method that it calls."""
         for block in node.blocks():
             yield self.block(block, scope)
@@ -203,7 +204,7 @@ class _Reader:
             if node.kindOf(name) == "g":
                 yield self.subgraph(node, node.g(name), scope)
 
-    def subgraph(self, node: Any, graph: Any, scope: _Scope) -> Block:
+    def subgraph(self, node: Foreign, graph: Foreign, scope: _Scope) -> Block:
         """The graph of a `prim::fork`, which is given the modules that the node is."""
         pairs = list(zip(node.inputs(), graph.inputs(), strict=True))
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
@@ -216,13 +217,13 @@ class _Reader:
         return self.block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.place, own))
 
 
-def _attribute(node: Any, name: str) -> Any:
+def _attribute(node: Foreign, name: str) -> Foreign:
     kind = node.kindOf(name)
     value = getattr(node, kind)(name)
     return tuple(t.annotation_str for t in value) if kind == "tys" else value
 
 
-def _type(kind: Any) -> str:
+def _type(kind: Foreign) -> str:
     """A type as TorchScript writes it; a named tuple's with the names of its fields."""
     return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
 

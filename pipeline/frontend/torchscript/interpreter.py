@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import frozen
@@ -19,6 +19,7 @@ from pipeline.frontend.torchscript.numbers import NUMBERS
 from pipeline.frontend.torchscript.objects import OBJECTS
 from pipeline.frontend.torchscript.registry import Call, Evaluators
 from pipeline.frontend.torchscript.tensors import TENSORS, dtype_of
+from pipeline.frontend.torchscript.types import Value
 
 EVALUATORS: Final = Evaluators({**OBJECTS, **CONTROL, **NUMBERS, **CONTAINERS, **TENSORS})
 """The evaluators that come with the package."""
@@ -35,9 +36,9 @@ class Interpreter:
     """Runs the blocks of one graph with these evaluators, on ``values`` by name."""
 
     evaluators: Evaluators
-    values: dict[str, Any]
+    values: dict[str, Value]
 
-    def run(self, block: Block, *inputs: Any) -> tuple[Any, ...]:
+    def run(self, block: Block, *inputs: Value) -> tuple[Value, ...]:
         """What a block gives for its inputs."""
         self.values.update(zip(block.inputs, inputs, strict=True))
         for node in block.nodes:
@@ -45,7 +46,7 @@ class Interpreter:
             self.values.update(zip(node.outputs, results, strict=True))
         return tuple(self.values[name] for name in block.outputs)
 
-    def results(self, node: Node) -> tuple[Any, ...]:
+    def results(self, node: Node) -> tuple[Value, ...]:
         """The values of a node's outputs."""
         call = Call(node, tuple(partial(self.run, block) for block in node.blocks))
         try:
@@ -60,7 +61,7 @@ class Interpreter:
             raise
         return _outputs(call, result)
 
-    def evaluated(self, call: Call, inputs: list[Any]) -> Any:
+    def evaluated(self, call: Call, inputs: list[Value]) -> Value:
         """By the registry, or else by the operator that has the node's schema."""
         node = call.node
         evaluator = self.evaluators.find(node)
@@ -75,7 +76,7 @@ class Interpreter:
         return operator(*args, **kwargs)
 
 
-def _outputs(call: Call, result: Any) -> tuple[Any, ...]:
+def _outputs(call: Call, result: Value) -> tuple[Value, ...]:
     """One value for each output; what a block gives is a tuple, of one value as well."""
     count = len(call.node.outputs)
     if count == 1 and not call.blocks:
@@ -89,7 +90,7 @@ def _outputs(call: Call, result: Any) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4096)
-def operator_of(kind: str, overload: str) -> Any:
+def operator_of(kind: str, overload: str) -> Value:
     """The operator of torch's that a node calls; None if there is none."""
     namespace, _, name = kind.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None) if overload else None
@@ -97,13 +98,13 @@ def operator_of(kind: str, overload: str) -> Any:
     return getattr(packet, plain, None) if overload.endswith(_TWIN) else getattr(packet, overload, None)
 
 
-def _bound(operator: Any, inputs: list[Any]) -> tuple[list[Any], Mapping[str, Any]]:
+def _bound(operator: Value, inputs: list[Value]) -> tuple[list[Value], Mapping[str, Value]]:
     """The inputs, which stand in the schema's order, as positional and keyword arguments."""
     arguments = operator._schema.arguments[: len(inputs)]
     rows = [(a, _argument(a, value)) for a, value in zip(arguments, inputs, strict=True)]
     return [v for a, v in rows if not a.kwarg_only], {a.name: v for a, v in rows if a.kwarg_only}
 
 
-def _argument(argument: Any, value: Any) -> Any:
+def _argument(argument: Value, value: Value) -> Value:
     """A value as Python calls it: TorchScript has whole numbers for dtypes."""
     return dtype_of(value) if "ScalarType" in str(argument.real_type) else value

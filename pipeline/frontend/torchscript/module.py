@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard
 
 import torch
 from attrs import field, frozen
@@ -15,8 +15,9 @@ from pipeline.errors import CaptureError
 from pipeline.frontend.torchscript.graph import Graph, read
 from pipeline.frontend.torchscript.interpreter import EVALUATORS, Interpreter
 from pipeline.frontend.torchscript.registry import Evaluators
+from pipeline.frontend.torchscript.types import Value
 
-Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any]"
+Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Value, Value]"
 
 
 def is_script(model: object) -> TypeGuard[Script]:
@@ -52,7 +53,7 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
     return made
 
 
-def _method(script: Any, name: str) -> Any:
+def _method(script: Value, name: str) -> Value:
     if not isinstance(script, torch.jit.ScriptModule):
         return script
     if not script._c._has_method(name):
@@ -64,27 +65,27 @@ def _method(script: Any, name: str) -> Any:
     return script._c._get_method(name)
 
 
-def _name(script: Any) -> str:
+def _name(script: Value) -> str:
     return str(getattr(script, "original_name", None) or script.name)
 
 
-def _signature(arguments: Sequence[Any]) -> inspect.Signature:
+def _signature(arguments: Sequence[Value]) -> inspect.Signature:
     """The parameters with their defaults; a trace may have names that Python does not take."""
     taken: set[str] = set()
     return inspect.Signature([_parameter(argument, taken) for argument in arguments])
 
 
-def _parameter(argument: Any, taken: set[str]) -> inspect.Parameter:
+def _parameter(argument: Value, taken: set[str]) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
     default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
     name = "".join(c if c.isalnum() else "_" for c in argument.name)
     return inspect.Parameter(unlike(name if name.isidentifier() else f"arg_{name}", taken), kind, default=default)
 
 
-def _entry(signature: inspect.Signature) -> Callable[..., Any]:
+def _entry(signature: inspect.Signature) -> Callable[..., Value]:
     """A method with the script's signature."""
 
-    def forward(self: _Interpreted, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: _Interpreted, *args: Value, **kwargs: Value) -> Value:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return self.interpreted(*bound.arguments.values())
@@ -97,7 +98,7 @@ def _entry(signature: inspect.Signature) -> Callable[..., Any]:
 class _Part(torch.nn.Module):
     """What a script module holds, by its own names: parameters, buffers, parts, and attributes that the graph reads."""
 
-    def __init__(self, script: Any, names: frozenset[str], shared: _Shared) -> None:
+    def __init__(self, script: Value, names: frozenset[str], shared: _Shared) -> None:
         super().__init__()
         self.training = bool(script.training)
         for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
@@ -130,7 +131,7 @@ class _Shared:
 class _Interpreted(_Part):
     """The graph of a method, with the parts of its module; a function has none."""
 
-    def __init__(self, script: Any, graph: Graph, evaluators: Evaluators) -> None:
+    def __init__(self, script: Value, graph: Graph, evaluators: Evaluators) -> None:
         names = frozenset(str(n.attributes["name"]) for n in graph.nodes() if n.kind == "prim::GetAttr")
         super().__init__(torch.nn.Module().eval() if script is None else script, names, _Shared())
         self._graph, self._evaluators, self._is_method = graph, evaluators, script is not None
@@ -139,7 +140,7 @@ class _Interpreted(_Part):
         for value, name in self._literals.items():
             setattr(self, name, graph.constants[value])
 
-    def interpreted(self, *inputs: Any) -> Any:
+    def interpreted(self, *inputs: Value) -> Value:
         """What the graph gives; containers among the inputs are copied, as TorchScript copies them."""
         values = {value: getattr(self, name) for value, name in self._literals.items()}
         given = [*([self] if self._is_method else []), *map(_copied, inputs)]
@@ -148,7 +149,7 @@ class _Interpreted(_Part):
         return results[0] if len(results) == 1 else results
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Value) -> Value:
     if isinstance(value, list):
         return [_copied(v) for v in value]
     return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value

@@ -6,13 +6,14 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from pipeline.frontend.torchscript.registry import Call, Evaluator, overloads
+from pipeline.frontend.torchscript.types import Value
 
-_OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
+_OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::add": operator.add,
     "aten::sub": operator.sub,
     "aten::mul": operator.mul,
@@ -61,17 +62,17 @@ _MATH: Final = (
 """What is Python's function of this name in ``math``."""
 
 
-def _length(low: Any, high: Any, step: Any) -> Any:
+def _length(low: Value, high: Value, step: Value) -> Value:
     """How many numbers a range has."""
     if step == 1 and isinstance(high - low, torch.SymInt):
         return torch.sym_max(high - low, 0)
     return len(range(low, high, step))
 
 
-def _extreme(pick: Callable[[Any, Any], Any], of_lists: Callable[..., Any]) -> Evaluator:
+def _extreme(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
     """prim::max, prim::min of two numbers, of two lists or of one."""
 
-    def evaluate(call: Call, first: Any, second: Any = None) -> Any:
+    def evaluate(call: Call, first: Value, second: Value = None) -> Value:
         if second is None:
             return reduce(pick, first)
         return of_lists(first, second) if isinstance(first, list) else pick(first, second)
@@ -79,10 +80,10 @@ def _extreme(pick: Callable[[Any, Any], Any], of_lists: Callable[..., Any]) -> E
     return evaluate
 
 
-def _number(function: Callable[..., Any]) -> Evaluator:
+def _number(function: Callable[..., Value]) -> Evaluator:
     """An evaluator whose result has the type that TorchScript says: ``2 ** 3`` is a float, and ``floor`` an int."""
 
-    def evaluate(call: Call, *values: Any) -> Any:
+    def evaluate(call: Call, *values: Value) -> Value:
         result = function(*values)
         if call.types == ("float",) and type(result) in (int, torch.SymInt):
             return torch.sym_float(result)
@@ -91,7 +92,7 @@ def _number(function: Callable[..., Any]) -> Evaluator:
     return evaluate
 
 
-def plain(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Evaluator]:
+def plain(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
     """Evaluators for the overloads of these kinds that are given no tensor."""
     return {f"{kind}.{o}": _number(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
 

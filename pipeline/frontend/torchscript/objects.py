@@ -7,12 +7,13 @@ import re
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import define, field
 
 from pipeline.frontend.torchscript.registry import Call, Evaluator
+from pipeline.frontend.torchscript.types import Value
 
 
 @define(eq=False)
@@ -20,10 +21,10 @@ class Object:
     """An instance of a class that a script defines: the name of the class, and its attributes."""
 
     kind: str
-    attributes: dict[str, Any] = field(factory=dict)
+    attributes: dict[str, Value] = field(factory=dict)
 
 
-def get_attribute(call: Call, owner: Any) -> Any:
+def get_attribute(call: Call, owner: Value) -> Value:
     """prim::GetAttr of a module or of an object."""
     name = call.attributes["name"]
     found = owner.attributes if isinstance(owner, Object) else None
@@ -32,7 +33,7 @@ def get_attribute(call: Call, owner: Any) -> Any:
     return found[name] if found is not None else getattr(owner, name)
 
 
-def set_attribute(call: Call, owner: Any, value: Any) -> None:
+def set_attribute(call: Call, owner: Value, value: Value) -> None:
     """prim::SetAttr: a buffer gets the value that is assigned, so that the program updates it."""
     name = call.attributes["name"]
     if isinstance(owner, Object):
@@ -44,7 +45,7 @@ def set_attribute(call: Call, owner: Any, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def construct_tuple(call: Call, *values: Any) -> Any:
+def construct_tuple(call: Call, *values: Value) -> Value:
     """prim::TupleConstruct: a tuple, or a named tuple."""
     fields = fields_of(call.types[0])
     return tuple(values) if fields is None else _named_tuple(*fields)(*values)
@@ -63,16 +64,16 @@ def fields_of(kind: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 @lru_cache
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Value:
     return namedtuple(name, fields)
 
 
-def is_instance(call: Call, value: Any) -> bool:
+def is_instance(call: Call, value: Value) -> bool:
     """prim::isinstance, for what TorchScript itself has not decided."""
     return any(matches(value, kind) for kind in call.attributes["types"])
 
 
-def matches(value: Any, kind: str) -> bool:
+def matches(value: Value, kind: str) -> bool:
     """Whether a value is of a type as TorchScript writes it: ``int``, ``List[Tensor]``, ``Optional[int]``."""
     return _matches(value, ast.parse(kind, mode="eval").body)
 
@@ -94,7 +95,7 @@ _SIMPLE: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-def _matches(value: Any, kind: ast.expr) -> bool:
+def _matches(value: Value, kind: ast.expr) -> bool:
     if isinstance(kind, ast.Constant):
         return value is None
     if isinstance(kind, ast.Subscript):
@@ -107,7 +108,7 @@ def _matches(value: Any, kind: ast.expr) -> bool:
     return isinstance(value, known) and not (isinstance(value, bool) and name == "int")
 
 
-def _contains(name: str, value: Any, kinds: list[ast.expr]) -> bool:
+def _contains(name: str, value: Value, kinds: list[ast.expr]) -> bool:
     """Whether a value is of a type made of others."""
     if name == "Optional":
         return value is None or _matches(value, kinds[0])
@@ -123,11 +124,11 @@ def _contains(name: str, value: Any, kinds: list[ast.expr]) -> bool:
     )
 
 
-def _pairs(values: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+def _pairs(values: tuple[Value, ...]) -> Iterator[tuple[Value, Value]]:
     return zip(values[::2], values[1::2], strict=True)
 
 
-def _same(call: Call, value: Any, *_: Any) -> Any:
+def _same(call: Call, value: Value, *_: Value) -> Value:
     return value
 
 

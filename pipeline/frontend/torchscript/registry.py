@@ -6,16 +6,17 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from attrs import field, frozen
 
 from pipeline.errors import CaptureError
 from pipeline.frontend.torchscript.graph import Node
+from pipeline.frontend.torchscript.types import Value
 from pipeline.frozen import FrozenDict
 
-Evaluator: TypeAlias = Callable[..., Any]
+Evaluator: TypeAlias = Callable[..., Value]
 
 _KEY = re.compile(r"(?P<kind>\w+::\w+)(?:\.(?P<overload>\w+))?")
 
@@ -25,7 +26,7 @@ class Call:
     """A node as an evaluator sees it: what it is, and its blocks as functions of their inputs, which give tuples."""
 
     node: Node
-    blocks: tuple[Callable[..., tuple[Any, ...]], ...] = ()
+    blocks: tuple[Callable[..., tuple[Value, ...]], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -33,7 +34,7 @@ class Call:
         return self.node.kind
 
     @property
-    def attributes(self) -> FrozenDict[str, Any]:
+    def attributes(self) -> FrozenDict[str, Value]:
         """What the node itself holds: ``attributes["name"]`` of a `prim::GetAttr`."""
         return self.node.attributes
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from attrs import field, frozen
 
 from pipeline.errors import line_of
+from pipeline.frontend.torchscript.types import Foreign
 from pipeline.frozen import FrozenDict
 
 _SCRIPTED = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
@@ -38,13 +38,13 @@ class Place:
         return line_of({"stack_trace": self.trace})
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> dict[str, Foreign]:
         """What a node of torch.fx that is made here has as ``meta``."""
         stack = {path: (path, name) for path, name in self.modules.items()}
         return {"nn_module_stack": stack, **({"stack_trace": self.trace} if self.trace else {})}
 
 
-def lines(nodes: Sequence[Any]) -> list[str]:
+def lines(nodes: Sequence[Foreign]) -> list[str]:
     """The stack traces of torch's nodes; where torch tells none, that of the node before, or else of one after."""
     known = [_trace(node.sourceRange()) for node in nodes]
     last = next(filter(None, known), "")

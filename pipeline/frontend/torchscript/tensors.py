@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn import functional
 
 from pipeline.frontend.torchscript.registry import Call, Evaluator
+from pipeline.frontend.torchscript.types import Value
 
 
 @lru_cache(maxsize=1)
@@ -36,12 +37,12 @@ def dtype_of(code: int | torch.dtype | None) -> torch.dtype | None:
     return next(dtype for dtype, number in codes().items() if number == code)
 
 
-def _item(value: Any) -> Any:
+def _item(value: Value) -> Value:
     """The number in a tensor; a number is itself."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
-def to_int(call: Call, value: Any) -> Any:
+def to_int(call: Call, value: Value) -> Value:
     """aten::Int, of a tensor, a number or a string."""
     number = _item(value)
     if isinstance(number, torch.SymFloat):
@@ -49,58 +50,62 @@ def to_int(call: Call, value: Any) -> Any:
     return number if isinstance(number, torch.SymInt) else _choice(number) if _is_truth(number) else int(number)
 
 
-def to_float(call: Call, value: Any) -> Any:
+def to_float(call: Call, value: Value) -> Value:
     """aten::Float, of a tensor, a number or a string."""
     number = _item(value)
     return float(number) if isinstance(number, bool | str) else torch.sym_float(number)
 
 
-def to_bool(call: Call, value: Any) -> Any:
+def to_bool(call: Call, value: Value) -> Value:
     """aten::Bool: what the branch on it is told; of data a symbol, which the branch refuses."""
     number = _item(value)
     return number if isinstance(number, bool | torch.SymBool) else number != 0
 
 
-def _is_truth(number: Any) -> bool:
+def _is_truth(number: Value) -> bool:
     return isinstance(number, torch.SymBool)
 
 
-def _choice(truth: Any) -> Any:
+def _choice(truth: Value) -> Value:
     return torch.sym_ite(truth, 1, 0)
 
 
-def to_tensor(call: Call, value: Any) -> torch.Tensor:
+def to_tensor(call: Call, value: Value) -> torch.Tensor:
     """prim::NumToTensor, as which a trace notes sizes that the model computes with."""
     whole = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
     dtype = torch.int64 if whole else torch.bool if isinstance(value, bool) else torch.float64
     return torch.scalar_tensor(value, dtype=dtype)
 
 
-def make_tensor(call: Call, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+def make_tensor(
+    call: Call, data: Value, dtype: Value = None, device: Value = None, requires_grad: bool = False
+) -> Value:
     """aten::tensor of numbers, and of lists of them."""
     return torch.tensor(data, dtype=dtype_of(dtype), device=device)
 
 
-def as_tensor(call: Call, data: Any, dtype: Any = None, device: Any = None) -> Any:
+def as_tensor(call: Call, data: Value, dtype: Value = None, device: Value = None) -> Value:
     """aten::as_tensor."""
     return torch.as_tensor(data, dtype=dtype_of(dtype), device=device)
 
 
 def _to_device(
-    call: Call, x: Any, device: Any = None, dtype: Any = None, blocks: bool = False, copy: bool = False
-) -> Any:
+    call: Call, x: Value, device: Value = None, dtype: Value = None, blocks: bool = False, copy: bool = False
+) -> Value:
     return x.to(device=x.device if device is None else device, dtype=dtype_of(dtype) or x.dtype, copy=copy)
 
 
-def _to_dtype(call: Call, x: Any, dtype: Any = None, blocks: bool = False, copy: bool = False) -> Any:
+def _to_dtype(call: Call, x: Value, dtype: Value = None, blocks: bool = False, copy: bool = False) -> Value:
     return x.to(dtype=dtype_of(dtype) or x.dtype, copy=copy)
 
 
-def _layout(call: Call, x: Any) -> int:
+def _layout(call: Call, x: Value) -> int:
     return int(torch.ops.prim.layout.default(torch.empty(0).to(x.device) if x.layout == torch.strided else x))
 
 
-def _interpolate(call: Call, x: Any, size: Any = None, scale: Any = None, mode: str = "nearest", *rest: Any) -> Any:
+def _interpolate(
+    call: Call, x: Value, size: Value = None, scale: Value = None, mode: str = "nearest", *rest: Value
+) -> Value:
     return functional.interpolate(x, size, scale, mode, *rest)
 
 
@@ -108,7 +113,7 @@ def _attribute(name: str) -> Evaluator:
     return lambda call, x: getattr(x, name)
 
 
-def _of(function: Callable[..., Any]) -> Evaluator:
+def _of(function: Callable[..., Value]) -> Evaluator:
     return lambda call, *values: function(*values)
 
 
