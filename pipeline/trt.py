@@ -95,6 +95,7 @@ class Capabilities:
     bfloat16_after_products: bool
     depthwise_bfloat16: bool
     int8_activations: bool
+    quantization: bool
     lone_queries: bool
     turned_products: bool
     runtime_config: bool
@@ -136,6 +137,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         bfloat16_after_products=not rtx or version >= (1, 6),  # garbage before, on an H200: `base.cast`
         depthwise_bfloat16=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
+        quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine
         lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
@@ -240,9 +242,7 @@ def torch_dtype(name: str) -> torch.dtype:
 def weights_of(tensor: torch.Tensor) -> "trt.Weights":
     """Weights that point at a contiguous CPU tensor without copying it: the caller keeps the tensor alive."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError(
-            f"weights need a contiguous CPU tensor, not one on {tensor.device} with strides {tensor.stride()}"
-        )
+        raise ValueError(f"weights need a contiguous CPU tensor, not {tensor.device} with strides {tensor.stride()}")
     return trt.Weights(to_trt(tensor.dtype), tensor.data_ptr(), tensor.numel())
 
 

@@ -50,6 +50,8 @@ class Does(enum.Enum):
     RESAMPLES = "interpolates between its elements"
     DRAWS = "draws random numbers"
     READS = "gives Python a number, or checks one"
+    QUANTIZES = "gives codes of few bits for its elements"
+    DEQUANTIZES = "gives the numbers that codes of few bits stand for"
     ELSEWHERE = "is of sparse, nested or named tensors, or of autograd, which no program has"
 
 
@@ -140,6 +142,8 @@ TABLE: Final[Mapping[Does, str]] = {
         sym_size sym_stride sym_numel sym_storage_offset item _local_scalar_dense _assert_tensor_metadata _assert_scalar
         _assert_async
     """,
+    Does.QUANTIZES: "pipeline.quantize pipeline.block_codes pipeline.centered pipeline.pack",
+    Does.DEQUANTIZES: "pipeline.dequantize pipeline.fake_quantize pipeline.fake_quantize_blocks",
     Does.ELSEWHERE: """
         _values values _indices indices crow_indices col_indices ccol_indices row_indices coalesce to_dense
         _sparse_broadcast_to _nested_get_values _nested_view_from_buffer _nested_view_from_jagged _ncf_view

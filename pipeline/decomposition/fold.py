@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 from attrs import evolve
 from torch.fx.node import map_arg
 
 from pipeline.aten.naming import layer_name, unlike
+from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.frozen import FrozenDict
@@ -34,6 +36,9 @@ _UNDEFINED = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
     *("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal"),
 )
+
+KEPT: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
+"""Operators that engines do even where all they read is constant: weights stay in the bits that they have."""
 
 
 def fold(program: Program) -> Program:
@@ -103,7 +108,14 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
         return node.name in program.constants
     if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
         return False
-    return node.target is operator.getitem or (is_pure(node.target) and _is_small(node))
+    if node.target in KEPT:
+        return False
+    return node.target is operator.getitem or (is_pure(node.target) and (is_codes(node.target) or _is_small(node)))
+
+
+def is_codes(target: object) -> bool:
+    """Whether an operator gives codes, which are smaller than the numbers that they are made of."""
+    return does(target) is Does.QUANTIZES
 
 
 def is_pure(target: object) -> bool:

@@ -30,6 +30,7 @@ from pipeline.frontend import input_checks as checks
 from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.functional import functional
+from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.output_names import named
 from pipeline.frontend.shared import unwritten
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
@@ -180,7 +181,7 @@ def _exported(
     positional, named = ranges.examples(model, args, kwargs, shapes, place)
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
-    with torch.no_grad(), warnings.catch_warnings(), exporting(), unwritten(model):
+    with torch.no_grad(), warnings.catch_warnings(), exporting(), unwritten(model), quantizers_whole():
         warnings.simplefilter("ignore")
         exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
     ranges.attended(exported)

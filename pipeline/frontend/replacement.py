@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from pipeline.aten.types import Argument, Operator
 
 Kernel: TypeAlias = Callable[..., Any]
-When: TypeAlias = Literal["trace", "export", "gpu"]
+When: TypeAlias = Literal["trace", "export", "gpu", "modelopt"]
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
@@ -41,7 +41,7 @@ class Replacement:
         make: gives ours for torch's own.
         why: what torch does without it.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional; ``"gpu"``:
-            while torch traces for a GPU that is not there.
+            while torch traces for a GPU that is not there; ``"modelopt"``: while a model of ModelOpt's is exported.
         before: the first version of torch that does without; None: none does.
     """
 

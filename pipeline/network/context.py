@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from attrs import define, field, frozen
 
 from pipeline.errors import PipelineError
+from pipeline.network.codes import codes_of
 from pipeline.network.description import Weight
 from pipeline.recipes import held
 from pipeline.settings import CompilationSettings
@@ -155,6 +157,13 @@ class ConversionContext:
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
         self._keep(name, tensor)
         return weights_of(tensor)
+
+    def trt_codes(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
+        """``trt.Weights`` for a constant that holds codes of a dtype of TensorRT's, two a byte for those of 4 bits."""
+        weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
+        known = self.weights[tensor.data_ptr()]
+        self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
+        return weights if weights.size == math.prod(shape) and tensor.dtype != torch.uint8 else codes_of(tensor, dtype)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:
         """The absence of an optional weight."""

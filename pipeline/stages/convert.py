@@ -26,6 +26,7 @@ from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
+from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Profile, Weight, describe, weights_in
 from pipeline.network.handle import NetworkHandle
@@ -33,7 +34,7 @@ from pipeline.network.legacy import LegacyNetwork
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
-from pipeline.trt import CAPABILITIES, Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt, weights_of
+from pipeline.trt import CAPABILITIES, Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt
 
 T = TypeVar("T")
 
@@ -266,7 +267,7 @@ class _Conversion:
         for pointer, weight in known.items():
             tensor = self.ctx.weight_refit_map[weight.name]
             if tensor.data_ptr() == pointer and tensor.numel():
-                self.ctx.net.set_weights_name(weights_of(tensor), weight.name)
+                self.ctx.net.set_weights_name(held_as(tensor, weight), weight.name)
         self.network: Network = describe(
             self.ctx.net, name=self.segment.name, weight_name=known.get, profile=self.profile()
         )

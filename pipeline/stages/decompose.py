@@ -16,6 +16,8 @@ from pipeline.converters.claims import Claims
 from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.decomposition.fold import fold
+from pipeline.decomposition.quantized import normalized, runs_anywhere
+from pipeline.decomposition.quantized_layout import laid_out
 from pipeline.decomposition.rewriter import Rewriter
 from pipeline.decomposition.ways import Ways
 from pipeline.program import Program
@@ -36,6 +38,8 @@ class Decompose:
     def __call__(self, program: Program) -> Program:
         """The program in the registry's opset, constants folded."""
         claims = Claims.of(self.registry, self.decompositions, program.settings)
-        rewriter = Rewriter(program, claims, Ways(self.decompositions, self.disabled))
-        made = program.with_graph(rewriter.rewrite(), source=program.source or program.as_source())
+        uniform = normalized(program)
+        rewriter = Rewriter(uniform, claims, Ways(self.decompositions, self.disabled))
+        source = program.source or (program if runs_anywhere(program) else uniform).as_source()
+        made = laid_out(uniform.with_graph(rewriter.rewrite(), source=source))
         return evolve(fold(made), decomposed=claims.decomposed & rewriter.applied)

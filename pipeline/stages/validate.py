@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.support import Choice, Declaration, Rejection
+from pipeline.aten.traits import Does, does
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.claims import Claims
 from pipeline.converters.decompositions import DecompositionTable, Op
@@ -204,4 +205,5 @@ def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
     """The node's result and inputs, each with a name for messages."""
     results, _ = tree_flatten(node.meta.get("val"))
     yield from ((f"the result {node.name}", r) for r in results)
-    yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes)
+    held = () if does(node.target) is not Does.DEQUANTIZES else node.args[:2]  # codes and scales, in few bits
+    yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.aten.traits import Does, does
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.recipes import qualified_name
 from pipeline.testing import check_target
@@ -21,8 +22,9 @@ REFUSED = set() if CAPABILITIES.nonzero else {aten.nonzero.default, aten.masked_
 
 
 def computes_tensors(target: Any) -> bool:
-    """Evaluators of sizes and assertions have tests of their own (test_evaluators)."""
-    if target in REFUSED:
+    """Evaluators of sizes and assertions have tests of their own (test_evaluators), as quantization has
+    (tests/quantized): its results are compared with those of the libraries that export it."""
+    if target in REFUSED or does(target) is Does.DEQUANTIZES:
         return False
     return isinstance(target, torch._ops.OpOverload) and any("Tensor" in str(r.type) for r in target._schema.returns)
 

@@ -1,11 +1,11 @@
-"""Kinds that change the dtype: casts and quantization."""
+"""Kinds that change the dtype: casts."""
 
 from collections.abc import Mapping
 
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, axis_of, optional, present, wide
+from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, present
 from pipeline.trt import torch_dtype
 
 
@@ -35,42 +35,7 @@ def identity(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     return (converted(x, torch_dtype(layer.outputs[0].dtype)),)
 
 
-def _spread(layer: Layer, scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A scale for each element: from one for all, one along an axis, or one a block."""
-    if scale.numel() == 1:
-        return scale.reshape(())
-    if scale.dim() == 1 and x.dim() != 1:
-        return along(scale, axis_of(layer.attribute("axis"), x.dim()), x.dim())
-    for axis, (length, blocks) in enumerate(zip(x.shape, scale.shape, strict=True)):
-        scale = scale.repeat_interleave(length // blocks, axis)
-    return scale
-
-
-def quantized(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """clamp(round(x / scale)), to nearest and ties to even."""
-    if dtype.is_floating_point:
-        limit = torch.finfo(dtype).max
-        return (x / scale).clamp(-limit, limit).to(dtype)
-    bounds = torch.iinfo(dtype)
-    return torch.round(x / scale).clamp(bounds.min, bounds.max).to(dtype)
-
-
-def quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Zero points are zero: TensorRT takes no others."""
-    x, scale = present(inputs, 2)
-    return (quantized(wide(x), wide(_spread(layer, scale, x)), torch_dtype(layer.outputs[0].dtype)),)
-
-
-def dequantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    x, scale = present(inputs, 2)
-    zero = optional(inputs, 2)
-    values = x.float() if zero is None else x.float() - _spread(layer, zero.float(), x)
-    return ((values * wide(_spread(layer, scale, x))).to(torch_dtype(layer.outputs[0].dtype)),)
-
-
 KINDS: Mapping[str, Kind] = {
     "CAST": cast,
     "IDENTITY": identity,
-    "QUANTIZE": quantize,
-    "DEQUANTIZE": dequantize,
 }

@@ -9,7 +9,7 @@ from pipeline.network.description import Layer, Network, Tensor
 from pipeline.runtime.reference.common import LayerError
 from pipeline.runtime.reference.flow import Flow, needed, read_flow, region_of, used
 from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED
-from pipeline.trt import torch_dtype
+from pipeline.runtime.reference.quantized import element_dtype
 
 Values = Mapping[str, torch.Tensor]
 LIMITS = ("TRIP_LIMIT", "CONDITION")
@@ -97,7 +97,7 @@ def _checked(row: Tensor, value: torch.Tensor, who: str) -> torch.Tensor:
     fits = value.dim() == len(row.shape) and all(
         want in (-1, size) for want, size in zip(row.shape, value.shape, strict=True)
     )
-    if not fits or value.dtype != torch_dtype(row.dtype):
+    if not fits or value.dtype != element_dtype(row.dtype):
         raise LayerError(f"{who} is {value.dtype}{list(value.shape)}, the network says {row}")
     return value
 
@@ -229,7 +229,7 @@ class _Machine:
         row, axis = layer.outputs[0], layer.attribute("axis")
         if not collected:
             shape = [0 if place == axis else max(size, 0) for place, size in enumerate(row.shape)]
-            return torch.empty(shape, dtype=torch_dtype(row.dtype))
+            return torch.empty(shape, dtype=element_dtype(row.dtype))
         return torch.stack(collected[::-1] if layer.attribute("kind") == "REVERSE" else collected, axis)
 
 

@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference import boxes, dtypes, elementwise, indexing, products, reduce, sampling, shape, windows
+from pipeline.runtime.reference import (
+    boxes,
+    dtypes,
+    elementwise,
+    indexing,
+    products,
+    quantized,
+    reduce,
+    sampling,
+    shape,
+    windows,
+)
 from pipeline.runtime.reference.common import Inputs, Kind, LayerError, Outputs, Roles, present
 
 
@@ -19,6 +30,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         **elementwise.KINDS,
         **dtypes.KINDS,
+        **quantized.KINDS,
         **shape.KINDS,
         **indexing.KINDS,
         **reduce.KINDS,
@@ -46,7 +58,6 @@ NOT_MODELLED: Mapping[str, str] = MappingProxyType(
         "PLUGIN": "a plugin's meaning is its own code",
         "PLUGIN_V2": "a plugin's meaning is its own code",
         "PLUGIN_V3": "a plugin's meaning is its own code",
-        "DYNAMIC_QUANTIZE": "its outputs are FP4 and E8M0 blocks, on which PyTorch computes nothing on the CPU",
         "MOE": "no TensorRT at hand makes one, so that no result could be compared",
         "DIST_COLLECTIVE": "it needs several processes; the reference is one",
     }

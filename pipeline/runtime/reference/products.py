@@ -15,8 +15,7 @@ from pipeline.runtime.reference.common import (
     present,
     wide,
 )
-from pipeline.runtime.reference.dtypes import quantized
-from pipeline.trt import torch_dtype
+from pipeline.runtime.reference.quantized import nearest
 
 
 def matrix_multiply(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
@@ -71,8 +70,8 @@ def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     if layer.attribute("norm_op") == "SOFTMAX":
         weight = torch.softmax(weight, -1)
     if (scale := optional(inputs, 4)) is not None:
-        target = torch_dtype(layer.attribute("normalization_quantize_to_type"))
-        weight = quantized(weight, wide(scale), target).float() * wide(scale)
+        target = str(layer.attribute("normalization_quantize_to_type"))
+        weight = nearest(weight / wide(scale), target).float() * wide(scale)
     return ((weight @ values).to(query.dtype),)
 
 

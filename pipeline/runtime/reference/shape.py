@@ -19,13 +19,16 @@ from pipeline.runtime.reference.common import (
     optional,
     present,
 )
+from pipeline.runtime.reference.quantized import element_dtype, unpacked
 from pipeline.trt import torch_dtype
 
 
 def constant(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     """Empty constants point at nothing, and have no weight."""
-    shape, dtype = layer.attribute("shape"), torch_dtype(layer.outputs[0].dtype)
-    return (weights["weights"].reshape(shape) if "weights" in weights else torch.empty(shape, dtype=dtype),)
+    shape, dtype = layer.attribute("shape"), layer.outputs[0].dtype
+    if "weights" not in weights:
+        return (torch.empty(shape, dtype=element_dtype(dtype)),)
+    return (unpacked(weights["weights"], dtype).reshape(shape),)
 
 
 def _permuted(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:

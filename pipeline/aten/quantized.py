@@ -1,0 +1,217 @@
+"""The quantization operators that every exported form becomes: what a graph has between capture and the network.
+
+A *block* is how many elements along each dim share a scale (-1: all of them): ``(-1, -1)`` is per tensor, ``(1, -1)``
+per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has a dim for each dim of its tensor, with
+one element a block, or is a single number. *Codes* are what a tensor is rounded to: int8 for ``int8`` and ``int4``,
+float8_e4m3fn for ``fp8``, places in `E2M1` as int8 for ``fp4``; `pack` puts two codes of 4 bits into a byte (uint8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+import torch
+from attrs import frozen
+
+from pipeline.aten.types import Argument
+
+Tensor: TypeAlias = torch.Tensor
+Name: TypeAlias = Literal["int8", "int4", "fp8", "fp4"]
+
+
+@frozen
+class Type:
+    """A type of codes: its name, the dtype that holds one, its bits, and the least and greatest number."""
+
+    name: Name
+    codes: torch.dtype
+    bits: int
+    low: float
+    high: float
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether codes are whole numbers."""
+        return self.name.startswith("int")
+
+
+TYPES: Final = MappingProxyType(
+    {
+        "int8": Type("int8", torch.int8, 8, -128, 127),
+        "int4": Type("int4", torch.int8, 4, -8, 7),
+        "fp8": Type("fp8", torch.float8_e4m3fn, 8, -448, 448),
+        "fp4": Type("fp4", torch.int8, 4, -6, 6),
+    }
+)
+E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers of FP4 by their code; 8 more is their negative."""
+
+_library = torch.library.Library("pipeline", "FRAGMENT")
+_library.define("quantize(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor")
+_library.define("dequantize(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor")
+_library.define("fake_quantize(Tensor input, Tensor scale, str type, int[] block) -> Tensor")
+_library.define("fake_quantize_blocks(Tensor input, Tensor? scale, str type, int size) -> Tensor")
+_library.define("block_codes(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)")
+_library.define("centered(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor")
+_library.define("pack(Tensor input, str type) -> Tensor")
+
+operators: Final[Argument] = torch.ops.pipeline
+"""The operators: their schemas are above, their meaning below."""
+
+
+def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
+    """A number for each element of a tensor, or what broadcasts to that: from one a block."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
+        if scale.shape[dim] > 1 and each > 1:
+            scale = scale.repeat_interleave(each, dim).narrow(dim, 0, size)
+    return scale
+
+
+def rounded(x: Tensor, type: str) -> Tensor:
+    """The codes nearest to the numbers of a float32 tensor: ties to even, and the last of a type beyond its range."""
+    kind = TYPES[type]
+    if type == "fp4":
+        return e2m1(x)
+    x = x.clamp(kind.low, kind.high)
+    return (x.round() if kind.is_integer else x).to(kind.codes)
+
+
+def e2m1(x: Tensor) -> Tensor:
+    """The codes of FP4 nearest to numbers, ties to the even code; the sign is the bit worth 8."""
+    levels = torch.tensor(E2M1, dtype=torch.float32, device=x.device)
+    middle = (levels[1:] + levels[:-1]) / 2
+    size = x.abs().float()
+    above = torch.bucketize(size, middle, right=True)  # a tie goes up
+    tied = (size[..., None] == middle).any(-1)
+    code = torch.where(tied & (above % 2 == 1), above - 1, above)
+    return (code + 8 * x.signbit()).to(torch.int8)
+
+
+def numbers(codes: Tensor, type: str) -> Tensor:
+    """What codes stand for, in float32."""
+    if type != "fp4":
+        return codes.float()
+    levels = torch.tensor([*E2M1, *(-level for level in E2M1)], dtype=torch.float32, device=codes.device)
+    return levels[codes.long()]
+
+
+def pack(input: Tensor, type: str) -> Tensor:
+    """Codes of 4 bits, two a byte along the last dim, the first in the low bits. ValueError for a code of more bits."""
+    if type == "int4" and bool(((input < -8) | (input > 7)).any()):
+        raise ValueError("a code is beyond the 4 bits that the program was compiled for: compile again")
+    low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15
+    return low | (high << 4)
+
+
+def unpack(input: Tensor, type: str) -> Tensor:
+    """The codes that `pack` put together."""
+    codes = torch.stack([input & 15, input >> 4], -1).flatten(-2).to(torch.int8)
+    return codes if type == "fp4" else torch.where(codes > 7, codes - 16, codes)
+
+
+def is_packed(codes: Tensor, type: str) -> bool:
+    """Whether a tensor holds two codes a byte."""
+    return codes.dtype == torch.uint8 and TYPES[type].bits == 4
+
+
+def quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reciprocal: bool = False) -> Tensor:
+    """The codes of ``input / scale``; ``reciprocal``: of ``input * (1 / scale)``, which rounds otherwise."""
+    each = spread(scale, input.shape, block).float()
+    each = torch.where(each == 0, 1.0, each)  # where nothing but 0 is meant, as by amax = 0
+    return rounded(input.float() * (1 / each) if reciprocal else input.float() / each, type)
+
+
+def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """What codes stand for, times their scales, in a dtype."""
+    codes = unpack(input, type) if is_packed(input, type) else input
+    return (numbers(codes, type) * spread(scale, codes.shape, block).float()).to(dtype)
+
+
+def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
+    """A tensor as its codes have it, in its own dtype."""
+    return dequantize(quantize(input, scale, type, block), scale, type, block, input.dtype)
+
+
+def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: int) -> Tensor:
+    """A tensor as its codes have it, each block along the last dim with a scale made of its own numbers: a power of two
+    (MXFP8), or FP8 times ``scale`` (NVFP4)."""
+    codes, scales = block_codes(input, scale, type, size)
+    each = numbers(scales, "fp8") * (1.0 if scale is None else scale.float())
+    made: Tensor = numbers(codes, type).unflatten(-1, (-1, size)) * each[..., None]
+    return made.flatten(-2).to(input.dtype)
+
+
+def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
+    """The codes of a tensor, and the scales of its blocks along the last dim: E8M0, or E4M3 where there is a ``scale``
+    of all scales."""
+    blocks = input.float().unflatten(-1, (-1, size))
+    scales = block_scales(blocks.abs().amax(-1), scale, type)
+    each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]
+    return rounded(torch.where(each == 0, 0.0, blocks / each), type).flatten(-2), scales
+
+
+def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
+    """The scales of blocks by the greatest size of a number in each. Without ``scale`` the least power of two that
+    keeps the block in the range of its type, as E8M0; else E4M3 numbers, to be multiplied by ``scale``."""
+    wanted = most / TYPES[type].high
+    if scale is None:
+        exponent = torch.where(wanted > 0, wanted.log2().ceil(), -127.0).clamp(-127, 127)
+        return torch.exp2(exponent).to(torch.float8_e8m0fnu)
+    most_scale = torch.where(scale == 0, 1.0, scale).float()
+    return (wanted / most_scale).clamp(max=448.0).to(torch.float8_e4m3fn)
+
+
+def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int]) -> Tensor:
+    """Codes less their zero points, as int8. ValueError where one is beyond the type."""
+    result = input.to(torch.int32) - spread(zero_point.to(torch.int32), input.shape, block)
+    kind = TYPES[type]
+    if bool(((result < kind.low) | (result > kind.high)).any()):
+        raise ValueError(f"a code less its zero point is beyond {type}, which the program was compiled for")
+    return result.to(torch.int8)
+
+
+def _fake_codes(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reciprocal: bool = False) -> Tensor:
+    return torch.empty_like(input, dtype=TYPES[type].codes)
+
+
+def _fake_numbers(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+    shape = list(input.shape)
+    if is_packed(input, type):
+        shape[-1] = 2 * shape[-1]
+    return input.new_empty(shape, dtype=dtype)
+
+
+def _fake_packed(input: Tensor, type: str) -> Tensor:
+    return input.new_empty([*input.shape[:-1], input.shape[-1] // 2], dtype=torch.uint8)
+
+
+def _fake_blocks(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
+    kind = torch.float8_e8m0fnu if scale is None else torch.float8_e4m3fn
+    scales = input.new_empty([*input.shape[:-1], input.shape[-1] // size], dtype=kind)
+    return torch.empty_like(input, dtype=TYPES[type].codes), scales
+
+
+def _fake_same(input: Tensor, *_: Argument) -> Tensor:
+    return torch.empty_like(input)
+
+
+def _fake_centered(input: Tensor, *_: Argument) -> Tensor:
+    return torch.empty_like(input, dtype=torch.int8)
+
+
+for _name, _meaning, _fake in (
+    ("quantize", quantize, _fake_codes),
+    ("dequantize", dequantize, _fake_numbers),
+    ("fake_quantize", fake_quantize, _fake_same),
+    ("fake_quantize_blocks", fake_quantize_blocks, _fake_same),
+    ("block_codes", block_codes, _fake_blocks),
+    ("centered", centered, _fake_centered),
+    ("pack", pack, _fake_packed),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _meaning, _device)
+    torch.library.register_fake(f"pipeline::{_name}", _fake, lib=_library)

@@ -1,0 +1,102 @@
+"""Quantization: codes of few bits and their scales (`pipeline.aten.quantized`), which every exported form becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.quantized import TYPES, is_packed, operators
+from pipeline.aten.support import Rejection
+from pipeline.converters.binding import converts
+from pipeline.impl import quantize as impl
+from pipeline.impl.base import ITensor, Value
+from pipeline.network.net import Net
+from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES, LIBRARY
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FP4_FROM = (12, 0)
+"""The least compute capability that has FP4."""
+
+
+def builds(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """TensorRT-RTX builds engines of quantized networks from 1.6 on, and those of FP4 for 12.0 and later."""
+    if not CAPABILITIES.quantization:
+        return Rejection(
+            f"{LIBRARY} builds no quantized network", "install one that does: pip install 'tensorrt-rtx>=1.6.1'"
+        )
+    return _has_type(argument(node, "type"), settings)
+
+
+def _has_type(type: str, settings: CompilationSettings) -> bool | Rejection:
+    older = [c for c in settings.compute_capabilities if c[:1].isdigit() and _number(c) < FP4_FROM]
+    if type == "fp4" and (older or not settings.compute_capabilities):
+        wanted = f"{', '.join(older)} is asked for" if older else "engines are built for older GPUs by default"
+        return Rejection(
+            f"it is in FP4, which GPUs from 12.0 on have, and {wanted}", 'pass compute_capabilities=("12.0",)'
+        )
+    return True
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in capability.split(".") if part.isdigit())
+
+
+def dequantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Codes are constant, since TensorRT-RTX has none between layers; their blocks divide their tensor."""
+    codes, scale = argument(node, "input"), argument(node, "scale")
+    if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
+        return Rejection("its codes are computed, and TensorRT-RTX takes those of weights and of pairs only")
+    type, shape, block = argument(node, "type"), node.meta["val"].shape, argument(node, "block")
+    if TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type):
+        return Rejection(f"a row of its {type} codes is odd, and two of them are a byte")
+    sizes = scale.meta["val"].shape
+    for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
+        if len(sizes) and each > 1 and size % each:
+            return Rejection(f"its blocks of {each} do not divide dim {dim}, which is {size}")
+    return _has_dtype(node) and builds(node, settings)
+
+
+def _has_dtype(node: torch.fx.Node) -> bool | Rejection:
+    dtype = node.meta["val"].dtype
+    return dtype in FLOATS or Rejection(f"its numbers are {dtype}, and TensorRT has codes for {FLOATS}")
+
+
+def fake_quantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """The pair's scale is constant, one for all of the tensor."""
+    scale = argument(node, "scale")
+    if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
+        return Rejection("its scale is computed, and TensorRT takes constants only")
+    return _has_dtype(node) and builds(node, settings)
+
+
+def quantizes_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """A rank of 2 or 3, and a last dim that its blocks divide."""
+    size, value = argument(node, "size"), node.meta["val"]
+    if value.dim() not in (2, 3):
+        return Rejection(f"its rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")
+    return (
+        _has_dtype(node) and builds(node, settings)
+        if value.shape[-1] % size == 0
+        else Rejection(f"its blocks of {size} do not divide its last dim, {value.shape[-1]}")
+    )
+
+
+@converts(operators.dequantize.default, validator=dequantizes)
+def dequantize(net: Net, input: Value, scale: Value, type: str, block: Sequence[int], dtype: torch.dtype) -> ITensor:
+    """pipeline::dequantize(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"""
+    return impl.dequantize(net, input, scale, type, block, dtype)
+
+
+@converts(operators.fake_quantize.default, validator=fake_quantizes)
+def fake_quantize(net: Net, input: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
+    """pipeline::fake_quantize(Tensor input, Tensor scale, str type, int[] block) -> Tensor"""
+    return impl.fake_quantize(net, input, scale, type, block)
+
+
+@converts(operators.fake_quantize_blocks.default, validator=quantizes_blocks)
+def fake_quantize_blocks(net: Net, input: Value, scale: Value | None, type: str, size: int) -> ITensor:
+    """pipeline::fake_quantize_blocks(Tensor input, Tensor? scale, str type, int size) -> Tensor"""
+    return impl.fake_quantize_blocks(net, input, scale, type, size)

@@ -1,0 +1,214 @@
+"""Quantized graphs in one form: every operator of `FORMS` as plain operators and those of `pipeline.aten.quantized`.
+
+It comes before ``decompose`` takes anything apart, since a pair of steps is recognised by its operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch.fx.node import map_arg
+
+from pipeline.aten.arguments import bind, names_of
+from pipeline.aten.graphs import copied_node, pasted
+from pipeline.aten.naming import origin
+from pipeline.aten.quantized import operators
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.quantized_arithmetic import Known
+from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
+from pipeline.decomposition.templates import Templates, nodes_of
+from pipeline.frontend.fakes import fake_mode
+from pipeline.program import Program, rewired
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+
+HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
+"""The dtypes of weights that stay what they are, when a graph casts them to numbers."""
+
+FEW: Final = 1024
+"""Tensors of fewer elements may become numbers."""
+
+
+def normalized(program: Program) -> Program:
+    """The program with its quantizers in one form; itself if it has none. What no form takes stays as it is."""
+    if not any(map(_is_quantizer, program.graph.nodes)) and not _holds_bits(program):
+        return program
+    return _Normalizer(program).run()
+
+
+def runs_anywhere(program: Program) -> bool:
+    """Whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs on a GPU alone."""
+    return not any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes)
+
+
+def _is_quantizer(node: Node) -> bool:
+    return schema_name(node.target) in FORMS
+
+
+def schema_name(target: Argument) -> str:
+    """``torchao::quantize_affine``, with the overload if it has a name; empty for what is no operator."""
+    return target.name() if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _holds_bits(program: Program) -> bool:
+    return any(map(_is_held, program.graph.nodes))
+
+
+def _is_held(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in HELD
+
+
+def _casts_to_float8(node: Node) -> bool:
+    return does(node.target) is Does.CASTS and _is_held(node)
+
+
+class _Normalizer:
+    """One rewriting; ``constant`` says of each node of the program's graph whether it is constant."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.graph = program, torch.fx.Graph()
+        self.templates = Templates(fake_mode(program.graph))
+        self.constant: dict[Node, bool] = {}
+        self.env: dict[Node, Argument] = {}
+
+    def run(self) -> Program:
+        for node in self.program.graph.nodes:
+            self.constant[node] = is_constant(node, self.constant, self.program)
+            self.env[node] = self.made(node)
+        outputs = rewired(self.program.outputs, self.graph)
+        return self.program.with_graph(self.graph, outputs=outputs)
+
+    def made(self, node: Node) -> Argument:
+        """A node in the new graph: what its form means, or a copy."""
+        found = self.form(node) if node.op == "call_function" else None
+        if found is not None:
+            function, args = found
+            values = map_arg(args, self.env.__getitem__)
+            template = self.templates.of(function, node.target, values, {}, node.meta["val"])
+            if template is not None:
+                return self.pasted(template.graph, values, node)
+        if node.op != "call_function":
+            return copied_node(node, self.graph, self.env.__getitem__)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
+        copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    def pasted(self, graph: torch.fx.Graph, args: Argument, node: Node) -> Argument:
+        """The calls of a traced form."""
+
+        def emit(call: Node, args: Argument, kwargs: Argument) -> Node:
+            made = self.graph.create_node("call_function", call.target, tuple(args), dict(kwargs))
+            made.meta = {**origin(node.meta), "val": call.meta.get("val")}
+            return made
+
+        return pasted(graph, nodes_of(args, {}), emit)
+
+    def form(self, node: Node) -> tuple[Argument, Argument] | None:
+        """The function that says what a node means, and what it is called with."""
+        name = schema_name(node.target)
+        if name in FORMS:
+            given = dict(zip(names_of(node.target), self.bound(node), strict=True))
+            return self.partner(node, name, given) or self.called(node, FORMS[name], given, ())
+        source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        if source is None or does(node.target) is not Does.CASTS or not _is_held(source):
+            return None
+        value, wanted = source.meta["val"], node.meta["val"].dtype
+        if not wanted.is_floating_point or wanted in HELD:
+            return None
+        if self.constant[source] and value.numel() >= FEW:
+            return _named(_cast_weight, f"{wanted}", wanted), (source,)
+        if _casts_to_float8(source) and not self.constant[source]:
+            return _named(_cast_pair, f"{wanted}", wanted), (source.args[0],)
+        return None
+
+    def bound(self, node: Node) -> list[Argument]:
+        return bind(node.target, node.args, dict(node.kwargs))
+
+    def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
+        """A pair at once: of a step back from codes whose step to codes has the same scales."""
+        first = next(iter(given.values()))
+        if name not in PAIRS or not isinstance(first, Node) or schema_name(first.target) != PAIRS[name]:
+            return None
+        other = dict(zip(names_of(first.target), self.bound(first), strict=True))
+        theirs, ours = list(other.items())[1:], list(given.items())[1:]
+        if any(not _same(a, b) for (_, a), (_, b) in zip(theirs, ours, strict=False)):
+            return None
+        numbers = other[next(iter(other))]
+        if numbers.meta["val"].dtype != node.meta["val"].dtype:
+            return None
+        if "float8" in name:
+            return None
+        return self.called(node, FORMS[name], {**given, next(iter(given)): numbers}, (PAIR,), len(other))
+
+    def called(
+        self,
+        node: Node,
+        form: Argument,
+        given: Mapping[str, Argument],
+        more: tuple[Argument, ...],
+        count: int | None = None,
+    ) -> tuple[Argument, Argument]:
+        """A form with what is known of the arguments."""
+        tensors = {name: value for name, value in given.items() if isinstance(value, Node)}
+        constant = {name for name, value in given.items() if not isinstance(value, Node) or self.constant[value]}
+        constant |= {"scale"} if "scales" in constant else set()
+        zero = next((value for name, value in given.items() if name.startswith("zero_point")), 0)
+        known = Known(frozenset(constant & {*tensors, "scale"}), self.zero(zero))
+        args = tuple(given.values())[:count]
+        names = sorted(known.constant)
+        return _named(lambda *a: form(known, *a, *more), f"{form.__name__}{names}{known.zero}{bool(more)}"), args
+
+    def zero(self, zero: Argument) -> int | None:
+        """The zero point of all elements, as far as the program's own tensors tell."""
+        if zero is None or isinstance(zero, int):
+            return zero or 0
+        if not self.constant.get(zero):
+            return None
+        value = self.value(zero)
+        if value.numel() == 0:
+            return 0
+        first = value.reshape(-1)[0]
+        return int(first) if bool((value == first).all()) and float(first).is_integer() else None
+
+    def value(self, node: Node) -> torch.Tensor:
+        """The value of a constant: of zero points, which decide what a graph becomes."""
+        if node.op == "placeholder":
+            return self.program.constants[node.name].evaluate(self.program.parameters)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
+        result: torch.Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+        return result
+
+
+def _named(function: Argument, name: str, *first: Argument) -> Argument:
+    """A function under a name of its own, by which traces of it are told apart."""
+
+    def call(*args: Argument) -> Argument:
+        return function(*first, *args)
+
+    call.__name__ = name
+    return call
+
+
+def _same(a: Argument, b: Argument) -> bool:
+    return a is b or (type(a) is type(b) and not isinstance(a, Node) and a == b)
+
+
+def _cast_weight(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
+    """A cast of constant codes, which stay codes."""
+    one = torch.ones((), dtype=torch.float32, device=weight.device)
+    type = "int8" if weight.dtype == torch.int8 else "fp8"
+    return operators.dequantize(weight, one, type, [-1] * weight.dim(), dtype)
+
+
+def _cast_pair(dtype: torch.dtype, x: torch.Tensor) -> Argument:
+    """Casts to E4M3 and back, which are a pair of scale 1; beyond the last number and half a step torch gives NaN."""
+    one = torch.ones((), dtype=torch.float32, device=x.device)
+    made = operators.fake_quantize(x, one, "fp8", [-1] * x.dim())
+    return torch.where(x.abs() > 464, torch.nan, made).to(dtype)

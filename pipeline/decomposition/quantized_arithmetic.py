@@ -1,0 +1,157 @@
+"""What every form of quantization becomes: codes and a scale where TensorRT has layers for it, else plain arithmetic.
+
+Weights become codes that are never folded to floats. Activations become a pair of layers where their scale is a
+constant number and their codes are a whole type; what has zero points, scales made from data or a narrower range is
+computed as its library does, element by element. That is right and one engine, but nothing is multiplied in few bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from attrs import frozen
+
+from pipeline.aten.quantized import TYPES, operators
+from pipeline.aten.types import Argument
+
+Tensor: TypeAlias = torch.Tensor
+
+
+@frozen
+class Known:
+    """What is known of a call's arguments before it runs: which are constant, and the zero point, if there is one for
+    all elements."""
+
+    constant: frozenset[str] = frozenset()
+    zero: int | None = 0
+
+    def has(self, *names: str) -> bool:
+        """Whether all of these arguments are constant."""
+        return self.constant.issuperset(names)
+
+
+@frozen
+class Codes:
+    """How numbers become codes: the least and greatest code; the elements that share a scale along each dim.
+
+    ``inverse`` is the scale's reciprocal, where it is a Python number that was worked out in float64; ``early``: zero
+    points are added before rounding, as quantizers of tokens do.
+    """
+
+    low: int
+    high: int
+    block: tuple[int, ...]
+    inverse: float | None = None
+    early: bool = False
+
+    def type_less(self, zero: int) -> str | None:
+        """The type that has these codes less a zero point; None if none has."""
+        low, high = self.low - zero, self.high - zero
+        return next((name for name in ("int4", "int8") if TYPES[name].low <= low and high <= TYPES[name].high), None)
+
+    def is_whole(self, zero: int | None) -> bool:
+        """Whether the codes less a zero point are all of INT8, as layers have them."""
+        return zero is not None and (self.low - zero, self.high - zero) == (-128, 127)
+
+
+def blocks(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, ...]:
+    """A block as the operators have it: -1 where all elements of a dim share a scale."""
+    return tuple(
+        b if isinstance(b, int) and not (isinstance(s, int) and b >= s) else -1
+        for s, b in zip(shape, block, strict=True)
+    )
+
+
+def channel(rank: int, axis: int) -> tuple[int, ...]:
+    """The block of scales along an axis."""
+    return tuple(1 if dim == axis % rank else -1 for dim in range(rank))
+
+
+def per_block(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
+    """Scales or zero points with a dim for each dim of their tensor, one element a block."""
+    if numbers.numel() == 1:
+        return numbers.reshape(())
+    return numbers.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
+
+
+def per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
+    """What broadcasts to a number for each element."""
+    numbers = per_block(numbers, shape, block)
+    for dim, each in enumerate(block):
+        if numbers.dim() and each > 1:
+            numbers = numbers.repeat_interleave(each, dim).narrow(dim, 0, shape[dim])
+    return numbers
+
+
+def fake(known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
+    """``x`` as its codes have it, in its own dtype."""
+    if known.has("input"):
+        return as_weights(known, integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
+    if known.has("scale") and scale.numel() == 1 and codes.is_whole(known.zero):
+        return paired(x, scale, "int8")
+    return numbers(integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
+
+
+def integers(x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
+    """The codes of numbers, as floats, zero points included: ``clamp(round(x / scale) + zero)``."""
+    inverse = 1.0 / per_element(scale, x.shape, codes.block) if codes.inverse is None else codes.inverse
+    result = x * inverse if codes.early else (x * inverse).round()
+    if zero is not None:
+        result = result + per_element(zero, x.shape, codes.block)
+    return (result.round() if codes.early else result).clamp(codes.low, codes.high)
+
+
+def numbers(q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
+    """What codes stand for, in a dtype: ``(q - zero) * scale``."""
+    wide = torch.float32 if not scale.dtype.is_floating_point else torch.promote_types(scale.dtype, dtype)
+    q = q.to(wide)
+    if zero is not None:
+        q = q - per_element(zero, q.shape, codes.block).to(wide)
+    return (q * per_element(scale, q.shape, codes.block)).to(dtype)
+
+
+def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
+    """What constant codes stand for. They stay codes: one zero point for all is taken off the codes, as are those of
+    few bits, and others off the numbers."""
+    each, block = per_block(scale, q.shape, codes.block), list(codes.block)
+    less = 0 if known.zero is None else known.zero
+    type = None if known.zero is None else codes.type_less(less)
+    if type is not None:
+        return numbers_of((q.to(torch.int32) - less if less else q).to(torch.int8), each, type, block, dtype)
+    zeros = torch.full((), less, dtype=torch.int32, device=q.device) if zero is None else zero
+    if codes.high - codes.low <= TYPES["int8"].high:
+        centered = operators.centered(q.to(torch.int32), per_block(zeros, q.shape, codes.block), "int8", block)
+        return numbers_of(centered, each, "int8", block, dtype)
+    middle = 128 if codes.high > 127 else 0
+    signed = (q.to(torch.int32) - middle if middle else q).to(torch.int8)
+    shift = per_element((zeros - middle).to(torch.float32), q.shape, codes.block) * per_element(
+        scale, q.shape, codes.block
+    )
+    return (numbers_of(signed, each, "int8", block, torch.float32) - shift).to(dtype)
+
+
+def numbers_of(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The numbers of codes, which stay codes where they are constant."""
+    made: Tensor = operators.dequantize(codes, scale, type, list(block), dtype)
+    return made
+
+
+def paired(x: Tensor, scale: Tensor, type: str) -> Tensor:
+    """A pair of layers, of one scale for all elements."""
+    made: Tensor = operators.fake_quantize(x, scale.reshape(()), type, [-1] * x.dim())
+    return made
+
+
+def fake_float8(known: Known, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+    """``x`` as E4M3 numbers times a scale have it."""
+    each = per_block(scale, x.shape, block)
+    if known.has("input"):
+        codes = operators.quantize(x, each, "fp8", list(block), True)
+        return numbers_of(codes, each, "fp8", block, x.dtype)
+    if known.has("scale") and scale.numel() == 1:
+        return paired(x, scale, "fp8")
+    spread = per_element(scale, x.shape, block).to(torch.float32)
+    inside = paired(x.to(torch.float32) / spread, torch.ones((), dtype=torch.float32, device=x.device), "fp8")
+    return (inside * spread).to(x.dtype)

@@ -1,0 +1,223 @@
+"""Quantized weights as TensorRT's builder fuses them.
+
+What moves the numbers of codes moves the codes instead, so that a linear layer's weight is ``[K, N]`` codes and no
+transposition of numbers is left; casts and scales that follow belong to the layer; blocks lie along one dim; codes of 4
+bits are packed where a product reads them. All of it is folded: an engine gets codes and scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import torch
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.naming import origin
+from pipeline.aten.quantized import TYPES, is_packed, operators
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+from pipeline.decomposition.fold import is_constant
+from pipeline.frontend.fakes import fake_mode, fake_result
+from pipeline.program import Program
+
+aten = torch.ops.aten
+Node: TypeAlias = Argument
+"""A node, whose arguments are looked into."""
+
+DEQUANTIZE: Final = operators.dequantize.default
+PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS)
+LENGTHS: Final = (128, 64, 32, 16)
+"""The lengths of blocks that rows of one scale are cut into, where TensorRT takes a type in blocks only."""
+
+
+def laid_out(program: Program) -> Program:
+    """The program with its weights so; its graph is changed in place: it is the caller's fresh copy."""
+    if any(node.target is DEQUANTIZE for node in program.graph.nodes):
+        _Layout(program).run()
+    return program
+
+
+class _Layout:
+    """One graph on its way."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.graph = program, program.graph
+        self.mode = fake_mode(program.graph)
+        self.constant: dict[Node, bool] = {}
+        for node in self.graph.nodes:
+            self.constant[node] = is_constant(node, self.constant, program)
+
+    def run(self) -> None:
+        waiting = [node for node in self.graph.nodes if self.is_weight(node)]
+        while waiting:
+            node = waiting.pop()
+            for user in list(node.users):
+                made = self.moved(node, user)
+                if made is not None:
+                    user.replace_all_uses_with(made)
+                    self.graph.erase_node(user)
+                    waiting += [made] * self.is_weight(made)
+        self.drop_unread()
+        for node in [n for n in self.graph.nodes if self.is_weight(n)]:
+            self.settle(node)
+
+    def drop_unread(self) -> None:
+        """Erases weights that nothing reads as they were, so that nothing else counts as their user."""
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and (node.target is DEQUANTIZE or does(node.target) is Does.TRANSPOSES):
+                self.graph.erase_node(node)
+
+    def is_weight(self, node: Node) -> bool:
+        """Whether a node gives the numbers of constant codes."""
+        return node.target is DEQUANTIZE and self.constant.get(node.args[0], False)
+
+    def moved(self, node: Node, user: Node) -> Node | None:
+        """What takes the place of a user of a weight, if that can be said of the codes."""
+        if user.target is aten.linear.default and user.args[1] is node and node.meta["val"].dim() == 2:
+            return self.as_product(node, user)
+        kind = does(user.target)
+        if user.args[0] is not node:
+            return None
+        if kind is Does.TRANSPOSES:
+            return self.transposed(node, user)
+        if kind is Does.RESHAPES:
+            return self.reshaped(node, user)
+        if kind is Does.COPIES or (kind is Does.CASTS and user.meta["val"].dtype.is_floating_point):
+            codes, scale, type, block, _ = node.args
+            return self.dequantized(user, codes, scale, type, block, user.meta["val"].dtype)
+        return self.scaled(node, user) if user.target is aten.mul.Tensor else None
+
+    def as_product(self, node: Node, user: Node) -> Node:
+        """A linear layer as a product with ``[K, N]``."""
+        turned = self.transposed(node, self.call(user, aten.permute.default, (node, [1, 0])))
+        product = self.call(user, aten.matmul.default, (user.args[0], turned))
+        bias = argument(user, "bias")
+        return product if bias is None else self.call(user, aten.add.Tensor, (product, bias))
+
+    def transposed(self, node: Node, user: Node) -> Node:
+        """The weight of the codes with their dims in the order that the user gives the numbers."""
+        codes, scale, type, block, dtype = node.args
+        order = _order(user, len(block))
+        moved = self.call(user, aten.permute.default, (codes, order))
+        if scale.meta["val"].dim():
+            scale = self.call(user, aten.permute.default, (scale, order))
+        return self.dequantized(user, moved, scale, type, [block[d] for d in order], dtype)
+
+    def reshaped(self, node: Node, user: Node) -> Node | None:
+        """The same for another shape: of one scale for all, or of one a row that the new shape lays end to end."""
+        codes, scale, type, block, dtype = node.args
+        shape, old = list(user.meta["val"].shape), node.meta["val"].shape
+        if any(not isinstance(size, int) for size in (*shape, *old)):
+            return None
+        if not scale.meta["val"].dim():
+            new = [-1] * len(shape)
+        elif len(old) == 2 and block[0] == 1 and shape and shape[-1] % (length := _length(block, old, 1)) == 0:
+            if old[1] % length:
+                return None
+            new = [*[1] * (len(shape) - 1), length]
+            scale = self.call(user, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
+        else:
+            return None
+        return self.dequantized(user, self.call(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype)
+
+    def scaled(self, node: Node, user: Node) -> Node | None:
+        """The weight with the scales that its numbers are multiplied by, in the place of ones."""
+        codes, scale, type, _, dtype = node.args
+        factor, shape = user.args[1], node.meta["val"].shape
+        if not (_is_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
+            return None
+        sizes = factor.meta["val"].shape
+        if user.meta["val"].dtype != dtype or (len(sizes) and len(sizes) != len(shape)):
+            return None
+        block = [-1 if n == 1 else 1 for n in sizes] if len(sizes) else [-1] * len(shape)
+        return self.dequantized(user, codes, factor, type, block, dtype)
+
+    def settle(self, node: Node) -> None:
+        """Blocks along one dim; two codes of 4 bits in a byte."""
+        codes, scale, type, block, dtype = node.args
+        shape, block = list(node.meta["val"].shape), list(block)
+        few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
+        packs = few and shape[-1] % 2 == 0 and (type == "fp4" or _in_product(node))
+        cut = self.cut(node, scale, block, shape) if packs and type == "int4" else None
+        if type == "int4" and cut is None:
+            type, packs = "int8", False
+        scale, block = cut or (scale, block)
+        scale, block = self.along_one(node, scale, block, shape)
+        if packs:
+            codes = self.call(node, operators.pack.default, (codes, type))
+        if (codes, scale, type, block) != (node.args[0], node.args[1], node.args[2], list(node.args[3])):
+            made = self.dequantized(node, codes, scale, type, block, dtype)
+            node.replace_all_uses_with(made)
+            self.graph.erase_node(node)
+
+    def cut(
+        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
+    ) -> tuple[Argument, list[int]] | None:
+        """Scales in blocks along the first dim of a matrix, since TensorRT takes INT4 in blocks only."""
+        if len(shape) != 2 or block[0] > 1:
+            return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
+        length = next((n for n in LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
+        if length is None:
+            return None
+        rows = self.call(node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]]))
+        return rows, [length, block[1]]
+
+    def along_one(
+        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
+    ) -> tuple[Argument, list[int]]:
+        """Scales of which one dim is in blocks, and every other has one for each place, where they are not along one
+        dim alone."""
+        if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
+            return scale, block
+        dim = max(range(len(block)), key=lambda d: block[d])
+        for d, each in enumerate(block):
+            if d == dim and shape[d] % max(each, 1):
+                each = math.gcd(each, shape[d])
+                scale = self.repeated(node, scale, d, block[d] // each, shape[d] // each)
+                block = [each if i == d else b for i, b in enumerate(block)]
+            elif d != dim and each != 1:
+                scale = self.repeated(node, scale, d, shape[d] if each == -1 else each, shape[d])
+                block = [1 if i == d else b for i, b in enumerate(block)]
+        return scale, block
+
+    def repeated(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
+        """Scales of which each is repeated along a dim, up to a size."""
+        made = self.call(node, aten.repeat_interleave.self_int, (scale, times, dim))
+        return self.call(node, aten.slice.Tensor, (made, dim, 0, size))
+
+    def dequantized(self, user: Node, *args: Argument) -> Node:
+        """A weight before a user of what it takes the place of."""
+        return self.call(user, DEQUANTIZE, args)
+
+    def call(self, before: Node, target: Argument, args: tuple[Argument, ...]) -> Node:
+        """A call with its fake value."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args)
+        node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, {})}
+        self.constant[node] = is_constant(node, self.constant, self.program)
+        return node
+
+
+def _order(user: Node, rank: int) -> list[int]:
+    """The order in which an operator gives the dims of a tensor of some rank."""
+    sizes = list(range(2, 2 + rank))
+    shown = user.target(torch.empty(sizes, device="meta"), *user.args[1:], **user.kwargs)
+    return [size - 2 for size in shown.shape]
+
+
+def _length(block: Argument, shape: Sequence[int], dim: int) -> int:
+    return shape[dim] if block[dim] == -1 else int(block[dim])
+
+
+def _is_one(scale: Argument) -> bool:
+    """Whether a scale is the number 1, as the graph has it."""
+    if scale.target is aten.ones.default:
+        return True
+    return scale.target is aten.full.default and scale.args[1] == 1
+
+
+def _in_product(node: Node) -> bool:
+    """Whether products read a matrix as their second factor, and nothing else does."""
+    return node.meta["val"].dim() == 2 and all(does(u.target) in PRODUCTS and u.args[0] is not node for u in node.users)

@@ -1,0 +1,121 @@
+"""Kinds that quantize: rounding to nearest and ties to even, saturation, and blocks that share a scale.
+
+TensorRT has codes of 4 bits, which PyTorch does not compute with: between layers each has an element of its own here,
+int8 for INT4 and the number itself, in float32, for FP4. Weights have two a byte, the first in the low bits.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pipeline.network.description import Layer
+from pipeline.runtime.reference.common import (
+    Inputs,
+    Kind,
+    LayerError,
+    Outputs,
+    Roles,
+    along,
+    axis_of,
+    optional,
+    present,
+    wide,
+)
+from pipeline.trt import torch_dtype
+
+INT4, FP4, E8M0 = "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"
+ELEMENTS: Mapping[str, torch.dtype] = {INT4: torch.int8, FP4: torch.float32}
+"""What an element of a tensor is here, of dtypes that PyTorch does not compute with."""
+
+LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+"""The numbers of FP4 (E2M1) by their code; the fourth bit is the sign."""
+
+RANGES: Mapping[str, tuple[float, float]] = {INT4: (-8, 7), "int8": (-128, 127), "float8_e4m3fn": (-448, 448)}
+
+
+def element_dtype(name: str) -> torch.dtype:
+    """The dtype that a tensor of a network's dtype has here."""
+    return ELEMENTS[name] if name in ELEMENTS else torch_dtype(name)
+
+
+def unpacked(weight: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The elements of a weight, of which a byte has two where they have 4 bits."""
+    if dtype not in ELEMENTS or weight.dtype != torch.uint8:
+        return weight
+    codes = torch.stack([weight & 15, weight >> 4], -1).reshape(-1).long()
+    if dtype == INT4:
+        return torch.where(codes > 7, codes - 16, codes).to(torch.int8)
+    return torch.where(codes > 7, -1.0, 1.0) * LEVELS[codes % 8]
+
+
+def _spread(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tensor:
+    """A scale for each element: from one for all, one along an axis, or one a block."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    if scale.dim() == 1 and len(shape) != 1:
+        return along(scale, axis_of(axis, len(shape)), len(shape))
+    for dim, (length, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
+        if length % blocks:
+            raise LayerError(f"{blocks} scales do not divide dim {dim}, which is {length}")
+        scale = scale.repeat_interleave(length // blocks, dim)
+    return scale
+
+
+def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The numbers of a quantized dtype nearest to those of a float32 tensor: ties to the even code, and the last one
+    for what is beyond it."""
+    if dtype == FP4:
+        return _nearest_fp4(x)
+    if dtype == E8M0:
+        return torch.exp2(x.log2().ceil().clamp(-127, 127)).to(torch.float8_e8m0fnu)
+    low, high = RANGES[dtype]
+    x = x.clamp(low, high)
+    return x.to(torch.float8_e4m3fn) if dtype == "float8_e4m3fn" else x.round().to(torch.int8)
+
+
+def _nearest_fp4(x: torch.Tensor) -> torch.Tensor:
+    distance = (x.abs()[..., None] - LEVELS).abs()
+    least = distance.amin(-1, keepdim=True)
+    even = torch.where(distance == least, torch.arange(8) % 2, 2).argmin(-1)
+    return torch.copysign(LEVELS[even], x)
+
+
+def quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Zero points are zero: TensorRT takes no others."""
+    x, scale = present(inputs, 2)
+    each = wide(_spread(scale, x.shape, layer.attribute("axis")))
+    return (nearest(wide(x) / each, layer.outputs[0].dtype),)
+
+
+def dequantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    x, scale = present(inputs, 2)
+    zero, axis = optional(inputs, 2), layer.attribute("axis")
+    values = x.float() if zero is None else x.float() - _spread(zero.float(), x.shape, axis)
+    return ((values * _spread(scale.float(), x.shape, axis)).to(torch_dtype(layer.outputs[0].dtype)),)
+
+
+def dynamic_quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
+    """Codes, and the scale of each block: the least power of two that keeps it in range (E8M0), or its greatest size
+    over the greatest code, in E4M3, where the second input is the scale of all scales."""
+    (x,) = present(inputs, 1)
+    whole, axis = optional(inputs, 1), axis_of(layer.attribute("axis"), x.dim())
+    kind, of_scales = layer.outputs[0].dtype, layer.outputs[1].dtype
+    moved = wide(x).movedim(axis, -1)
+    blocks = moved.unflatten(-1, (-1, layer.attribute("block_size")))
+    most = blocks.abs().amax(-1) / (6.0 if kind == FP4 else 448.0)
+    if of_scales == E8M0:
+        scales = nearest(torch.where(most > 0, most, 2.0**-127), E8M0)
+        each = scales.float()
+    else:
+        factor = torch.ones(()) if whole is None else whole.float()
+        scales = (most / factor).clamp(max=448.0).to(torch.float8_e4m3fn)
+        each = scales.float() * factor
+    codes = nearest(torch.where(each[..., None] == 0, 0.0, blocks / each[..., None]), kind)
+    return codes.flatten(-2).movedim(-1, axis), scales.movedim(-1, axis)
+
+
+KINDS: Mapping[str, Kind] = {
+    "QUANTIZE": quantize,
+    "DEQUANTIZE": dequantize,
+    "DYNAMIC_QUANTIZE": dynamic_quantize,
+}
