@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakMethod
 
 import torch
@@ -19,11 +19,13 @@ from attrs import evolve
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.engine_buffers import plain
+from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.graph_copies import Instance
 from pipeline.runtime.graph_fills import instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
 from pipeline.runtime.plan import CallPlan, Return
-from pipeline.runtime.turn import OnGpu
+from pipeline.runtime.turn import Turn
+from pipeline.runtime.worker import SegmentExecutor
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,13 @@ _capturing = threading.Lock()
 LARGE = 1 << 20
 """Outputs of so many bytes and more are written to the caller's memory at once where it was a result's before: the call
 is captured again for it. A copy of GPT-2's logits at batch 8 moves 206 MB: by an H200's bandwidth 5 % of the call."""
+
+
+class OnGpu(Protocol):
+    """What of a worker is captured in a CUDA graph: who runs the segments, and on which stream."""
+
+    executor: SegmentExecutor
+    lane: Lane
 
 
 class CapturedCall:
@@ -58,7 +67,7 @@ class CapturedCall:
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
         self.still = tuple(still.items())
-        self._executor, self._turn, self._lane, self._pool = worker.executor, worker.turn, worker.lane, pool
+        self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.available()
         moving = [given for given, _, _ in plan.moves if given not in still]
         self._fed = {i: Feed(i, self._executor.arrive(leaves[i]), self._inside) for i in moving}
@@ -90,56 +99,53 @@ class CapturedCall:
     def _copies_out(self) -> bool:
         return self._inside and not self.reuse and self.plan.home is None
 
-    def _run(self, leaves: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
+    def _run(self, leaves: Sequence[Leaf], turn: Turn) -> tuple[list[Leaf], list[Leaf]]:
         """All slots and the outputs of a run on the graph's copies of the inputs."""
         values = self.plan.template.copy()
         for given, slot, _ in self.plan.moves:
             values[slot] = self._fed[given].held if given in self._fed else leaves[given].detach()
-        self._executor.run(values, self.plan.symbols)
+        self._executor.run(values, self.plan.symbols, turn)
         return values, self._executor.results(values, leaves, evolve(self.plan, home=None))
 
     def _captured(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[Take]]:
-        turn, stream, caller = self._turn, graph_copies.capture_stream(self._lane.device), self._lane.here()
+        stream, caller = graph_copies.capture_stream(self._lane.device), self._lane.here()
+        turn = Turn(stream, captured=True)
         stream.wait_stream(caller)
-        turn.captured = True
         try:
             with torch.cuda.stream(stream):
-                turn.stream = stream
-                self._run(leaves)  # what is compiled or allocated at a first run is so now
+                self._run(leaves, turn)  # what is compiled or allocated at a first run is so now
                 stream.synchronize()
             with torch.cuda.graph(self.graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                return self._body(leaves)
+                return self._body(leaves, turn)
         finally:
-            turn.captured = False
             caller.wait_stream(stream)
 
     @torch.no_grad()
     def _captured_for(self, leaves: Sequence[Leaf], made: Sequence[torch.Tensor | None]) -> Instance:
         """An instance whose large outputs are written to this memory, without a copy."""
-        turn, graph = self._turn, self._new_graph()
+        graph = self._new_graph()
+        into = {slot: value for i, slot in self._large.items() if (value := made[i]) is not None}
         with _capturing, torch.cuda.stream(graph_copies.capture_stream(self._lane.device)):
-            turn.stream, turn.captured = torch.cuda.current_stream(), True
-            turn.into = {slot: value for i, slot in self._large.items() if (value := made[i]) is not None}
+            turn = Turn(torch.cuda.current_stream(), captured=True, into=into)
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                _, _, takes = self._body(leaves)
+                _, _, takes = self._body(leaves, turn)
             finally:
-                turn.captured, turn.into = False, {}
                 graph.capture_end()
         instantiate(graph)
         return instance(graph, list(self._fed.values()), takes)
 
-    def _body(self, leaves: Sequence[object]) -> tuple[list[Leaf], list[Leaf], list[Take]]:
+    def _body(self, leaves: Sequence[object], turn: Turn) -> tuple[list[Leaf], list[Leaf], list[Take]]:
         """What is captured: copies in, the program, what is written to buffers, copies out."""
         if self._inside:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)
-        values, results = self._run(leaves)
+        values, results = self._run(leaves, turn)
         self.plan.noted(values, self.layout.checks)
         for write in self.layout.writes:
             if write.buffer is not None and values[write.buffer] is not values[write.slot]:
                 values[write.buffer].copy_(values[write.slot])
-        given = {id(value) for value in self._turn.into.values()}
+        given = {id(value) for value in turn.into.values()}
         made = zip(self.layout.returns, results, strict=True)
         found = {id(v): v for r, v in made if isinstance(v, torch.Tensor) and not self._is_itself(r, v)}
         return values, results, [Take(v, self._copies_out and id(v) not in given) for v in found.values()]

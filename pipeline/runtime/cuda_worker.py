@@ -13,7 +13,7 @@ from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.plan import CallPlan, Layout, Runner, Step
-from pipeline.runtime.turn import Turn
+from pipeline.runtime.turn import Told, Turn, untold
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.settings import CompilationSettings
 
@@ -22,11 +22,10 @@ class EngineStep:
     """An engine as a step of a program, which fills the slots ``gives``. ``own``: nobody keeps its outputs, so they
     are not copied."""
 
-    def __init__(self, session: Session, turn: Turn, gives: Sequence[int], own: bool) -> None:
-        self.session, self.turn, self.gives, self.own = session, turn, gives, own
+    def __init__(self, session: Session, gives: Sequence[int], own: bool) -> None:
+        self.session, self.gives, self.own = session, gives, own
 
-    def __call__(self, inputs: list[Leaf]) -> Sequence[object]:
-        turn = self.turn
+    def __call__(self, inputs: list[Leaf], turn: Turn) -> Sequence[object]:
         if not turn.captured:
             return self.session(inputs, turn.stream, own=self.own, like=turn.plan)
         into = {i: turn.into[slot] for i, slot in enumerate(self.gives) if slot in turn.into}
@@ -44,17 +43,17 @@ class CudaWorker:
         settings: CompilationSettings,
         graphs: CudaGraphs | None,
     ) -> None:
-        self.lane, self.turn, self.graphs = Lane(device), Turn(), graphs
+        self.lane, self.graphs = Lane(device), graphs
         self._static = layout.static
         arena = Arena(device)
 
-        def runner(step: Step, part: Runner | LoadedEngine) -> Runner:
+        def runner(step: Step, part: Runner | LoadedEngine) -> Told:
             if not isinstance(part, LoadedEngine):
-                return part
+                return untold(part)
             launched = settings.engine_graphs and graphs is None
             held = frozenset(port.name for port in step.segment.inputs) & layout.program.buffers.keys()
             session = self.lane.run(lambda stream: Session(part, stream, arena, graph=launched, held=held))
-            return EngineStep(session, self.turn, step.gives, settings.reuse_outputs or _inner(layout, step))
+            return EngineStep(session, step.gives, settings.reuse_outputs or _inner(layout, step))
 
         with torch.cuda.device(device):
             runners = [runner(step, part) for step, part in zip(layout.steps, parts, strict=True)]
@@ -79,8 +78,7 @@ class CudaWorker:
         return self.lane.run(self._on, plan, leaves)
 
     def _on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        self.turn.stream, self.turn.plan = stream, plan if self._static else None
-        return self.executor(plan, leaves)
+        return self.executor(plan, leaves, Turn(stream, plan if self._static else None))
 
 
 def _inner(layout: Layout, step: Step) -> bool:

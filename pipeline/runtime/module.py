@@ -28,6 +28,7 @@ from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.snapshot import Snapshot, present, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
+from pipeline.runtime.turn import untold
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of
@@ -240,7 +241,7 @@ def _worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
     if executor == "reference":
-        return SegmentExecutor(layout, parts, device)
+        return SegmentExecutor(layout, list(map(untold, parts)), device)
 
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
     return CudaWorker(layout, parts, device, settings, graphs)

@@ -1,32 +1,41 @@
-"""A run of a program on a GPU, as the parts of a worker see it."""
+"""What the runners of a program's segments are told of the run under way."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
+from attrs import field, frozen
 
-from pipeline.runtime.engine_stream import Lane
-from pipeline.runtime.plan import CallPlan
-from pipeline.runtime.worker import SegmentExecutor
+from pipeline.frozen import FrozenDict
+from pipeline.runtime.plan import CallPlan, Runner
 
 
+@frozen(eq=False)
 class Turn:
-    """What the run under way is told: its stream, the plan that stands for all shapes in it (None where more than the
-    inputs' shapes decides on them), whether it is captured in a CUDA graph, and which memory it is given for values
-    that engines make, by slot."""
+    """A run of a program: what each of its segments is told beside its inputs.
 
-    def __init__(self) -> None:
-        self.stream: Any = None
-        self.plan: CallPlan | None = None
-        self.captured = False
-        self.into: Mapping[int, torch.Tensor] = {}
+    Attributes:
+        stream: the CUDA stream that engines run on; None on the CPU.
+        plan: stands for all shapes in the run; None where more than the inputs' shapes decides on them.
+        captured: whether the run is captured in a CUDA graph.
+        into: memory that engines write values to, by slot.
+    """
+
+    stream: Any = None
+    plan: CallPlan | None = None
+    captured: bool = False
+    into: Mapping[int, torch.Tensor] = field(factory=FrozenDict)
 
 
-class OnGpu(Protocol):
-    """What of a worker is captured in a CUDA graph: who runs the segments, on which stream, and what they are told."""
+ON_CPU: Final = Turn()
+"""A run without a stream."""
 
-    executor: SegmentExecutor
-    turn: Turn
-    lane: Lane
+Told: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
+"""Runs a segment, told of the run."""
+
+
+def untold(runner: Runner) -> Told:
+    """A runner for which all runs are alike."""
+    return lambda inputs, turn: runner(inputs)

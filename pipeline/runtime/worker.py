@@ -11,7 +11,8 @@ import torch
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.plan import CallPlan, Layout, Return, Runner, Slots
+from pipeline.runtime.plan import CallPlan, Layout, Return, Slots
+from pipeline.runtime.turn import ON_CPU, Told, Turn
 from pipeline.shapes.environment import number_of
 
 
@@ -25,18 +26,18 @@ class Worker(Protocol):
 class SegmentExecutor:
     """Runs a program's segments in order on values in slots. Keeps nothing of a call."""
 
-    def __init__(self, layout: Layout, runners: Sequence[Runner], device: torch.device) -> None:
+    def __init__(self, layout: Layout, runners: Sequence[Told], device: torch.device) -> None:
         self.layout, self.runners, self.device = layout, runners, device
         self._steps = tuple(zip(layout.steps, runners, strict=True))
         self._double = layout.program.settings.truncate_double
 
-    def __call__(self, plan: CallPlan, leaves: Sequence[Leaf]) -> list[Leaf]:
+    def __call__(self, plan: CallPlan, leaves: Sequence[Leaf], turn: Turn = ON_CPU) -> list[Leaf]:
         """The outputs of a call. Mutated inputs and buffers are written back."""
         slots = plan.template.copy()
         for given, slot, moved in plan.moves:
             value = leaves[given]
             slots[slot] = self.arrive(value) if moved or value.requires_grad else value
-        self.run(slots, plan.symbols)
+        self.run(slots, plan.symbols, turn)
         if self.layout.checks:
             plan.noted(slots, self.layout.checks)
         results = self.results(slots, leaves, plan)
@@ -49,12 +50,12 @@ class SegmentExecutor:
         value = value.detach().to(self.device)
         return value.float() if value.dtype == torch.float64 and self._double else value
 
-    def run(self, slots: Slots, symbols: Mapping[str, int]) -> None:
+    def run(self, slots: Slots, symbols: Mapping[str, int], turn: Turn) -> None:
         """Fill the slots of all segments' outputs, and of the sizes that they tell."""
         for step, run in self._steps:
             for slot, expr in step.late:
                 slots[slot] = number_of(expr, symbols)
-            outputs = run([slots[i] for i in step.takes])
+            outputs = run([slots[i] for i in step.takes], turn)
             for slot, value in zip(step.gives, outputs, strict=True):
                 slots[slot] = value
             if step.learns:

@@ -16,9 +16,10 @@ from torch.export import Dim
 import pipeline
 from pipeline.network.description import Tensor
 from pipeline.runtime import cuda_worker
-from pipeline.runtime.cuda_worker import CudaWorker
+from pipeline.runtime.cuda_worker import CudaWorker, EngineStep
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.module import CompiledModule
+from pipeline.runtime.turn import Turn
 from pipeline.runtime.worker import Pool
 from pipeline.trt import CAPABILITIES
 from tests.runtime.fake_engine import CPU, FakeEngine, FakeStream
@@ -154,6 +155,28 @@ def test_a_refused_call_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
                 module(x)
         engine.refuse.clear()
         torch.testing.assert_close(module(x), model(x).detach())
+
+
+def test_an_engine_is_told_of_each_run_by_an_argument() -> None:
+    calls: list[Any] = []
+
+    def session(inputs: list[Any], stream: Any, **told: Any) -> list[Any]:
+        calls.append((inputs, stream, told))
+        return []
+
+    step: Any = EngineStep(session, gives=(4, 5), own=True)  # type: ignore[arg-type]
+    plan: Any = object()
+    memory = torch.empty(1)
+    step([1], Turn("first", plan))
+    step([2], Turn("second", plan, captured=True, into={5: memory, 9: memory}))
+    step([3], Turn("third"))
+    assert calls == [
+        ([1], "first", {"own": True, "like": plan}),
+        ([2], "second", {"own": True, "loose": True, "into": {1: memory}}),
+        ([3], "third", {"own": True, "like": None}),
+    ]
+    with pytest.raises(AttributeError):
+        Turn().captured = True  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("without_collector")
