@@ -17,7 +17,9 @@ def is_pointwise(node: torch.fx.Node) -> bool:
 
 def moves(node: torch.fx.Node) -> bool:
     """Whether an operator computes nothing: a view, a copy, a cast."""
-    return does(node.target) in (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES) or is_view(node.target)
+    return does(node.target) in (Does.COPIES, Does.DECLARES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES) or is_view(
+        node.target
+    )
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:

@@ -22,6 +22,7 @@ class Does(enum.Enum):
     """What an operator does. ``value`` says it in words; "its elements" are those of its first argument."""
 
     COPIES = "gives its elements as they are"
+    DECLARES = "gives its elements as they are, and says what is known of them"
     CASTS = "gives its elements in another dtype, or on another device"
     RESHAPES = "gives its elements, in their order, under another shape"
     SQUEEZES = "adds dims of size 1, or leaves them out"
@@ -60,6 +61,7 @@ TABLE: Final[Mapping[Does, str]] = {
         alias alias_copy clone contiguous detach detach_ detach_copy lift lift_fresh lift_fresh_copy pin_memory positive
         resolve_conj resolve_neg
     """,
+    Does.DECLARES: "pipeline.open_mask",
     Does.CASTS: """
         _to_copy to type_as _autocast_to_full_precision _autocast_to_reduced_precision prims.convert_element_type
     """,
@@ -201,7 +203,7 @@ def states_sizes(target: Target) -> bool:
     return second.name in ("size", "shape") and str(second.type).startswith("List")
 
 
-SAME: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS)
+SAME: Final = (Does.COPIES, Does.DECLARES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS)
 """The result has all elements of the first argument, and no others."""
 
 PART: Final = (*SAME, Does.SELECTS)

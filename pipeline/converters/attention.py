@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.marks import OPEN_MASK
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
@@ -57,38 +58,17 @@ def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
     return not settings.decompose_attention and unmet(fitted(_case(node))) is None
 
 
-_EITHER = (aten.logical_or.default, aten.bitwise_or.Tensor)
-NOT = (aten.logical_not.default, aten.bitwise_not.default)
-
-
 def is_open(mask: Any) -> bool:
-    """Whether a mask shows by how it is made that something is left to attend to in every row: it has no minus
-    infinity, or it is another mask, and lets everything through where that has nothing."""
+    """Whether the program says of a mask that it leaves something to attend to in every row."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
-    if not isinstance(mask, torch.fx.Node):
-        return False
-    if mask.target in _EITHER:
-        return any(_has_nothing(rows, of) for of, rows in (mask.args, mask.args[::-1]))
-    if mask.target is aten.clamp.default:
-        least = argument(mask, "min")
-        return isinstance(least, float) and math.isfinite(least) and argument(mask, "max") is None
-    if mask.target is aten.masked_fill.Scalar:
-        of, rows, filled = mask.args
-        return bool(filled == 0) and _has_nothing(rows, of)
-    return False
+    return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK
 
 
-def _has_nothing(rows: Any, mask: Any) -> bool:
-    """Whether one tensor says of each row of another that it has nothing: ``~mask.any(-1, keepdim=True)``."""
-    some = rows.args[0] if isinstance(rows, torch.fx.Node) and rows.target in NOT else None
-    if not isinstance(some, torch.fx.Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
-        return False
-    counts = some.args[0]
-    if argument(some, "dim") not in (-1, counts.meta["val"].dim() - 1):  # type: ignore[union-attr]
-        return False
-    added = isinstance(counts, torch.fx.Node) and counts.target is aten.ne.Scalar and counts.args[1] == -math.inf
-    return (counts.args[0] if added else counts) is mask  # type: ignore[union-attr]
+@converts(OPEN_MASK)
+def open_mask(net: Net, mask: Value) -> Value:
+    """pipeline::open_mask(Tensor mask) -> Tensor"""
+    return mask
 
 
 @converts(aten.scaled_dot_product_attention.default, validator=attends_only)

@@ -16,7 +16,8 @@ from attrs import evolve, field, frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.converters.attention import NOT, fuses
+from pipeline.converters.attention import fuses
+from pipeline.improvements.open_masks import NOT
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,

@@ -18,6 +18,7 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.converters.attention import is_open
 from pipeline.improvements.fuse_attention import SDPA
+from pipeline.improvements.open_masks import declared_open, is_made_open
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,
@@ -68,7 +69,7 @@ def masked_rows(rewriting: Rewriting) -> None:
 
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
-        if not isinstance(mask, Node) or is_open(mask) or rewriting.literal(mask) is not None:
+        if not isinstance(mask, Node) or is_open(mask) or is_made_open(mask) or rewriting.literal(mask) is not None:
             continue  # a literal the converter looks at
         row, projection = _one_row(rewriting, mask), _projection(node)
         if row is None and (projection is None or not _for_all_heads(mask)):
@@ -166,9 +167,10 @@ def _opened(rewriting: Rewriting, mask: Node, before: Node) -> Opened | None:
         alive = create(aten.any.dim, mask, -1, True)
         everything = create(aten.logical_or.default, mask, create(aten.logical_not.default, alive))
     selected = create(aten.squeeze.dim, alive, -3) if rank_of(mask) > 2 else alive
+    made.append(declared_open(rewriting, everything, before))
     if all(map(rewriting.accepted, made)):
-        return Opened(everything, alive, selected)
-    rewriting.erase(everything)
+        return Opened(made[-1], alive, selected)
+    rewriting.erase(made[-1])
     rewriting.erase(selected)
     return None
 

@@ -1,5 +1,5 @@
 """simplify_masks: replace attention masks that are known when a program is compiled to hide nothing or later positions,
-and mark those that hide with a finite number, so that no row is without anything to attend to.
+and say of those that hide with a finite number, or open rows that have nothing, that they leave something in every row.
 
 Models make masks out of counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
 """
@@ -15,7 +15,9 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.traits import PART, Does, does
 from pipeline.aten.types import Argument
+from pipeline.converters.attention import is_open
 from pipeline.improvements.fuse_attention import SDPA
+from pipeline.improvements.open_masks import declared_open, is_made_open
 from pipeline.improvements.rewriting import (
     FLOATS,
     Node,
@@ -37,8 +39,8 @@ AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 
 @improvement
 def simplify_masks(rewriting: Rewriting) -> None:
-    """Drop masks that let everything through, replace those that hide later positions by ``is_causal``, and mark finite
-    ones, for which no row has nothing to attend to."""
+    """Drop masks that let everything through, replace those that hide later positions by ``is_causal``, and declare
+    open those that leave something to attend to in every row."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
@@ -48,10 +50,9 @@ def simplify_masks(rewriting: Rewriting) -> None:
             rewriting.offer(node, SDPA, (*node.args[:3], None, *node.args[4:]), dict(node.kwargs))
         elif _is_causal(rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
-        elif mask in shown or _is_finite(rewriting, mask):
+        elif not is_open(mask) and (mask in shown or is_made_open(mask) or _is_finite(rewriting, mask)):
             if mask not in shown:
-                lowest = torch.finfo(mask.meta["val"].dtype).min
-                shown[mask] = rewriting.create(aten.clamp.default, (mask, lowest), {}, node)
+                shown[mask] = declared_open(rewriting, mask, node)
             if rewriting.accepted(shown[mask]):
                 rewriting.offer(node, SDPA, (*node.args[:3], shown[mask], *node.args[4:]), dict(node.kwargs))
     for made in shown.values():

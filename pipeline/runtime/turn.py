@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 
 from pipeline.frozen import FrozenDict
 from pipeline.runtime.plan import CallPlan, Runner
+
+NO_MEMORY: Final[Mapping[int, torch.Tensor]] = FrozenDict()
 
 
 @frozen(eq=False)
@@ -26,7 +28,7 @@ class Turn:
     stream: Any = None
     plan: CallPlan | None = None
     captured: bool = False
-    into: Mapping[int, torch.Tensor] = field(factory=FrozenDict)
+    into: Mapping[int, torch.Tensor] = NO_MEMORY
 
 
 ON_CPU: Final = Turn()

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from pipeline.aten.marks import OPEN_MASK
 from pipeline.aten.types import Leaf
 from pipeline.testing.calls import Call, Dim
-from pipeline.testing.strategies.common import Draw, calls, floats, tensors
+from pipeline.testing.strategies.common import Draw, calls, floats, named, shapes, tensors
 
 aten = torch.ops.aten
 
@@ -69,4 +70,10 @@ def for_cpu(draw: Draw, target: object) -> Call:
     return Call(target, (*operands, 0.0, causal), kwargs, _sizes((*operands, mask)), (0,))
 
 
-STRATEGIES = {**attention, **for_cpu}
+@calls(OPEN_MASK)
+def open_mask(draw: Draw, target: Any) -> Call:
+    dtype = draw(st.just(torch.bool) | floats)
+    return draw(named(Call(target, (draw(tensors(draw(shapes(2, 4)), dtype)),))))
+
+
+STRATEGIES = {**attention, **for_cpu, **open_mask}
