@@ -2,9 +2,9 @@
 
 ``record`` compiles example models, architectures of the zoo, random programs and calls of single operators, and writes
 a text file for each: the program, its networks, the size and kernels of its engines (their bytes differ from build to
-build where a network has several outputs), the refit map, and what stays in PyTorch. ``compare``
-names every file that differs, and its first line that does; the exit code is 1 if there is one. Without options
-``record`` takes two minutes; ``--zoo all --programs 0:500 --calls 4 --build-every 10`` proves a larger change.
+build where a network has several outputs), the refit map, and what stays in PyTorch. ``compare`` names every file that
+differs, with the first line that does of each section; the exit code is 1 if there is one. Without options ``record``
+takes two minutes; ``--zoo all --programs 0:500 --calls 4 --build-every 10`` proves more.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _sections(compiled: pipeline.Compiled) -> Iterator[str]:
     for network in compiled.networks:
         yield f"# network\n{network}"
     for engine in compiled.engines:
-        yield f"# engine {engine.name}: {len(engine.plan)} bytes, and its kernels"
+        yield f"# engine {engine.name}\n{len(engine.plan)} bytes, and its kernels:"
         yield from sorted(map(str, kernels(engine.plan)))
     yield f"# refit map\n{compiled.refit_map}"
     for name, why in compiled.refit_map.computed.items():
@@ -162,14 +162,27 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _difference(one: Path | None, other: Path | None) -> str:
+    """The sections that differ, each with its first line that does."""
     if one is None or other is None:
         return f"only in {(one or other).parent}"  # type: ignore[union-attr]
-    section = ""
-    for left, right in itertools.zip_longest(*(p.read_text(encoding="utf-8").splitlines() for p in (one, other))):
-        if left != right:
-            return f"{section}\n  - {left}\n  + {right}"
-        section = left if left.startswith("# ") else section
-    return ""
+    left, right = (_sectioned(path.read_text(encoding="utf-8")) for path in (one, other))
+    lines = []
+    for name in dict.fromkeys((*left, *right)):
+        pairs = itertools.zip_longest(left.get(name, ()), right.get(name, ()), fillvalue="")
+        if differing := next(((a, b) for a, b in pairs if a != b), None):
+            lines.append("{}\n  - {}\n  + {}".format(name, *differing))
+    return "\n".join(lines)
+
+
+def _sectioned(text: str) -> dict[str, list[str]]:
+    """The lines of each section by its head, of networks by their numbers."""
+    found: dict[str, list[str]] = {"#": []}
+    for line in text.splitlines():
+        if line.startswith("# "):
+            found[line if line not in found else f"{line} {len(found)}"] = []
+        else:
+            found[list(found)[-1]].append(line)
+    return found
 
 
 def main() -> int:

@@ -12,18 +12,22 @@ import torch
 from attrs import evolve, field, frozen
 
 from pipeline.agreement import Agreement, Healed
+from pipeline.aten.marks import OPEN_MASK
 from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Output, Partitioned, Port, Program, Segment, segment_lines
-from pipeline.recipes import Recipe
+from pipeline.recipes import Recipe, qualified_name
 from pipeline.settings import RUNTIME, CompilationSettings
 
 if TYPE_CHECKING:
     from pipeline.compose.ledger import Entry
     from pipeline.profiling.records import Profile
     from pipeline.runtime.module import CompiledModule
+
+UNCOUNTED = frozenset({"operator.getitem", qualified_name(OPEN_MASK)})
+"""What converts and computes nothing, by name."""
 
 log = logging.getLogger(__name__)
 Executor = Literal["tensorrt", "reference"]
@@ -126,7 +130,7 @@ class Compiled:
             name: ConvertedNode(name, verdicts[name].target, segment.name)
             for segment in reversed(self.partitioned.engine_segments)
             for name in reversed(segment.nodes)
-            if verdicts[name].target != "operator.getitem"
+            if verdicts[name].target not in UNCOUNTED
         }
         unreached = self.program.unreached
         return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks, self.healed, unreached)

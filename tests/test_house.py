@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import pipeline
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 400
+MEDIAN = 110
+LONGEST_FUNCTION = 50
+SHARED = 8
 BINDINGS = {"tensorrt", "tensorrt_rtx"}
 
 
@@ -66,6 +70,52 @@ def test_no_file_is_longer_than_400_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= LONGEST
 
 
+def test_half_of_the_files_have_at_most_110_lines() -> None:
+    assert statistics.median(len(path.read_text().splitlines()) for path in PACKAGE) <= MEDIAN
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The functions of a module, methods and inner ones too, with their lengths in lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=name)
+def test_no_function_is_longer_than_50_lines(path: Path) -> None:
+    assert not [each for each in functions(parse(path)) if each[1] > LONGEST_FUNCTION]
+
+
+def said(source: str) -> list[tuple[int, str]]:
+    """The lines that say something, with their numbers: not blank, no comment, no import, more than punctuation."""
+    imports = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = ((number, line.strip()) for number, line in enumerate(source.splitlines(), 1))
+    return [(n, line) for n, line in lines if n not in imports and re.search(r"\w", line) and not line.startswith("#")]
+
+
+def shared(sources: dict[str, str], count: int = SHARED) -> list[str]:
+    """Pairs of places that share so many lines, to the letter."""
+    found: dict[tuple[str, ...], tuple[str, int]] = {}
+    pairs = []
+    for where, source in sources.items():
+        lines = said(source)
+        for start in range(len(lines) - count + 1):
+            run = tuple(line for _, line in lines[start : start + count])
+            first = found.setdefault(run, (where, lines[start][0]))
+            if first != (where, lines[start][0]):
+                pairs.append(f"{first[0]}:{first[1]} ~ {where}:{lines[start][0]}")
+    return pairs
+
+
+def test_no_two_places_share_8_lines() -> None:
+    assert not shared({name(path): path.read_text() for path in PACKAGE}), "let one piece of code serve both"
+
+
 @pytest.mark.parametrize("path", ALL, ids=name)
 def test_every_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(parse(path))
@@ -118,5 +168,11 @@ def test_every_pass_is_described() -> None:
 
 
 def test_the_checks_find_what_they_look_for() -> None:
+    inner = "class C:\n    def f(self):\n        def g():\n            pass\n"
+    assert list(functions(ast.parse(inner))) == [("f", 3), ("g", 2)]
+    eight = "".join(f"x{i} = {i}\n" for i in range(8))
+    assert shared({"a": eight, "b": "import os\n\n# here\n" + eight}) == ["a:1 ~ b:4"]
+    assert shared({"a": eight + "y = 1\n" + eight}) == ["a:1 ~ a:10"]
+    assert not shared({"a": eight, "b": eight.replace("x4", "x5")})
     source = "import tensorrt_rtx.x\nfrom tensorrt import y\nimportlib.import_module('tensorrt')\nself.print('x')"
     assert list(imported(ast.parse(source))) == ["tensorrt_rtx", "tensorrt", "tensorrt"]

@@ -48,18 +48,7 @@ def converts(
         rows |= {t: (row,) for t, row in given.items()} if isinstance(given, Mapping) else {given: ()}
 
     def declare(function: Converter) -> Converter:
-        known = {target: _places(function, target, len(row)) for target, row in rows.items()}
-
-        @wraps(function)
-        def convert(
-            ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-        ) -> Any:
-            row = rows.get(target, ())
-            places, all_of_them = known[target] if target in known else _places(function, target, len(row))
-            values = bind(target, args, kwargs) if places or all_of_them else []
-            more = values if all_of_them else ()
-            return function(Net(ctx, name), *row, *more, **{key: values[place] for key, place in places})
-
+        convert = _with_public_signature(function, rows)
         for target in rows:
             dynamo_tensorrt_converter(
                 target,
@@ -70,6 +59,21 @@ def converts(
         return convert
 
     return declare
+
+
+def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
+    """The function as a converter of `(ctx, target, args, kwargs, name)`. Where arguments stand is found at once."""
+    known = {target: _places(function, target, len(row)) for target, row in rows.items()}
+
+    @wraps(function)
+    def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        row = rows.get(target, ())
+        places, takes_all = known[target] if target in known else _places(function, target, len(row))
+        values = bind(target, args, kwargs) if places or takes_all else []
+        more = values if takes_all else ()
+        return function(Net(ctx, name), *row, *more, **{key: values[place] for key, place in places})
+
+    return convert
 
 
 def _places(function: Converter, target: Any, rows: int) -> Places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,7 +19,8 @@ from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
+Opt: TypeAlias = torch.Tensor | None
 
 
 def _statistics(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool) -> Any:
@@ -107,7 +108,7 @@ def rms_norm(net: Net, input: Value, normalized_shape: Sequence[int], weight: Va
     return impl.rms_norm(net, base.tensor(net, input), len(normalized_shape), weight, eps)
 
 
-def _inference(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def _inference(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     """``x * scale + shift``: both depend on parameters alone, so that they are folded, in float32 for halves."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = [-1] + [1] * (x.dim() - 2)
@@ -123,10 +124,10 @@ Statistics = tuple[Tensor, Tensor, Tensor]
 @register_torch_trt_decomposition(aten.batch_norm.default)
 def batch_norm(
     x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    weight: Opt,
+    bias: Opt,
+    running_mean: Opt,
+    running_var: Opt,
     training: bool,
     momentum: float,
     eps: float,
@@ -142,14 +143,7 @@ def batch_norm(
 @register_torch_trt_decomposition(aten.native_batch_norm.default)
 @register_torch_trt_decomposition(aten._native_batch_norm_legit.default)
 def native_batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Opt, bias: Opt, running_mean: Opt, running_var: Opt, training: bool, momentum: float, eps: float
 ) -> Statistics:
     """native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
     bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
@@ -169,13 +163,7 @@ def _kept(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Ten
 
 @register_torch_trt_decomposition(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_no_training(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Opt, bias: Opt, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
 ) -> Statistics:
     """_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
     Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"""
@@ -185,8 +173,8 @@ def batch_norm_no_training(
 @register_torch_trt_decomposition(aten._native_batch_norm_legit_functional.default)
 def batch_norm_functional(
     x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    weight: Opt,
+    bias: Opt,
     running_mean: Tensor,
     running_var: Tensor,
     training: bool,

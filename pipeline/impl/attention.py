@@ -60,15 +60,7 @@ def _raised(net: Net, x: ITensor) -> ITensor:
     return base.unsqueeze(net, x, ABSENT[base.rank(x)])
 
 
-def _layer(
-    net: Net,
-    query: ITensor,
-    key: ITensor,
-    value: ITensor,
-    mask: ITensor | None,
-    *,
-    causal: bool,
-) -> ITensor:
+def _layer(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool) -> ITensor:
     """TensorRT's attention layer."""
     if not CAPABILITIES.attention_gqa_half:
         key, value = (_repeated(net, x, base.dims(query)[1]) for x in (key, value))
@@ -83,15 +75,7 @@ def _layer(
     return layer.get_output(0)
 
 
-def _spelled(
-    net: Net,
-    query: ITensor,
-    key: ITensor,
-    value: ITensor,
-    mask: ITensor | None,
-    *,
-    causal: bool,
-) -> ITensor:
+def _spelled(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool) -> ITensor:
     """Products of halves and a softmax in float32, as TensorRT fuses them. Masks of bools are best added as numbers, 0
     and minus infinity of the query's dtype, and causality as a mask of positions that are counted in the network: the
     kernel then counts for itself. Where scores are selected instead, TensorRT-RTX 1.4 sees causality and loses it."""
@@ -149,10 +133,10 @@ def plain(
     value: ITensor,
     mask: Value | None,
     *,
+    gqa: bool,
     some: bool,
     causal: bool,
     scale: float,
-    gqa: bool,
 ) -> ITensor:
     """Products and a softmax, all in float32, as eager computes halves; a query that may attend to nothing gives 0."""
     dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5

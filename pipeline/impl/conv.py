@@ -21,15 +21,7 @@ Layer = Callable[[ITensor, Value, Value | None, bool], ITensor]
 
 @block
 def convolution(
-    net: Net,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    *,
-    stride: Dims,
-    padding: Dims,
-    dilation: Dims,
-    groups: int,
+    net: Net, x: Value, weight: Value, bias: Value | None, *, stride: Dims, padding: Dims, dilation: Dims, groups: int
 ) -> ITensor:
     """``x`` [N, C, …] convolved with ``weight`` [maps, C / groups, …]; a number stands for all spatial dims."""
 

@@ -123,12 +123,7 @@ def _flat_literal(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torc
 
 
 @block
-def index(
-    net: Net,
-    x: ITensor,
-    indices: Sequence[Value | None],
-    counted: frozenset[int] = frozenset(),
-) -> ITensor:
+def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozenset[int] = frozenset()) -> ITensor:
     """``x[indices]`` for integer index tensors and None. Dims that are indexed together become one, which is taken.
     ``counted`` are the places of indices that are known not to be negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]

@@ -55,12 +55,7 @@ def broadcast(net: Net, tensors: Sequence[Value]) -> list[Size]:
 
 
 def _source(
-    net: Net,
-    values: Value,
-    dtype: torch.dtype,
-    axes: Sequence[int],
-    count: Sequence[Size],
-    others: Sequence[Size],
+    net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
     """The values for each index, then for each of the other dims. In eager indices side by side keep their place,
     and others come first."""

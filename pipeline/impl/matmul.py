@@ -80,13 +80,7 @@ def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> I
     return x
 
 
-def _integers(
-    net: Net,
-    a: ITensor,
-    b: ITensor,
-    op_a: trt.MatrixOperation,
-    op_b: trt.MatrixOperation,
-) -> ITensor:
+def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b: trt.MatrixOperation) -> ITensor:
     """TensorRT multiplies matrices of floats only: here every product is made, and summed."""
     rank = base.rank(a)
     left, right = base.unsqueeze(net, a, [rank]), base.unsqueeze(net, b, [rank - 2])

@@ -54,14 +54,7 @@ def _coefficient(net: Net, value: Value | None, shape: Shape, default: float) ->
 
 
 @block
-def layer_norm(
-    net: Net,
-    x: ITensor,
-    normalized: int,
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-) -> ITensor:
+def layer_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
     """Over the last ``normalized`` dims, each element of which has a weight of its own."""
     rank = base.rank(x)
     axes = range(rank - normalized, rank)
@@ -72,14 +65,7 @@ def layer_norm(
 
 @block
 def channel_norm(
-    net: Net,
-    x: ITensor,
-    axes: Sequence[int],
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-    *,
-    groups: int = 1,
+    net: Net, x: ITensor, axes: Sequence[int], weight: Value | None, bias: Value | None, eps: float, *, groups: int = 1
 ) -> ITensor:
     """Over axes, with a weight for each channel (dim 1)."""
     shape = [1] * base.rank(x)

@@ -16,12 +16,7 @@ MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circul
 
 @block
 def pad(
-    net: Net,
-    x: ITensor,
-    amounts: Sequence[Size],
-    shape: Sequence[Size],
-    mode: str = "constant",
-    value: Value = 0,
+    net: Net, x: ITensor, amounts: Sequence[Size], shape: Sequence[Size], mode: str = "constant", value: Value = 0
 ) -> ITensor:
     """``x`` with more at both ends of its last dims, or less where an amount is negative.
 

@@ -93,12 +93,7 @@ def _gates(net: Net, x: ITensor, count: int) -> list[ITensor]:
 
 @block
 def recurrent(
-    net: Net,
-    cell: Cell,
-    x: Value,
-    states: Sequence[Value],
-    weights: Sequence[Weights],
-    bidirectional: bool,
+    net: Net, cell: Cell, x: Value, states: Sequence[Value], weights: Sequence[Weights], bidirectional: bool
 ) -> tuple[ITensor, ...]:
     """All layers of a recurrent module.
 

@@ -100,13 +100,7 @@ OPERATIONS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "amax": "MAX", "amin"
 
 @block
 def scatter_reduce(
-    net: Net,
-    x: ITensor,
-    dim: int,
-    index: ITensor,
-    source: ITensor,
-    reduction: str,
-    include_self: bool = True,
+    net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor, reduction: str, include_self: bool = True
 ) -> ITensor:
     """``x`` with all that ``index`` sends to a place reduced there, together with what ``x`` has (``include_self``) or
     instead of it. ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""

@@ -105,12 +105,7 @@ def check(
         CallError: PyTorch itself does not take the call.
         TypeError: it is no call.
     """
-    if not isinstance(call, Call):
-        example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
-        raise TypeError(f"check takes a call, such as {example}, not {call!r}")
-    if dynamic and not call.dynamic:
-        raise ValueError(f"dynamic=True, but the call names no sizes: {call!r}")
-    call, settings = call.static() if dynamic is False else call, settings or CompilationSettings()
+    call, settings = _as_asked(call, dynamic), settings or CompilationSettings()
     made = program_of(call, settings)
     stages = (Decompose(registry, decompositions), Validate(registry), partition)
     partitioned: Partitioned = _try("converts", call, lambda: _through(stages, made.program))
@@ -126,6 +121,16 @@ def check(
     for device in devices:
         _as_on(device, call, partitioned.program, registry, decompositions, settings)
     return Checked(call, converted.networks, call.sizes_to_try, was_used, built is not None)
+
+
+def _as_asked(call: Call, dynamic: bool | None) -> Call:
+    """The call with its sizes fixed, if they are to be; an error for what is no call, or names no sizes."""
+    if not isinstance(call, Call):
+        example = "Call(torch.ops.aten.relu.default, (TensorSpec((2, 3)),))"
+        raise TypeError(f"check takes a call, such as {example}, not {call!r}")
+    if dynamic and not call.dynamic:
+        raise ValueError(f"dynamic=True, but the call names no sizes: {call!r}")
+    return call.static() if dynamic is False else call
 
 
 def _as_on(

@@ -166,13 +166,7 @@ def check_model(
         CaptureError: torch.export does not take the model.
         TypeError, ValueError: an argument is none of these.
     """
-    if isinstance(make, torch.nn.Module):
-        raise TypeError(f"make is a {type(make).__name__}: pass what makes the model, such as lambda: model")
-    if entry not in get_args(Entry):
-        raise ValueError(f"entry is one of {', '.join(map(repr, get_args(Entry)))}, not {entry!r}")
-    if isinstance(args, TensorSpec | str):
-        raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(TensorSpec((2, 3)),)")
-    model = _model(make, args, kwargs, sizes)
+    model = _model(make, args, kwargs, sizes, entry)
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)
     compile = compile if build else compile.replace("build", unbuilt)
@@ -195,12 +189,23 @@ def capture_model(
 ) -> Program:
     """The program that ``check_model`` compiles, for the same arguments; what says how to check is left out."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
-    return _captured(_model(make, args, kwargs, sizes), default(**settings).settings, entry)[0]
+    return _captured(_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
 
 def _model(
-    make: Callable[[], torch.nn.Module], args: Argument, kwargs: Argument, sizes: Mapping[str, object] | None
+    make: Callable[[], torch.nn.Module],
+    args: Argument,
+    kwargs: Argument,
+    sizes: Mapping[str, object] | None,
+    entry: Entry,
 ) -> Model:
+    """The arguments of ``check_model`` as a record; an error for what is none of them."""
+    if isinstance(make, torch.nn.Module):
+        raise TypeError(f"make is a {type(make).__name__}: pass what makes the model, such as lambda: model")
+    if entry not in get_args(Entry):
+        raise ValueError(f"entry is one of {', '.join(map(repr, get_args(Entry)))}, not {entry!r}")
+    if isinstance(args, TensorSpec | str):
+        raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(TensorSpec((2, 3)),)")
     return Model(make, tuple(args), dict(kwargs or {}), Call(None, (*_specs(args, kwargs),), sizes=sizes or {}).sizes)
 
 

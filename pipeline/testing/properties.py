@@ -118,16 +118,16 @@ def check_target(
 
     drawn = drawn.filter(lambda call: call.dynamic) if dynamic else drawn
     drawn = drawn.map(lambda call: call.static()) if dynamic is False else drawn
-    for number in range(0, profile.max_examples, ROUND):
-        count = min(ROUND, profile.max_examples - number)
-        _round(
-            drawn,
-            lambda call: tally.run(call, checked),
-            hypothesis.settings(profile, max_examples=count, **_ALWAYS),
-            number,
-        )
+    _rounds(drawn, lambda call: tally.run(call, checked), profile)
     _something_was_tested(target, tally)
     return tally
+
+
+def _rounds(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
+    """As many calls as a profile has examples."""
+    for number in range(0, profile.max_examples, ROUND):
+        count = min(ROUND, profile.max_examples - number)
+        _round(drawn, run, hypothesis.settings(profile, max_examples=count, **_ALWAYS), number)
 
 
 def _round(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings, number: int) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, optional, present
+from pipeline.runtime.reference.common import optional, present
+from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
 from pipeline.trt import torch_dtype
 
 

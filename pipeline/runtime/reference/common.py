@@ -1,26 +1,10 @@
 """What the functions of all kinds share."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
-
 import torch
 
-from pipeline.errors import ExecutionError
-from pipeline.network.description import Layer
-
-Inputs: TypeAlias = Sequence[torch.Tensor | None]
-Roles: TypeAlias = Mapping[str, torch.Tensor]
-Outputs: TypeAlias = tuple[torch.Tensor, ...]
-Kind: TypeAlias = Callable[[Layer, Inputs, Roles], Outputs]
+from pipeline.runtime.reference.layer_types import Inputs, LayerError
 
 HALVES = (torch.float16, torch.bfloat16)
-
-
-class LayerError(ExecutionError):
-    """A network does something that TensorRT does not allow, or that the reference does not model; names the layer."""
-
-    advice = "call the model with the same inputs; what PyTorch takes runs with torch_executed_ops naming its operator"
-    named = False
 
 
 def present(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:

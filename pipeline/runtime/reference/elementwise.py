@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, present, wide
+from pipeline.runtime.reference.common import along, present, wide
+from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Unary = Callable[[torch.Tensor], torch.Tensor]

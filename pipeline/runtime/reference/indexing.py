@@ -6,18 +6,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import (
-    Inputs,
-    Kind,
-    LayerError,
-    Outputs,
-    Roles,
-    along,
-    axis_of,
-    integers,
-    optional,
-    present,
-)
+from pipeline.runtime.reference.common import along, axis_of, integers, optional, present
+from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
 
 
 def _in_bounds(indices: torch.Tensor, length: int) -> torch.Tensor:

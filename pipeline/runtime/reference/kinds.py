@@ -16,7 +16,8 @@ from pipeline.runtime.reference import (
     shape,
     windows,
 )
-from pipeline.runtime.reference.common import Inputs, Kind, LayerError, Outputs, Roles, present
+from pipeline.runtime.reference.common import present
+from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
 
 
 def assertion(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:

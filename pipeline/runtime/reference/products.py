@@ -5,16 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import (
-    Inputs,
-    Kind,
-    LayerError,
-    Outputs,
-    Roles,
-    optional,
-    present,
-    wide,
-)
+from pipeline.runtime.reference.common import optional, present, wide
+from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
 from pipeline.runtime.reference.quantized import nearest
 
 

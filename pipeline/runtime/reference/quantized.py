@@ -9,18 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import (
-    Inputs,
-    Kind,
-    LayerError,
-    Outputs,
-    Roles,
-    along,
-    axis_of,
-    optional,
-    present,
-    wide,
-)
+from pipeline.runtime.reference.common import along, axis_of, optional, present, wide
+from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
 from pipeline.trt import torch_dtype
 
 INT4, FP4, E8M0 = "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"

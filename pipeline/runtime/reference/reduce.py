@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, optional, present, wide, without_nan
+from pipeline.runtime.reference.common import optional, present, wide, without_nan
+from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
 from pipeline.trt import torch_dtype
 
 Axes = tuple[int, ...]

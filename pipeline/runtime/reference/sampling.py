@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import Inputs, Kind, Outputs, Roles, along, integers, optional, present, wide
+from pipeline.runtime.reference.common import along, integers, optional, present, wide
+from pipeline.runtime.reference.layer_types import Inputs, Kind, Outputs, Roles
 
 Taps = list[tuple[torch.Tensor, torch.Tensor]]
 

@@ -7,18 +7,8 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import (
-    Inputs,
-    Kind,
-    LayerError,
-    Outputs,
-    Roles,
-    along,
-    axis_of,
-    integers,
-    optional,
-    present,
-)
+from pipeline.runtime.reference.common import along, axis_of, integers, optional, present
+from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
 from pipeline.runtime.reference.quantized import element_dtype, unpacked
 from pipeline.trt import torch_dtype
 

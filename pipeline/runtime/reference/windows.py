@@ -7,17 +7,8 @@ import torch
 from torch.nn import functional
 
 from pipeline.network.description import Layer
-from pipeline.runtime.reference.common import (
-    Inputs,
-    Kind,
-    LayerError,
-    Outputs,
-    Roles,
-    optional,
-    present,
-    wide,
-    without_nan,
-)
+from pipeline.runtime.reference.common import optional, present, wide, without_nan
+from pipeline.runtime.reference.layer_types import Inputs, Kind, LayerError, Outputs, Roles
 
 Pads = list[tuple[int, int]]
 
