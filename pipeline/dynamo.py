@@ -57,31 +57,37 @@ def backend(
     ) -> Function:
         settings = stages.settings.evolve(**(options or {}))
         views = returned_views(graph_module)
-        runner = runner_of(views.core, example_inputs, settings)
+        runner = _runner_of(stages, executor, views.core, example_inputs, settings)
         results: Argument = views.results
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
-    def runner_of(
-        graph_module: GraphModule, example_inputs: Sequence[object], settings: CompilationSettings
-    ) -> _Runner:
-        nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-        values = dict(zip(nodes, example_inputs, strict=True))
-        weights = [node for node, value in values.items() if _is_weight(node, value)]
-        with tracing(None):  # else what torch.export guards on its way would be Dynamo's guards
-            graph = _Graph(graph_module, values, weights)
-            program = graph.program(settings)
-            if written := set(program.buffers.values()):  # those are inputs, which are written back
-                graph = _Graph(graph_module, values, [node for node in weights if node.name not in written])
-                program = graph.program(settings)
-            made = stages(program)
-        graph.guard(program)
-        at = {node: i for i, node in enumerate(nodes)}
-        places = {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs]
-        runner = _Runner(made, *places, executor, graph_module.forward, written_inputs(program))
-        runner.load(example_inputs)
-        return runner
-
     return compiled
+
+
+def _runner_of(
+    compile: Callable[[Program], Compiled],
+    executor: Executor | None,
+    graph_module: GraphModule,
+    example_inputs: Sequence[object],
+    settings: CompilationSettings,
+) -> _Runner:
+    """A graph of Dynamo's compiled for its example, with the guards that it needs."""
+    nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    values = dict(zip(nodes, example_inputs, strict=True))
+    weights = [node for node, value in values.items() if _is_weight(node, value)]
+    with tracing(None):  # else what torch.export guards on its way would be Dynamo's guards
+        graph = _Graph(graph_module, values, weights)
+        program = graph.program(settings)
+        if written := set(program.buffers.values()):  # those are inputs, which are written back
+            graph = _Graph(graph_module, values, [node for node in weights if node.name not in written])
+            program = graph.program(settings)
+        made = compile(program)
+    graph.guard(program)
+    at = {node: i for i, node in enumerate(nodes)}
+    places = {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs]
+    runner = _Runner(made, *places, executor, graph_module.forward, written_inputs(program))
+    runner.load(example_inputs)
+    return runner
 
 
 class _Graph(torch.nn.Module):

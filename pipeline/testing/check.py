@@ -107,20 +107,30 @@ def check(
     """
     call, settings = _as_asked(call, dynamic), settings or CompilationSettings()
     made = program_of(call, settings)
-    stages = (Decompose(registry, decompositions), Validate(registry), partition)
-    partitioned: Partitioned = _try("converts", call, lambda: _through(stages, made.program))
+    partitioned = _partitioned(call, made, Decompose(registry, decompositions), Validate(registry))
     if partitioned.fallbacks:
         return Rejected(call, _reasons(partitioned))
     converted = _convert(call, partitioned)
-    was_used = _uses(partitioned, call.target)
-    if used and not was_used:
-        _fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
+    was_used = _was_used(call, partitioned, used)
     built = _try("builds", call, lambda: build_stage(converted)) if build or _has(executors, "tensorrt") else None
     for executor in executors if executors is not None else _executors(built is not None):
         _run(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
         _as_on(device, call, partitioned.program, registry, decompositions, settings)
     return Checked(call, converted.networks, call.sizes_to_try, was_used, built is not None)
+
+
+def _partitioned(call: Call, made: Made, *stages: Any) -> Partitioned:
+    """The call's program through these stages, and `partition`."""
+    found: Partitioned = _try("converts", call, lambda: _through((*stages, partition), made.program))
+    return found
+
+
+def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
+    """Whether the target's own converter made something; a failure if it is to, and did not."""
+    if not (found := _uses(partitioned, call.target)) and demanded:
+        _fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
+    return found
 
 
 def _as_asked(call: Call, dynamic: bool | None) -> Call:
