@@ -41,6 +41,6 @@ def activated(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
 
 
 @converts(aten.log_sigmoid_forward.default)
-def log_sigmoid_forward(net: Net, input: Value) -> Any:
+def log_sigmoid_forward(net: Net, input: Value) -> tuple[ITensor | None, ...]:
     """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). The buffer is for the gradient."""
     return as_result(net, activation.log_sigmoid(net, input)), None

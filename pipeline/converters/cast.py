@@ -58,7 +58,7 @@ def convert_element_type(net: Net, a: Value) -> ITensor:
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
 )
-def identity(net: Net, input: Value) -> Any:
+def identity(net: Net, input: Value) -> ITensor:
     """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
     return input
 

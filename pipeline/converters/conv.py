@@ -11,7 +11,7 @@ from pipeline.aten.arguments import argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import conv as impl
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
@@ -49,7 +49,7 @@ def convolution(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Any:
+) -> ITensor:
     """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""
     common: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}

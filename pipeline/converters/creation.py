@@ -38,13 +38,13 @@ def full(net: Net, fill_value: Value = None, value: Value = None) -> ITensor:
     aten.new_empty.default,
     aten.new_empty_strided.default,
 )
-def empty(net: Net) -> Any:
+def empty(net: Net) -> ITensor:
     """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any value will do: zeros."""
     return creation.full(net, result_sizes(net), 0, result_of(net).dtype)
 
 
 @converts(aten.scalar_tensor.default)
-def scalar_tensor(net: Net, s: float) -> Any:
+def scalar_tensor(net: Net, s: float) -> ITensor:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, …) -> Tensor"""
     return as_result(net, base.tensor(net, s, result_of(net).dtype))
 
@@ -63,6 +63,6 @@ def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool |
 
 
 @converts(aten.native_dropout.default, validator=without_chance)
-def native_dropout(net: Net, input: Value) -> Any:
+def native_dropout(net: Net, input: Value) -> tuple[ITensor | None, ...]:
     """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
     return input, creation.full(net, result_sizes(net), True, torch.bool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from pipeline.converters.declare import Rejection
 from pipeline.converters.scatter import compared
 from pipeline.impl import base
 from pipeline.impl import embedding as _embedding
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import sizes_of
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
@@ -22,7 +21,7 @@ aten = torch.ops.aten
 
 
 @converts(aten.embedding.default)
-def embedding(net: Net, weight: Value, indices: Value) -> Any:
+def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
     """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False)
     -> Tensor"""
     return _embedding.embedding(net, weight, indices)
@@ -48,7 +47,7 @@ def embedding_bag(
     mode: int,
     per_sample_weights: Value | None,
     padding_idx: int,
-) -> Any:
+) -> tuple[ITensor | None, ...]:
     """_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0,
     bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1)
     -> (Tensor, Tensor, Tensor, Tensor)"""

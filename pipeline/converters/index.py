@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from pipeline.converters.declare import Rejection
 from pipeline.converters.index_signs import counted
 from pipeline.impl import base
 from pipeline.impl import index as _index
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import result_sizes
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
@@ -34,19 +33,19 @@ def _no_mask(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejec
 
 
 @converts(aten.index.Tensor, validator=_no_mask)
-def index(net: Net, input: Value, indices: Sequence[Value | None]) -> Any:
+def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end."""
     return _index.index(net, base.tensor(net, input), indices, counted(argument(net.node, "indices")))
 
 
 @converts(aten.index_select.default)
-def index_select(net: Net, input: Value, dim: int, index: Value) -> Any:
+def index_select(net: Net, input: Value, dim: int, index: Value) -> ITensor:
     """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
     return _index.index_select(net, base.tensor(net, input), dim, index)
 
 
 @converts(aten.gather.default)
-def gather(net: Net, input: Value, dim: int, index: Value) -> Any:
+def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
     """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
     input = base.tensor(net, input)
     if base.rank(input) == 0:

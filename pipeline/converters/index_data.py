@@ -40,7 +40,7 @@ def runs_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 
 
 @converts(aten.nonzero.default, validator=runs_nonzero, requires_output_allocator=True)
-def nonzero(net: Net, input: Value) -> Any:
+def nonzero(net: Net, input: Value) -> ITensor:
     """nonzero(Tensor self) -> Tensor. An element of rank 0 has no coordinates, and may be there or not."""
     found = _nonzero(net, base.tensor(net, input, rank=1))
     found = found if base.rank(input) else sampled(net, found, [0], [0], [0])
@@ -48,7 +48,7 @@ def nonzero(net: Net, input: Value) -> Any:
 
 
 @converts(aten.index.Tensor, validator=runs_nonzero, requires_output_allocator=True)
-def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> Any:
+def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the places where they hold are the indices."""
     given: list[Any] = []
     for each, node in zip(indices, argument(net.node, "indices"), strict=True):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, index_masks
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import result_sizes
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
@@ -20,13 +18,13 @@ aten = torch.ops.aten
 
 
 @converts(aten.tril.default)
-def tril(net: Net, input: Value, diagonal: int) -> Any:
+def tril(net: Net, input: Value, diagonal: int) -> ITensor:
     """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
     return index_masks.triangle(net, base.tensor(net, input), diagonal, lower=True)
 
 
 @converts(aten.triu.default)
-def triu(net: Net, input: Value, diagonal: int) -> Any:
+def triu(net: Net, input: Value, diagonal: int) -> ITensor:
     """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
     return index_masks.triangle(net, base.tensor(net, input), diagonal, lower=False)
 
@@ -40,7 +38,7 @@ def _has_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 
 
 @converts(aten.one_hot.default, validator=_has_classes)
-def one_hot(net: Net, input: Value, num_classes: int) -> Any:
+def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
     """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
     return index_masks.one_hot(net, input, num_classes)
 
@@ -51,7 +49,7 @@ def _cumulative(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
 
 
 @converts(aten.masked_scatter.default, validator=_cumulative)
-def masked_scatter(net: Net, input: Value, mask: Value, source: Value) -> Any:
+def masked_scatter(net: Net, input: Value, mask: Value, source: Value) -> ITensor:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     whole = base.expand(net, base.tensor(net, input), result_sizes(net))
     return index_masks.masked_scatter(net, whole, mask, source)

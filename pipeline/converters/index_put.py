@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from pipeline.converters.index_signs import counted
 from pipeline.converters.scatter import compared
 from pipeline.impl import base
 from pipeline.impl import index_put as _index_put
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
@@ -55,7 +54,7 @@ def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: 
 
 
 @converts(aten.index_put.default, validator=_writable)
-def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Any:
+def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> ITensor:
     """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
     input = base.tensor(net, input)
     place, given = _tensors(net.node)[0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from pipeline.aten.arguments import bind
@@ -47,7 +45,7 @@ def addmm(net: Net, *operands: Value) -> ITensor:
 
 
 @converts(aten.linear.default)
-def linear(net: Net, input: Value, weight: Value, bias: Value | None) -> Any:
+def linear(net: Net, input: Value, weight: Value, bias: Value | None) -> ITensor:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
     return impl.linear(net, input, weight, bias, turned=_is_turned(net.node))
 

@@ -14,7 +14,7 @@ from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import normalization as impl
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
@@ -35,7 +35,7 @@ def _statistics(net: Net, x: Any, axes: Sequence[int], eps: float, keepdim: bool
 @converts(aten.layer_norm.default)
 def layer_norm(
     net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
-) -> Any:
+) -> ITensor:
     """layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05,
     bool cudnn_enable=True) -> Tensor"""
     return impl.layer_norm(net, base.tensor(net, input), len(normalized_shape), weight, bias, eps)
@@ -44,7 +44,7 @@ def layer_norm(
 @converts(aten.native_layer_norm.default)
 def native_layer_norm(
     net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
-) -> Any:
+) -> tuple[ITensor | None, ...]:
     """native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)
     -> (Tensor, Tensor, Tensor)"""
     input, count = base.tensor(net, input), len(normalized_shape)
@@ -60,14 +60,18 @@ def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> b
 
 
 @converts(aten.group_norm.default, validator=channels_are_static)
-def group_norm(net: Net, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float) -> Any:
+def group_norm(
+    net: Net, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float
+) -> ITensor:
     """group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05,
     bool cudnn_enabled=True) -> Tensor"""
     return impl.group_norm(net, base.tensor(net, input), num_groups, weight, bias, eps)
 
 
 @converts(aten.native_group_norm.default, validator=channels_are_static)
-def native_group_norm(net: Net, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float) -> Any:
+def native_group_norm(
+    net: Net, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float
+) -> tuple[ITensor | None, ...]:
     """native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group,
     float eps) -> (Tensor, Tensor, Tensor)"""
     input = base.tensor(net, input)
@@ -76,7 +80,9 @@ def native_group_norm(net: Net, input: Value, weight: Value | None, bias: Value 
 
 
 @converts(aten._native_batch_norm_legit.no_stats, validator=channels_are_static)
-def batch_norm_of_the_batch(net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float) -> Any:
+def batch_norm_of_the_batch(
+    net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[ITensor | None, ...]:
     """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
     float eps) -> (Tensor, Tensor, Tensor)"""
     input = base.tensor(net, input)
@@ -93,7 +99,7 @@ def of_its_own_statistics(node: torch.fx.Node, settings: CompilationSettings) ->
 
 
 @converts(aten.instance_norm.default, validator=of_its_own_statistics)
-def instance_norm(net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float) -> Any:
+def instance_norm(net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
     """instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
     bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"""
     input = base.tensor(net, input)
@@ -101,7 +107,9 @@ def instance_norm(net: Net, input: Value, weight: Value | None, bias: Value | No
 
 
 @converts(aten.rms_norm.default)
-def rms_norm(net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Any:
+def rms_norm(
+    net: Net, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None
+) -> ITensor:
     """rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"""
     wide = torch.promote_types(net.node.meta["val"].dtype, torch.float32)
     eps = torch.finfo(wide).eps if eps is None else eps

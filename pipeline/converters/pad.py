@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ MODES = {
 
 
 @converts(MODES)
-def pad_nd(net: Net, mode: str, input: Value, padding: Sequence[int]) -> Any:
+def pad_nd(net: Net, mode: str, input: Value, padding: Sequence[int]) -> ITensor:
     """reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"""
     return _pad(net, base.tensor(net, input), padding, result_sizes(net), mode)
 
@@ -39,13 +38,13 @@ def pad_circular(net: Net, input: Value, pad: Sequence[Size]) -> ITensor:
 
 
 @converts(aten.constant_pad_nd.default)
-def constant_pad_nd(net: Net, input: Value, pad: Sequence[int], value: float) -> Any:
+def constant_pad_nd(net: Net, input: Value, pad: Sequence[int], value: float) -> ITensor:
     """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
     return _pad(net, base.tensor(net, input), pad, result_sizes(net), "constant", value)
 
 
 @converts(aten.pad.default)
-def pad(net: Net, input: Value, pad: Sequence[int], mode: str, value: float | None) -> Any:
+def pad(net: Net, input: Value, pad: Sequence[int], mode: str, value: float | None) -> ITensor:
     """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor"""
     value = 0 if value is None else value
     return _pad(net, base.tensor(net, input), pad, result_sizes(net), mode, value)

@@ -87,7 +87,7 @@ def _max_limits(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
 
 
 @converts(MAX, validator=_max_limits)
-def max_pool(net: Net, rank: int, input: Value) -> Any:
+def max_pool(net: Net, rank: int, input: Value) -> ITensor:
     """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
     bool ceil_mode=False) -> Tensor"""
     windows, x = _windows(net.node, rank), base.tensor(net, input)

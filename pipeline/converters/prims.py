@@ -10,7 +10,7 @@ import torch
 from pipeline.converters.binding import converts
 from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, elementwise_division, reduce
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
 prims = torch.ops.prims
@@ -20,14 +20,14 @@ Kwargs = Mapping[str, Any]
 
 
 @converts(prims.div.default)
-def div(net: Net, input: Value, other: Value) -> Any:
+def div(net: Net, input: Value, other: Value) -> ITensor:
     """prims::div(Tensor self, Tensor other) -> Tensor. Of integers, toward zero."""
     rounding = None if result_of(net).dtype.is_floating_point else "trunc"
     return as_result(net, elementwise_division.divide(net, input, other, rounding))
 
 
 @converts(prims.sum.default)
-def sum(net: Net, inp: Value, dims: Sequence[int] | None) -> Any:
+def sum(net: Net, inp: Value, dims: Sequence[int] | None) -> ITensor:
     """prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor"""
     if dims == []:  # here nothing is reduced, and everything in aten.sum
         return as_result(net, base.tensor(net, inp))

@@ -12,7 +12,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
 from pipeline.impl import recurrent as impl
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
@@ -53,7 +53,7 @@ def recurrent(
     has_biases: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> Any:
+) -> tuple[ITensor | None, ...]:
     """gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train,
     bool bidirectional, bool batch_first) -> (Tensor, Tensor)"""
     states = hx if isinstance(hx, (list, tuple)) else [hx]

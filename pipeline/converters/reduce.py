@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -93,39 +92,39 @@ def deviation(
 
 
 @converts(aten.linalg_vector_norm.default)
-def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | None, keepdim: bool) -> Any:
+def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | None, keepdim: bool) -> ITensor:
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, …) -> Tensor"""
     return as_result(net, reduce_moments.vector_norm(net, input, ord, dim, keepdim))
 
 
 @converts(aten.logsumexp.default)
-def logsumexp(net: Net, input: Value, dim: Sequence[int], keepdim: bool) -> Any:
+def logsumexp(net: Net, input: Value, dim: Sequence[int], keepdim: bool) -> ITensor:
     """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
     return as_result(net, reduce_moments.log_sum_exp(net, input, dim, keepdim))
 
 
 @converts(aten.cumsum.default)
-def cumsum(net: Net, input: Value, dim: int) -> Any:
+def cumsum(net: Net, input: Value, dim: int) -> ITensor:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
     dtype = result_of(net).dtype
     return as_result(net, reduce_scan.cumulative_sum(net, input, dim, dtype))
 
 
 @converts(aten.cumprod.default)
-def cumprod(net: Net, input: Value, dim: int) -> Any:
+def cumprod(net: Net, input: Value, dim: int) -> ITensor:
     """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
     dtype = result_of(net).dtype
     return as_result(net, reduce_scan.cumulative_product(net, input, dim, dtype))
 
 
 @converts(aten.cummax.default)
-def cummax(net: Net, input: Value, dim: int) -> Any:
+def cummax(net: Net, input: Value, dim: int) -> tuple[ITensor | None, ...]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return reduce_scan.cumulative_extremum(net, True, input, dim)
 
 
 @converts(aten.cummin.default)
-def cummin(net: Net, input: Value, dim: int) -> Any:
+def cummin(net: Net, input: Value, dim: int) -> tuple[ITensor | None, ...]:
     """cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return reduce_scan.cumulative_extremum(net, False, input, dim)
 
@@ -139,6 +138,6 @@ def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
 
 
 @converts(aten.histc.default, validator=known_range)
-def histc(net: Net, input: Value, bins: int, min: float, max: float) -> Any:
+def histc(net: Net, input: Value, bins: int, min: float, max: float) -> ITensor:
     """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
     return as_result(net, reduce_histogram.histogram(net, input, bins, min, max))

@@ -89,7 +89,7 @@ def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reducti
 
 
 @converts(aten.index_copy.default)
-def index_copy(net: Net, input: Value, dim: int, index: Value, source: Value) -> Any:
+def index_copy(net: Net, input: Value, dim: int, index: Value, source: Value) -> ITensor:
     """index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"""
     input, source = base.tensor(net, input), base.tensor(net, source)
     if base.rank(input) == 0:
@@ -99,7 +99,9 @@ def index_copy(net: Net, input: Value, dim: int, index: Value, source: Value) ->
 
 
 @converts(aten.index_reduce.default, validator=_reducible)
-def index_reduce(net: Net, input: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool) -> Any:
+def index_reduce(
+    net: Net, input: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
+) -> ITensor:
     """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True)
     -> Tensor"""
     input, source = base.tensor(net, input), base.tensor(net, source)
@@ -111,7 +113,7 @@ def index_reduce(net: Net, input: Value, dim: int, index: Value, source: Value, 
 
 
 @converts(aten.select_scatter.default)
-def select_scatter(net: Net, input: Value, src: Value, dim: int, index: int) -> Any:
+def select_scatter(net: Net, input: Value, src: Value, dim: int, index: int) -> ITensor:
     """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     start = first(net, index, base.known_sizes(net, input)[dim])
@@ -129,7 +131,7 @@ def _between(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> A
 
 
 @converts(aten.slice_scatter.default)
-def slice_scatter(net: Net, input: Value, src: Value, dim: int, start: int | None, step: int) -> Any:
+def slice_scatter(net: Net, input: Value, src: Value, dim: int, start: int | None, step: int) -> ITensor:
     """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1)
     -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
@@ -143,7 +145,7 @@ def slice_scatter(net: Net, input: Value, src: Value, dim: int, start: int | Non
 
 
 @converts(aten.diagonal_scatter.default)
-def diagonal_scatter(net: Net, input: Value, src: Value, offset: int, dim1: int, dim2: int) -> Any:
+def diagonal_scatter(net: Net, input: Value, src: Value, offset: int, dim1: int, dim2: int) -> ITensor:
     """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
     flat, order, sizes = flattened(net, base.tensor(net, input), dim1, dim2)
     src = base.tensor(net, src, base.dtype_of(flat))

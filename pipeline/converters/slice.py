@@ -13,7 +13,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
 from pipeline.impl import slice as _slice
-from pipeline.impl.base import Value
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.index import iota, take, take_one
 from pipeline.impl.shape import product, result_sizes
 from pipeline.impl.slice import first, narrow
@@ -24,14 +24,14 @@ aten = torch.ops.aten
 
 
 @converts(aten.slice.Tensor)
-def slice_(net: Net, input: Value, dim: int, start: int | None, step: int) -> Any:
+def slice_(net: Net, input: Value, dim: int, start: int | None, step: int) -> ITensor:
     """slice.Tensor(Tensor self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     return narrow(net, input, dim, first(net, start, base.known_sizes(net, input)[dim]), result_sizes(net)[dim], step)
 
 
 @converts(aten.select.int)
-def select(net: Net, input: Value, dim: int, index: int) -> Any:
+def select(net: Net, input: Value, dim: int, index: int) -> ITensor:
     """select.int(Tensor self, int dim, SymInt index) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     if _slice.is_data(net, index):
@@ -40,20 +40,20 @@ def select(net: Net, input: Value, dim: int, index: int) -> Any:
 
 
 @converts(aten.unbind.int)
-def unbind(net: Net, input: Value, dim: int) -> Any:
+def unbind(net: Net, input: Value, dim: int) -> list[ITensor]:
     """unbind.int(Tensor self, int dim=0) -> Tensor[]"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     return [_slice.select(net, input, dim, i) for i in range(len(net.node.meta["val"]))]
 
 
 @converts(aten.flip.default)
-def flip(net: Net, input: Value, dims: Sequence[int]) -> Any:
+def flip(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
     """flip(Tensor self, int[] dims) -> Tensor"""
     return _slice.flip(net, base.tensor(net, input), dims if base.rank(input) else [])
 
 
 @converts(aten.roll.default)
-def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> Any:
+def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> ITensor:
     """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims the elements are shifted in a row."""
     input = base.tensor(net, input)
     if dims or base.rank(input) == 0:
@@ -64,13 +64,13 @@ def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> 
 
 
 @converts(aten.diagonal.default)
-def diagonal(net: Net, input: Value, offset: int, dim1: int, dim2: int) -> Any:
+def diagonal(net: Net, input: Value, offset: int, dim1: int, dim2: int) -> ITensor:
     """diagonal(Tensor self, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
     return _slice.diagonal(net, base.tensor(net, input), offset, dim1, dim2, result_sizes(net)[-1])
 
 
 @converts(aten.unfold.default)
-def unfold(net: Net, input: Value, dimension: int, size: int, step: int) -> Any:
+def unfold(net: Net, input: Value, dimension: int, size: int, step: int) -> ITensor:
     """unfold(Tensor self, int dimension, int size, int step) -> Tensor"""
     input, rank = base.tensor(net, input), base.rank(input)
     if rank == 0:
@@ -89,7 +89,9 @@ def is_contiguous(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 
 @converts(aten.as_strided.default, validator=is_contiguous)
-def as_strided(net: Net, input: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Any:
+def as_strided(
+    net: Net, input: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> ITensor:
     """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
     row = _row(net, input)
     if list(stride) == [product(size[i + 1 :]) for i in range(len(size))]:
@@ -113,7 +115,7 @@ def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reje
 
 
 @converts(aten.resize.default, validator=no_larger)
-def resize(net: Net, input: Value, size: Sequence[int]) -> Any:
+def resize(net: Net, input: Value, size: Sequence[int]) -> ITensor:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
     part = narrow(net, _row(net, input), 0, 0, product(size))
     return base.reshape(net, part, size)

@@ -43,19 +43,19 @@ def length_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> boo
 
 
 @converts(aten.topk.default, validator=k_up_to_3840)
-def topk(net: Net, input: Value, k: int, dim: int, largest: bool) -> Any:
+def topk(net: Net, input: Value, k: int, dim: int, largest: bool) -> tuple[ITensor | None, ...]:
     """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor, Tensor)"""
     return _sort.topk(net, input, k, dim, largest)
 
 
 @converts(aten.sort.default, validator=length_up_to_3840)
-def sort(net: Net, input: Value, dim: int, descending: bool) -> Any:
+def sort(net: Net, input: Value, dim: int, descending: bool) -> tuple[ITensor | None, ...]:
     """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
     return _sort.sort(net, input, dim, descending, stable=False)
 
 
 @converts(aten.sort.stable, validator=length_up_to_3840)
-def sort_stable(net: Net, input: Value, stable: bool | None, dim: int, descending: bool) -> Any:
+def sort_stable(net: Net, input: Value, stable: bool | None, dim: int, descending: bool) -> tuple[ITensor | None, ...]:
     """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor, Tensor)"""
     return _sort.sort(net, input, dim, descending, bool(stable))
 

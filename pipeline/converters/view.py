@@ -25,19 +25,19 @@ aten, prims = torch.ops.aten, torch.ops.prims
     aten.flatten.using_ints,
     aten.unflatten.int,
 )
-def reshape(net: Net, input: Value) -> Any:
+def reshape(net: Net, input: Value) -> ITensor:
     """view(Tensor self, SymInt[] size) -> Tensor"""
     return base.reshape(net, base.tensor(net, input), result_sizes(net))
 
 
 @converts(aten.permute.default)
-def permute(net: Net, input: Value, dims: Sequence[int]) -> Any:
+def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
     """permute(Tensor self, int[] dims) -> Tensor"""
     return base.permute(net, base.tensor(net, input), dims)
 
 
 @converts(aten.transpose.int)
-def transpose(net: Net, input: Value, dim0: int, dim1: int) -> Any:
+def transpose(net: Net, input: Value, dim0: int, dim1: int) -> ITensor:
     """transpose.int(Tensor self, int dim0, int dim1) -> Tensor"""
     order = list(range(base.rank(input)))
     if order:
@@ -46,27 +46,27 @@ def transpose(net: Net, input: Value, dim0: int, dim1: int) -> Any:
 
 
 @converts(aten.t.default)
-def t(net: Net, input: Value) -> Any:
+def t(net: Net, input: Value) -> ITensor:
     """t(Tensor self) -> Tensor"""
     x = base.tensor(net, input)
     return base.permute(net, x, range(base.rank(x))[::-1])
 
 
 @converts(aten.expand.default)
-def expand(net: Net, input: Value) -> Any:
+def expand(net: Net, input: Value) -> ITensor:
     """expand(Tensor self, SymInt[] size, *, bool implicit=False) -> Tensor"""
     return base.expand(net, base.tensor(net, input), result_sizes(net))
 
 
 @converts(prims.broadcast_in_dim.default)
-def broadcast_in_dim(net: Net, a: Value, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Any:
+def broadcast_in_dim(net: Net, a: Value, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> ITensor:
     """broadcast_in_dim(Tensor a, SymInt[] shape, int[] broadcast_dimensions) -> Tensor"""
     new = [i for i in range(len(shape)) if i not in broadcast_dimensions]
     return base.expand(net, base.unsqueeze(net, base.tensor(net, a), new), result_sizes(net))
 
 
 @converts(aten.unsqueeze.default)
-def unsqueeze(net: Net, input: Value, dim: int) -> Any:
+def unsqueeze(net: Net, input: Value, dim: int) -> ITensor:
     """unsqueeze(Tensor self, int dim) -> Tensor"""
     x, sizes = base.tensor(net, input), result_sizes(net)
     if all(isinstance(s, int) for s in sizes):
