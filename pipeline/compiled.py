@@ -155,6 +155,26 @@ class Compiled:
             raise TypeError(f"{', '.join(late)} is for compiling; a module can be told {', '.join(RUNTIME)}")
         return CompiledModule(self, executor, self.settings.evolve(**runtime))
 
+    def profile(self, *args: object, runs: int = 50, **kwargs: object) -> Profile:
+        """Measure where the time of a call goes, on the current GPU: the layers of each engine and each PyTorch
+        segment, medians of so many runs, mapped back to nodes, modules and source lines.
+
+        Args:
+            args, kwargs: the inputs, as for a call. They are copied to the GPU.
+            runs: how often each pass runs, after a warm-up.
+
+        Returns:
+            A record that prints a table; ``report(html=…, profile=…)`` draws it, and its ``trace(path)`` writes what
+            Perfetto reads.
+
+        Raises:
+            ExecutionError: there is no GPU, or an engine does not run here.
+            ValueError: ``runs`` is less than 1.
+        """
+        from pipeline.profiling.measure import profile
+
+        return profile(self, args, kwargs, runs)
+
     def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] = "inside") -> None:
         """Write the program to a file, by custom ``NAME.trtp``, from which `pipeline.load` makes it again.
 

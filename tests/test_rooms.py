@@ -46,10 +46,12 @@ UPWARD = {
     ("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"},
     ("pipeline.compiled", "pipeline.artifact.save"): {"Compiled.save"},
     ("pipeline.compiled", "pipeline.viewing.page"): {"Compiled.report"},
+    ("pipeline.compiled", "pipeline.profiling.measure"): {"Compiled.profile"},
+    ("pipeline.profiling.records", "pipeline.profiling.trace"): {"Profile.trace"},
     ("pipeline.compiled", "pipeline.profiling.records"): {"TYPE_CHECKING"},
     ("pipeline.compiled", "pipeline.compose.ledger"): {"TYPE_CHECKING"},
 }
-"""Convenience methods of ``Compiled`` call upward: from where to where, in which methods, and to annotate them."""
+"""Convenience methods of records call upward: from where to where, in which methods, and to annotate them."""
 
 
 def module_of(path: Path) -> str:

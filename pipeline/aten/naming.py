@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,15 @@ def layer_name(node: torch.fx.Node) -> str:
     """``encoder.layers.0.linear1/addmm``: unique in a graph, as node names are."""
     path = module_path(node)
     return f"{path}/{node.name}" if path else node.name
+
+
+_NODE = re.compile(r"(?:.*/)?(\w+)")
+
+
+def node_of(layer: str) -> str:
+    """The node that a layer is called after: ``encoder.0/linear:constant.1`` belongs to ``linear``."""
+    found = _NODE.match(layer)
+    return found[1] if found else layer
 
 
 def unlike(name: str, taken: set[str]) -> str:

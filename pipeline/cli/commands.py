@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli import kept, viewing
+from pipeline.cli import kept, profiling, viewing
 from pipeline.cli.agreement import Agreement, measure
 from pipeline.cli.listing import UnknownTargetError, details, listing, markdown
 from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
@@ -129,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_bisect(commands)
     _add_support(commands)
     _add_print(commands)
-    for add in (kept.add_inspect, kept.add_run, kept.add_serve_config, viewing.add_report):
+    listed = (kept.add_inspect, kept.add_run, kept.add_serve_config, profiling.add_profile, viewing.add_report)
+    for add in listed:
         add(commands)
     for add_compiling in (viewing.add_diff, viewing.add_plan):
         add_compiling(commands, _run)
@@ -187,7 +188,8 @@ def _add_print(commands: Any) -> None:
 
 
 def kept_command(options: argparse.Namespace) -> int:
-    """The commands that print what they give: ``pipeline inspect``, ``run``, ``report``, ``diff`` and ``plan``."""
+    """The commands that print what they give: ``pipeline inspect``, ``run``, ``profile``, ``report``, ``diff``
+    and ``plan``."""
     if text := options.text(options):
         print(text)
     return 0

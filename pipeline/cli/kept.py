@@ -104,12 +104,19 @@ def _check_there(file: str) -> None:
 def _given(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """The inputs by name."""
     ports = {port.name: port for port in inputs_of(program.program)}
-    found = dict(_split(text) for text in texts)
-    if unknown := [name for name in found if name not in ports]:
-        raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(ports)}")
+    found = inputs_by_name(program, texts)
     if missing := [name for name in ports if name not in found]:
         raise UsageError(f"--input: {missing[0]} is missing; the inputs are {', '.join(map(str, ports.values()))}")
-    return ((name, _value(port, found[name])) for name, port in ports.items())
+    return ((name, input_value(port, found[name])) for name, port in ports.items())
+
+
+def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
+    """What ``--input NAME=VALUE`` gives, by names that inputs have."""
+    names = [port.name for port in inputs_of(program.program)]
+    found = dict(_split(text) for text in texts)
+    if unknown := [name for name in found if name not in names]:
+        raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(names)}")
+    return found
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -119,7 +126,7 @@ def _split(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _value(port: Port, text: str) -> Any:
+def input_value(port: Port, text: str) -> Any:
     """The tensor of a file, or a number."""
     if port.kind != "tensor":
         try:

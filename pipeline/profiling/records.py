@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -89,6 +90,17 @@ class Profile:
         for node in self.nodes:
             times[".".join(node.module.split(".")[:depth])] += node.milliseconds  # type: ignore[assignment]
         return dict(times.most_common())
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Write it as a trace that https://ui.perfetto.dev and chrome://tracing read: the call, its segments, layers
+        and nodes, with modules and source lines.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from pipeline.profiling.trace import write
+
+        write(self, path)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))

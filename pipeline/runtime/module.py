@@ -131,6 +131,25 @@ class CompiledModule(torch.nn.Module):
             workers.give(worker)
         return self._rebuilt(results)
 
+    def instrument(self, wrap: Callable[[Segment, Runner], Runner]) -> None:
+        """Have each segment run by what ``wrap`` makes of it and what runs it now, in the calls that follow one after
+        the other: for measurements."""
+        worker = self._workers.take()
+        executor = worker.executor if isinstance(worker, CudaWorker) else worker
+        assert isinstance(executor, SegmentExecutor)
+        executor.instrument(wrap)
+        self._workers.give(worker)
+
+    @property
+    def refused_graphs(self) -> tuple[str, ...]:
+        """Why calls of this module that asked for a CUDA graph run without one."""
+        worker = self._workers.take()
+        try:
+            graphs = worker.graphs if isinstance(worker, CudaWorker) else None
+            return tuple(graphs.refused.values()) if graphs is not None else ()
+        finally:
+            self._workers.give(worker)
+
     def _planned(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Sequence[object], CallPlan]:
         """The inputs in order and their plan: found by shapes where it can be, else made after every check."""
         names = self._names

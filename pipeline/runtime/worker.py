@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from pipeline.aten.types import Leaf
+from pipeline.program import Segment
 from pipeline.runtime.inputs import checked
 from pipeline.runtime.plan import CallPlan, Layout, Return, Slots
 from pipeline.runtime.turn import ON_CPU, Told, Turn
@@ -44,6 +45,10 @@ class SegmentExecutor:
         if self.layout.writes:
             self.write(slots, leaves)
         return results
+
+    def instrument(self, wrap: Callable[[Segment, Runner], Runner]) -> None:
+        """Have each segment run by what ``wrap`` makes of it and what runs it now: for measurements."""
+        self._steps = tuple((step, wrap(step.segment, run)) for step, run in self._steps)
 
     def arrive(self, value: torch.Tensor) -> torch.Tensor:
         """An input on the program's device, in the dtype in which it computes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import torch
 from attrs import evolve
 
-from pipeline.aten.naming import module_path, module_stack
+from pipeline.aten.naming import module_path, module_stack, node_of
 from pipeline.aten.tensor_type import TensorType
 from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled, outputs_of
@@ -36,8 +35,6 @@ from pipeline.viewing.records import (
     Value,
     WeightView,
 )
-
-_NODE = re.compile(r"(?:.*/)?(\w+)")
 
 
 def view(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:
@@ -229,12 +226,6 @@ class _Collector:
     def networks(self) -> Mapping[str, Any]:
         """The networks by name."""
         return {network.name: network for network in (self.compiled.networks if self.compiled else ())}
-
-
-def node_of(layer: str) -> str:
-    """The node that a layer is called after: ``encoder.0/linear:constant.1`` belongs to ``linear``."""
-    found = _NODE.match(layer)
-    return found[1] if found else layer
 
 
 def _kind(node: torch.fx.Node) -> Literal["operator", "item", "size", "input", "output"]:

@@ -9,8 +9,9 @@ import torch
 from attrs import evolve
 
 import pipeline
+from pipeline.aten.naming import node_of
 from pipeline.errors import ArtifactError
-from pipeline.viewing.collect import node_of, view
+from pipeline.viewing.collect import view
 from pipeline.viewing.json import data_of, read
 from pipeline.viewing.records import KernelView, LayerView, NodeView, ProgramView
 from pipeline.viewing.sources import opened

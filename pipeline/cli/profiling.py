@@ -1,0 +1,78 @@
+"""``pipeline profile``: where the time of a call of a kept program goes, on a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from pipeline.artifact.load import load
+from pipeline.cli.kept import input_value, inputs_by_name
+from pipeline.cli.options import UsageError
+from pipeline.cli.viewing import check_folder
+from pipeline.compiled import Compiled
+from pipeline.profiling.measure import RUNS
+from pipeline.program import Port
+from pipeline.runtime.engine_load import require_gpu
+from pipeline.viewing.page import write_report
+
+
+def add_profile(commands: Any) -> None:
+    """The command ``pipeline profile``."""
+    parser = commands.add_parser("profile", help="where the milliseconds of a call go, by layer and node; needs a GPU")
+    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+    parser.add_argument(
+        "--input",
+        metavar="NAME=FILE.npy",
+        dest="inputs",
+        action="append",
+        default=[],
+        help="an input by its name, as for `pipeline run`; those left out are random, of the optimal sizes",
+    )
+    parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="runs of each pass (default: %(default)s)")
+    parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the program's page, with times")
+    parser.add_argument("--trace", metavar="FILE.json", type=Path, help="write a trace that ui.perfetto.dev reads")
+    parser.set_defaults(text=profiled)
+
+
+def profiled(options: argparse.Namespace) -> str:
+    """Measures a program; gives what ``pipeline profile`` prints."""
+    if not Path(options.file).exists():
+        raise UsageError(f"there is no file {options.file!r}")
+    if options.runs < 1:
+        raise UsageError(f"--runs {options.runs}: a profile takes at least 1")
+    for path in filter(None, (options.output, options.trace)):
+        check_folder(path)
+    require_gpu(f"a profile of {options.file}")
+    program = load(options.file)
+    args, kwargs = tree_unflatten(list(leaves(program, options.inputs)), program.program.in_spec)
+    found = program.profile(*args, runs=options.runs, **kwargs)
+    if options.trace is not None:
+        found.trace(options.trace)
+    if options.output is not None:
+        write_report(program, options.output, Path(options.file).stem, found)
+    written = (f"written to {path}" for path in (options.output, options.trace) if path is not None)
+    return "\n".join([str(found), *written])
+
+
+def leaves(program: Compiled, given: Sequence[str]) -> Iterator[Any]:
+    """The inputs in order: those of files, and random ones of the optimal sizes."""
+    ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
+    found = inputs_by_name(program, given)
+    return (input_value(port, found[port.name]) if port.name in found else _random(port, generator) for port in ports)
+
+
+def _random(port: Port, generator: torch.Generator) -> Any:
+    """An input of the optimal sizes: floats are normal, integers 0 or 1, which are valid indices nearly everywhere."""
+    if port.kind == "constant":
+        return port.value
+    if port.kind != "tensor" or port.dtype is None:
+        return port.ranges[0].opt
+    shape = [size.opt for size in port.ranges]
+    if port.dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(port.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(port.dtype)

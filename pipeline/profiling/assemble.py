@@ -1,0 +1,125 @@
+"""What was measured becomes a ``Profile``: medians of the runs, rows with their nodes, nodes with their shares."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+import torch
+from attrs import field, frozen
+
+from pipeline.aten.naming import module_path, node_of
+from pipeline.build.kernels import Kernel, kernels
+from pipeline.compiled import Compiled
+from pipeline.errors import line_of
+from pipeline.network.engine import Engine
+from pipeline.profiling.matching import Match, matched
+from pipeline.profiling.records import LayerTime, NodeTime, Profile, SegmentTime
+from pipeline.program import Segment, is_operator
+from pipeline.recipes import qualified_name
+
+Rows = Sequence[tuple[str, float]]
+"""The rows of one run: names, and milliseconds."""
+
+
+@frozen
+class Measured:
+    """What was measured of a program, in milliseconds on the GPU, a number for each run.
+
+    segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: what the inspector
+    tells of each engine's layers. calls: the whole without CUDA graphs; graphs: with them, none where ``no_graph`` says
+    why not.
+    """
+
+    segments: Mapping[str, Sequence[float]]
+    layers: Mapping[str, Sequence[Rows]] = field(factory=dict)
+    metadata: Mapping[str, Mapping[str, Sequence[str]]] = field(factory=dict)
+    calls: Sequence[float] = ()
+    graphs: Sequence[float] = ()
+    no_graph: str = ""
+    gpu: str = ""
+    library: str = ""
+    inputs: tuple[str, ...] = ()
+
+
+def assembled(compiled: Compiled, measured: Measured) -> Profile:
+    """Return the profile of a program of which this was measured."""
+    segments = tuple(_segment(compiled, segment, measured) for segment in compiled.partitioned.segments)
+    return Profile(
+        segments=segments,
+        nodes=tuple(_nodes(compiled, segments)),
+        call=_median(measured.calls),
+        graph=_median(measured.graphs) if measured.graphs else None,
+        no_graph=measured.no_graph,
+        runs=len(measured.calls),
+        gpu=measured.gpu,
+        library=measured.library,
+        inputs=measured.inputs,
+    )
+
+
+def _median(times: Sequence[float]) -> float:
+    return median(times) if times else 0.0
+
+
+def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> SegmentTime:
+    whole = _median(measured.segments.get(segment.name, ()))
+    if segment.kind == "torch":
+        nodes = tuple(_operators(compiled, segment.nodes))
+        return SegmentTime(segment.name, "pytorch", whole, (LayerTime(segment.name, whole, nodes, "segment"),))
+    runs = measured.layers.get(segment.name, ())
+    layers = tuple(_layers(compiled, segment, runs, measured.metadata.get(segment.name, {})))
+    return SegmentTime(segment.name, "tensorrt", whole, layers)
+
+
+def _layers(
+    compiled: Compiled, segment: Segment, runs: Sequence[Rows], metadata: Mapping[str, Sequence[str]]
+) -> Iterator[LayerTime]:
+    """The rows of an engine: the median of the runs that have the same rows as most."""
+    if not runs:
+        return
+    shapes = [tuple(name for name, _ in rows) for rows in runs]
+    names = max(shapes, key=shapes.count)
+    alike = [rows for rows, shape in zip(runs, shapes, strict=True) if shape == names]
+    index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
+    layers = [layer.name for layer in compiled.networks[index].layers]
+    found = matched(names, _kernels(compiled.engines[index]), layers, metadata)
+    for i, (name, match) in enumerate(zip(names, found, strict=True)):
+        nodes = tuple(_operators(compiled, _of(match)))
+        yield LayerTime(name, median(rows[i][1] for rows in alike), nodes, match.by if nodes else "")
+
+
+def _kernels(engine: Engine) -> tuple[Kernel, ...]:
+    try:
+        return kernels(engine.plan)
+    except ValueError:
+        return ()
+
+
+def _of(match: Match) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node_of(layer) for layer in match.layers))
+
+
+def _operators(compiled: Compiled, names: Sequence[str]) -> Iterator[str]:
+    """Those of the names that are operators of the program's."""
+    known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
+    return (name for name in names if name in known)
+
+
+def _nodes(compiled: Compiled, segments: Sequence[SegmentTime]) -> Iterator[NodeTime]:
+    """Every node that takes time, with its share: a row of several counts for all of them in even parts."""
+    times: defaultdict[str, float] = defaultdict(float)
+    shared: defaultdict[str, int] = defaultdict(int)
+    for layer in (layer for segment in segments for layer in segment.layers):
+        for name in layer.nodes:
+            times[name] += layer.milliseconds / len(layer.nodes)
+            shared[name] = max(shared[name], len(layer.nodes) - 1)
+    for node in compiled.program.graph.nodes:
+        if node.name in times:
+            yield _node(node, times[node.name], shared[node.name])
+
+
+def _node(node: torch.fx.Node, milliseconds: float, shared: int) -> NodeTime:
+    where = node.meta.get("where") or line_of(node.meta)
+    return NodeTime(node.name, milliseconds, module_path(node), where, qualified_name(node.target), shared)

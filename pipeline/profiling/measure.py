@@ -1,0 +1,217 @@
+"""Times of a compiled program on a GPU: segments by CUDA events, an engine's layers by TensorRT's profiler."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from attrs import field, frozen
+from torch.utils._pytree import tree_map
+
+from pipeline.aten.types import Leaf
+from pipeline.compiled import Compiled
+from pipeline.errors import ExecutionError
+from pipeline.profiling.assemble import Measured, assembled
+from pipeline.profiling.matching import metadata_of
+from pipeline.profiling.records import Profile
+from pipeline.program import Segment
+from pipeline.runtime.cuda_worker import EngineStep
+from pipeline.runtime.module import CompiledModule
+from pipeline.runtime.plan import Runner
+from pipeline.trt import LIBRARY, has_gpu, trt
+
+RUNS, WARMUP = 50, 10
+
+
+def profile(
+    compiled: Compiled,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    runs: int = RUNS,
+) -> Profile:
+    """Return where the time of a call with these inputs goes, on the current GPU.
+
+    The call is measured as a whole without and with CUDA graphs, each segment by CUDA events, and the layers of each
+    engine by TensorRT's profiler, in passes of their own, so that none slows down another. Inputs are copied first.
+
+    Raises:
+        ExecutionError: there is no GPU, or an engine does not run here.
+        ValueError: ``runs`` is less than 1.
+    """
+    if not has_gpu():
+        raise ExecutionError(
+            "a profile is measured on a GPU, and torch sees none here",
+            "profile a kept program on the machine that runs it: pipeline profile FILE",
+        )
+    if runs < 1:
+        raise ValueError(f"runs is {runs}; a profile takes at least 1")
+    call = Call(args, kwargs)
+    with torch.no_grad():
+        plain = compiled.module("tensorrt", cuda_graphs=False, engine_graphs=False)
+        calls = call.times(plain, runs)
+        segments = segment_times(plain, call, runs)
+        layers, metadata = layer_times(compiled, call, runs)
+        graphs, why = graph_times(compiled, call, runs)
+    measured = Measured(
+        segments=segments,
+        layers=layers,
+        metadata=metadata,
+        calls=calls,
+        graphs=graphs,
+        no_graph=why,
+        gpu=torch.cuda.get_device_name(),
+        library=LIBRARY,
+        inputs=call.described,
+    )
+    return assembled(compiled, measured)
+
+
+@frozen
+class Call:
+    """A call that is made again and again, with inputs of its own on the GPU."""
+
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+    copies: tuple[tuple[object, ...], dict[str, object]] = field(init=False)
+
+    @copies.default
+    def _copied(self) -> tuple[tuple[object, ...], dict[str, object]]:
+        return tree_map(_on_gpu, tuple(self.args)), tree_map(_on_gpu, dict(self.kwargs))
+
+    def __call__(self, module: CompiledModule) -> object:
+        """What the module gives."""
+        args, kwargs = self.copies
+        return module(*args, **kwargs)
+
+    def warm(self, module: CompiledModule) -> None:
+        """Call it until kernels are compiled, contexts made, and graphs captured."""
+        for _ in range(WARMUP):
+            self(module)
+        torch.cuda.synchronize()
+
+    def times(self, module: CompiledModule, runs: int) -> list[float]:
+        """Milliseconds of each call, by CUDA events around it."""
+        self.warm(module)
+        marks = []
+        for _ in range(runs):
+            start = mark()
+            self(module)
+            marks.append((start, mark()))
+        return elapsed(marks)
+
+    @property
+    def described(self) -> tuple[str, ...]:
+        """The inputs, as they print."""
+        leaves = torch.utils._pytree.tree_leaves(self.copies)
+        return tuple(_described(leaf) for leaf in leaves)
+
+
+def _on_gpu(value: object) -> object:
+    return value.detach().to("cuda", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)
+
+
+def mark() -> torch.cuda.Event:
+    """This moment, in the order of the current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def elapsed(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
+    """Milliseconds between the moments of each pair."""
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in marks]
+
+
+def segment_times(module: CompiledModule, call: Call, runs: int) -> Mapping[str, list[float]]:
+    """Milliseconds of each segment in each run; the module is slower from then on."""
+    marks: defaultdict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+
+    def timed(name: str, run: Runner, inputs: list[Leaf]) -> Sequence[Leaf]:
+        start = mark()
+        outputs = run(inputs)
+        marks[name].append((start, mark()))
+        return outputs
+
+    module.instrument(lambda segment, run: partial(timed, segment.name, run))
+    for _ in range(runs):
+        call(module)
+    return {name: elapsed(found) for name, found in marks.items()}
+
+
+class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
+    """Takes what TensorRT's profiler tells of one engine, a list of rows for each run."""
+
+    def __init__(self) -> None:
+        trt.IProfiler.__init__(self)
+        self.rows: list[tuple[str, float]] = []
+        self.runs: list[list[tuple[str, float]]] = []
+
+    def report_layer_time(self, layer_name: str, ms: float) -> None:
+        """Called by TensorRT after each layer."""
+        self.rows.append((layer_name, ms))
+
+    def end(self) -> None:
+        """A run is over."""
+        if self.rows:
+            self.runs.append(self.rows)
+        self.rows = []
+
+
+def layer_times(
+    compiled: Compiled, call: Call, runs: int
+) -> tuple[Mapping[str, list[list[tuple[str, float]]]], Mapping[str, Mapping[str, Sequence[str]]]]:
+    """The rows of TensorRT's profiler for each engine and run, and what the inspector tells of its layers."""
+    module = compiled.module("tensorrt", cuda_graphs=False, engine_graphs=False)
+    call.warm(module)
+    recorders: dict[str, LayerRecorder] = {}
+    metadata: dict[str, Mapping[str, Sequence[str]]] = {}
+
+    def wrapped(segment: Segment, run: Runner) -> Runner:
+        if not isinstance(run, EngineStep):
+            return run
+        context = run.session.context
+        recorder = recorders[segment.name] = LayerRecorder()
+        context.profiler = recorder
+        metadata[segment.name] = inspected(run.session.loaded.cuda_engine, context)
+        return partial(recorded, run, context, recorder)
+
+    module.instrument(wrapped)
+    for _ in range(runs):
+        call(module)
+    return {name: recorder.runs for name, recorder in recorders.items()}, metadata
+
+
+def recorded(
+    run: Callable[[list[Leaf]], Sequence[Leaf]], context: object, recorder: LayerRecorder, inputs: list[Leaf]
+) -> Sequence[Leaf]:
+    """What a run gives, after its times were told."""
+    outputs = run(inputs)
+    torch.cuda.synchronize()
+    if not recorder.rows:
+        context.report_to_profiler()  # type: ignore[attr-defined]
+    recorder.end()
+    return outputs
+
+
+def inspected(engine: object, context: object) -> Mapping[str, Sequence[str]]:
+    """The layers of the network that the inspector tells of each of the engine's own, by name."""
+    inspector = engine.create_engine_inspector()  # type: ignore[attr-defined]
+    inspector.execution_context = context
+    return metadata_of(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
+    """Milliseconds of each call with CUDA graphs; or none, and why they cannot be captured."""
+    module = compiled.module("tensorrt", cuda_graphs=True)
+    times = call.times(module, runs)
+    refused = module.refused_graphs
+    return ([], refused[0]) if refused else (times, "")

@@ -1,0 +1,69 @@
+"""A profile as a trace that Perfetto and Chrome read: https://ui.perfetto.dev, or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from pipeline.profiling.records import Profile, SegmentTime
+from pipeline.runtime.atomic import replacing
+
+TRACKS = {"call": 1, "segments": 2, "layers": 3, "nodes": 4}
+"""The rows of the trace, from top to bottom."""
+Event: TypeAlias = dict[str, object]
+
+
+def write(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write a profile as a trace. Layers stand one after the other, by their medians; times are in microseconds.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = json.dumps({"traceEvents": list(events(profile)), "displayTimeUnit": "ms", "otherData": _about(profile)})
+    with replacing(Path(path)) as file:
+        file.write(text.encode())
+
+
+def _about(profile: Profile) -> dict[str, str]:
+    about = {"gpu": profile.gpu, "library": profile.library, "runs": str(profile.runs)}
+    return {**about, "inputs": ", ".join(profile.inputs)}
+
+
+def events(profile: Profile) -> Iterator[Event]:
+    """The events of the trace."""
+    yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": profile.gpu or "GPU"}}
+    for name, track in TRACKS.items():
+        yield {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": name}}
+    at = 0.0
+    for segment in profile.segments:
+        yield from _segment(profile, segment, at)
+        at += _length(segment)
+    yield _event("call", "call", 0.0, at, {"milliseconds": profile.call, "with CUDA graphs": profile.graph})
+
+
+def _length(segment: SegmentTime) -> float:
+    return max(segment.milliseconds, segment.layers_sum)
+
+
+def _segment(profile: Profile, segment: SegmentTime, at: float) -> Iterator[Event]:
+    about = {node.node: node for node in profile.nodes}
+    args = {"place": segment.place, "layers": len(segment.layers)}
+    yield _event("segments", segment.segment, at, _length(segment), args)
+    for layer in segment.layers:
+        nodes = [about[name] for name in layer.nodes if name in about]
+        told = {"nodes": list(layer.nodes), "modules": sorted({n.module for n in nodes}), "by": layer.by}
+        told["where"] = sorted({n.where for n in nodes if n.where})
+        yield _event("layers", layer.name, at, layer.milliseconds, told)
+        share = layer.milliseconds / max(1, len(nodes))
+        for i, node in enumerate(nodes):
+            told = {"target": node.target, "module": node.module, "where": node.where}
+            yield _event("nodes", node.node, at + i * share, share, told)
+        at += layer.milliseconds
+
+
+def _event(track: str, name: str, start: float, milliseconds: float, args: Mapping[str, object]) -> Event:
+    times = {"ts": round(start * 1000, 3), "dur": round(milliseconds * 1000, 3)}
+    return {"ph": "X", "pid": 1, "tid": TRACKS[track], "cat": track, "name": name, **times, "args": args}
