@@ -59,14 +59,14 @@ def profiled(options: argparse.Namespace) -> str:
     return "\n".join([str(found), *written])
 
 
-def leaves(program: Compiled, given: Sequence[str]) -> Iterator[Any]:
+def leaves(program: Compiled, given: Sequence[str]) -> Iterator[object]:
     """The inputs in order: those of files, and random ones of the optimal sizes."""
     ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
     found = inputs_by_name(program, given)
     return (input_value(port, found[port.name]) if port.name in found else _random(port, generator) for port in ports)
 
 
-def _random(port: Port, generator: torch.Generator) -> Any:
+def _random(port: Port, generator: torch.Generator) -> object:
     """An input of the optimal sizes: floats are normal, integers 0 or 1, which are valid indices nearly everywhere."""
     if port.kind == "constant":
         return port.value

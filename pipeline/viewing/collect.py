@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from attrs import evolve
 
+from pipeline.agreement import Healed
 from pipeline.aten.naming import module_path, module_stack, node_of
 from pipeline.aten.tensor_type import TensorType
 from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled, outputs_of
 from pipeline.errors import Fallback, line_of
-from pipeline.network.description import Layer
+from pipeline.network.description import Layer, Network
+from pipeline.network.engine import Engine
 from pipeline.profiling.records import Profile
-from pipeline.program import GETITEM, Partitioned, Segment, is_operator
+from pipeline.program import GETITEM, Cut, Partitioned, Segment, is_operator
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.shapes.environment import Symbols, bounds, shape_of
 from pipeline.verification.measure import versions
@@ -130,7 +132,7 @@ class _Collector:
         return evolve(made, weights=self.constants(node))
 
     @cached_property
-    def healed(self) -> Mapping[str, Sequence[Any]]:
+    def healed(self) -> Mapping[str, Sequence[Healed]]:
         """What was healed, by node."""
         rows = defaultdict(list)
         for each in self.compiled.healed if self.compiled else ():
@@ -151,7 +153,7 @@ class _Collector:
         """The kernels of all engines, as far as the plans tell."""
         return tuple(k for engine in (self.compiled.engines if self.compiled else ()) for k in self.read(engine))
 
-    def read(self, engine: Any) -> Iterator[KernelView]:
+    def read(self, engine: Engine) -> Iterator[KernelView]:
         """The kernels of one engine; none where its plan has no words."""
         try:
             found = kernels(engine.plan)
@@ -218,12 +220,12 @@ class _Collector:
         )
 
     @cached_property
-    def engines(self) -> Mapping[str, Any]:
+    def engines(self) -> Mapping[str, Engine]:
         """The engines by name."""
         return {engine.name: engine for engine in (self.compiled.engines if self.compiled else ())}
 
     @cached_property
-    def networks(self) -> Mapping[str, Any]:
+    def networks(self) -> Mapping[str, Network]:
         """The networks by name."""
         return {network.name: network for network in (self.compiled.networks if self.compiled else ())}
 
@@ -242,11 +244,11 @@ def _target(node: torch.fx.Node) -> str:
     return qualified_name(node.target) if node.op == "call_function" else node.op
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return not isinstance(value, torch.Tensor | TensorType | tuple | list)
 
 
-def _values(value: Any, symbols: Symbols) -> Iterator[Value]:
+def _values(value: object, symbols: Symbols) -> Iterator[Value]:
     """The tensors and numbers that a node gives."""
     if isinstance(value, tuple | list):
         for part in value:
@@ -261,7 +263,7 @@ def _values(value: Any, symbols: Symbols) -> Iterator[Value]:
         yield Value(_number(value))
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     """The type of a Python number, of torch's symbolic one, or of the expression that stands for it in a file."""
     if isinstance(value, bool | torch.SymBool):
         return "bool"
@@ -281,5 +283,5 @@ def _recipe(recipe: Recipe | None) -> str:
     return "" if recipe is None else str(recipe)
 
 
-def _cut(cut: Any) -> CutView:
+def _cut(cut: Cut) -> CutView:
     return CutView(cut.source, cut.target, tuple(map(str, cut.tensors)), cut.nbytes, cut.max_nbytes)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from attrs import evolve
 
+from pipeline.agreement import OutputAgreement
 from pipeline.profiling.records import Profile
 from pipeline.program import in_bytes
 from pipeline.viewing.records import Change, NodeView, ProgramView, Row
@@ -172,7 +173,7 @@ def _errors(before: ProgramView, after: ProgramView) -> Iterator[Row]:
             yield Row(f"{name}: error {was.error:.2g} -> {now.error:.2g}{'' if now.holds else ', beyond its bound'}")
 
 
-def _judged(view: ProgramView) -> tuple[Any, ...]:
+def _judged(view: ProgramView) -> tuple[OutputAgreement, ...]:
     return view.agreement.rows if view.agreement is not None else ()
 
 

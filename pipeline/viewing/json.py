@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.artifact import codec
 from pipeline.artifact.values import MalformedError
@@ -15,7 +14,7 @@ from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView
 
 def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
     """Return a view as JSON, with the differences from another where there is one to compare with."""
-    data: dict[str, Any] = {"format": FORMAT, "schema": SCHEMA, "program": codec.written(program, ProgramView)}
+    data: dict[str, object] = {"format": FORMAT, "schema": SCHEMA, "program": codec.written(program, ProgramView)}
     if changes is not None:
         data["difference"] = [codec.written(change, Change) for change in changes]
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -39,7 +38,7 @@ def read(path: Path) -> ProgramView:
     return _program(data.get("program"), path)
 
 
-def _program(data: Any, path: Path) -> ProgramView:
+def _program(data: object, path: Path) -> ProgramView:
     try:
         found: ProgramView = codec.read(data, ProgramView)
     except MalformedError as error:
