@@ -174,11 +174,11 @@ class _Reader:
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
     def node(self, node: Foreign, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
-        """A node; None for a tensor constant, which belongs to the graph."""
+        """A node; None for a tensor constant, which belongs to the graph unless it is a number."""
         _note(node, scope.receivers)
         kind = node.kind()
         attributes = self.attributes(node, kind)
-        if isinstance(value := attributes.get("value"), torch.Tensor):
+        if isinstance(value := attributes.get("value"), torch.Tensor) and not is_number(value):
             self.constants[outputs[0]] = value.detach()
             return None
         types = tuple(_type(value.type()) for value in node.outputs())
@@ -226,6 +226,11 @@ def _attribute(node: Foreign, name: str) -> Foreign:
 def _type(kind: Foreign) -> str:
     """A type as TorchScript writes it; a named tuple's with the names of its fields."""
     return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Whether a tensor constant is one whole number, as which a trace has what its sizes are computed with."""
+    return tensor.dim() == 0 and tensor.dtype in (torch.int64, torch.int32, torch.bool)
 
 
 @lru_cache(maxsize=4096)

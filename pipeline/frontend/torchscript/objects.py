@@ -24,6 +24,14 @@ class Object:
     attributes: dict[str, Value] = field(factory=dict)
 
 
+def constant(call: Call) -> Value:
+    """prim::Constant; a tensor that is one number is made of it, so that sizes stay known that are computed with it."""
+    value = call.attributes["value"]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.scalar_tensor(value.item(), dtype=value.dtype, device=value.device)
+
+
 def get_attribute(call: Call, owner: Value) -> Value:
     """prim::GetAttr of a module or of an object."""
     name = call.attributes["name"]
@@ -133,7 +141,7 @@ def _same(call: Call, value: Value, *_: Value) -> Value:
 
 
 OBJECTS: Final[Mapping[str, Evaluator]] = {
-    "prim::Constant": lambda call: call.attributes["value"],
+    "prim::Constant": constant,
     "prim::GetAttr": get_attribute,
     "prim::SetAttr": set_attribute,
     "prim::CreateObject": lambda call: Object(call.types[0]),
