@@ -17,6 +17,7 @@ from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
+from pipeline.network.pairs import Pair, pairs
 from pipeline.program import Output, Partitioned, Port, Program, Segment, segment_lines
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.settings import RUNTIME, CompilationSettings
@@ -120,6 +121,13 @@ class Compiled:
     def settings(self) -> CompilationSettings:
         """The settings it was compiled with."""
         return self.program.settings
+
+    @cached_property
+    def quantization(self) -> tuple[Pair, ...]:
+        """Each quantized weight, and each pair that rounds an activation: whether a product reads its codes, or not and
+        why, as the engines' plans tell; empty for a program without engines."""
+        engines = zip(self.networks, self.engines, strict=False)
+        return tuple(pair for network, engine in engines for pair in pairs(network, engine.plan))
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -240,6 +248,7 @@ class Compiled:
         for segment in self.partitioned.segments:
             head, *rest = segment_lines(self.partitioned, segment)
             lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
+        lines += [f"quantized: {pair}" for pair in self.quantization]
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
         return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
 

@@ -104,6 +104,19 @@ class BuildError(PipelineError):
     advice = "print the network (`pipeline print`), and run what TensorRT names in PyTorch (torch_executed_ops)"
 
 
+class QuantizationError(BuildError):
+    """Fused quantization was required, and these pairs are not fused in an engine: `pairs`, each with the reason."""
+
+    __module__ = "pipeline"
+    advice = "keep those layers in floats (exclude=…), or allow them (require_fused_quantization=False)"
+
+    def __init__(self, engine: str, pairs: Sequence[object]) -> None:
+        rows = "\n".join(f"  {pair}" for pair in pairs)
+        super().__init__(f"{engine}: {len(pairs)} quantized layers are not fused\n{rows}")
+        self.engine, self.pairs = engine, tuple(pairs)
+        self.args = (engine, self.pairs)
+
+
 class CaptureError(PipelineError):
     """torch.export could not make a graph of the model; the message names the model and has torch.export's words."""
 

@@ -160,6 +160,8 @@ class CompilationSettings:
     truncate_double: compute float64 in float32 inside engines; the results are float64 again. Otherwise a node with
         float64 runs in PyTorch. Default False.
     require_full_compilation: raise `UnsupportedOperatorException` if any node would run in PyTorch. Default False.
+    require_fused_quantization: raise `QuantizationError` if an engine's plan shows a quantized weight or pair that no
+        product reads in its bits, and where the plan does not tell. Default False.
     min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch. It
         does not apply where the whole model is one segment or with `require_full_compilation`. Default 5.
     max_engines: the most engines one model is cut into, at least 1; None for no limit. Default None.
@@ -219,6 +221,7 @@ class CompilationSettings:
 
     truncate_double: bool = attrs.field(default=False, validator=_flag)
     require_full_compilation: bool = attrs.field(default=False, validator=_flag)
+    require_fused_quantization: bool = attrs.field(default=False, validator=_flag)
     min_block_size: int = attrs.field(default=5, validator=_whole(1, optional=False))
     max_engines: int | None = attrs.field(default=None, validator=_whole(1))
     torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=_torch_executed)

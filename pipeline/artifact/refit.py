@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from pipeline.artifact.rebuild import is_loaded, rebuilt
 from pipeline.compiled import Compiled
 from pipeline.errors import RefitError
+from pipeline.frontend.subclasses import taken_apart
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version
@@ -49,7 +50,7 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     if not isinstance(compiled, Compiled):
         raise TypeError(f"compiled is a {type(compiled).__name__}: pass what pipeline.default()(model, args) gave")
     program = compiled.program
-    given = _tensors(new_weights, program)
+    given = taken_apart(_tensors(new_weights, program))
     if wrong := _missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):
         raise RefitError(wrong, "names, shapes and dtypes are those of compiled.program.parameters")
     refits = has_gpu() and _refittable(compiled)

@@ -77,6 +77,9 @@ class _Layout:
         """What takes the place of a user of a weight, if that can be said of the codes."""
         if user.target is aten.linear.default and user.args[1] is node and node.meta["val"].dim() == 2:
             return self.as_product(node, user)
+        if user.target in (aten.mm.default, aten.matmul.default) and user.args[1] is node:
+            self.scaled_after(node, user)
+            return None
         kind = does(user.target)
         if user.args[0] is not node:
             return None
@@ -133,6 +136,25 @@ class _Layout:
             return None
         block = [-1 if n == 1 else 1 for n in sizes] if len(sizes) else [-1] * len(shape)
         return self.dequantized(user, codes, factor, type, block, dtype)
+
+    def scaled_after(self, node: Node, product: Node) -> None:
+        """The scales that a product's columns are multiplied by belong to its weight: products of codes that have them
+        are fused."""
+        codes, scale, type, _, dtype = node.args
+        user = next(iter(product.users)) if len(product.users) == 1 else None
+        if user is None or user.target is not aten.mul.Tensor or not _is_one(scale) or len(node.users) != 1:
+            return
+        factor = next((a for a in user.args if a is not product), None)
+        columns, value = node.meta["val"].shape[-1], user.meta["val"]
+        if not isinstance(factor, torch.fx.Node) or not self.constant[factor] or value.dtype != dtype:
+            return
+        sizes = factor.meta["val"].shape
+        if math.prod(sizes) == columns == sizes[-1] and node.meta["val"].dim() == 2:
+            each = self.call(user, aten.reshape.default, (factor, [1, columns]))
+            weight = self.dequantized(user, codes, each, type, [-1, 1], dtype)
+            user.replace_all_uses_with(self.call(user, product.target, (product.args[0], weight)))
+            self.graph.erase_node(user)
+            self.graph.erase_node(product)
 
     def settle(self, node: Node) -> None:
         """Blocks along one dim; two codes of 4 bits in a byte."""

@@ -34,6 +34,7 @@ from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.output_names import named
 from pipeline.frontend.shared import unwritten
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
+from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import is_script
 from pipeline.frontend.torchscript.module import model as interpreted
 from pipeline.frontend.tracing import exporting, tracing_for
@@ -127,7 +128,7 @@ def _captured(
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
-    program = _program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked)
+    program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
     check_dtypes(program)
     return program
 

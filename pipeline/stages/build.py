@@ -18,8 +18,10 @@ from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.build.remote_build import Job, RemoteBuild, gathered
 from pipeline.build.wrong_kernels import of_one_batch, of_other_batches, rounded_last, sources, unwritten
 from pipeline.compose.pipelines import report
+from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
+from pipeline.network.pairs import pairs
 from pipeline.program import Built, Converted
 from pipeline.trt import CAPABILITIES
 
@@ -96,6 +98,9 @@ def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
             "its name tells in PyTorch (torch_executed_ops)",
             *(order.name, kernel, fault),
         )
+    required = order.settings.require_fused_quantization
+    if required and (apart := [pair for pair in pairs(order.network, data) if not pair.fused]):
+        raise QuantizationError(order.name, apart)
     leave_memory(data)
     return Engine(order.name, data, plan.library, order.refittable, plan.digest)
 

@@ -1,0 +1,140 @@
+"""What became of each quantized weight and pair in an engine: whether a product reads its codes, as the plan tells.
+
+A plan of TensorRT-RTX has its program in words: for each kernel the layers that it computes and the tensors that it
+reads, with their types. That is documented nowhere, so a plan without words is no error: it tells nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from attrs import frozen
+
+from pipeline.network.description import Layer, Network
+
+LOW: Final = ("int8", "int4", "fp8_e4m3", "fp4_e2m1")
+"""What plans call the types of codes."""
+
+PRODUCTS: Final = ("fully_connected", "runtime_fusion", "corrltn", "convolution", "conv")
+PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
+
+_PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
+_STEP = re.compile(r"^ +(?P<kind>\w+)=\{ name=(?P<name>\"[^\"]*\"|\S+)")
+_READ = re.compile(r" (?:input_args|input)=\{(?P<tensors>[^}]*)\}")
+_COMPUTED = re.compile(r"layers=\"([^\"]*)\"")
+_TENSOR = re.compile(rb"tensor=\{(?P<text>[^\n]*?)name=\"(?P<name>[^\"]*)\"[^\n]*?type=(?P<type>\w+)")
+_QUOTED = re.compile(r'"([^"]*)"')
+
+
+@frozen
+class Pair:
+    """A quantized weight, or the two steps that an activation passes, in one engine.
+
+    Attributes:
+        engine: the engine's name.
+        layer: the layer that gives its numbers back.
+        type: the dtype of its codes, by torch's name.
+        of: ``"weight"`` or ``"activation"``.
+        fused: whether a product's kernel reads the codes; None where the plan does not tell.
+        why: what the plan shows.
+    """
+
+    engine: str
+    layer: str
+    type: str
+    of: Literal["weight", "activation"]
+    fused: bool | None
+    why: str
+
+    def __str__(self) -> str:
+        said = {True: "fused", False: "not fused", None: "unknown"}[self.fused]
+        return f"{self.layer}: {self.type} {self.of}: {said}: {self.why}"
+
+
+@frozen
+class Step:
+    """A kernel of a plan: its kind and name, the layers that it computes, and the types of the codes that it reads."""
+
+    kind: str
+    name: str
+    layers: frozenset[str]
+    codes: tuple[str, ...]
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies matrices, convolves or attends."""
+        return self.kind in PRODUCTS or "_mha" in self.name
+
+
+def pairs(network: Network, plan: Any) -> tuple[Pair, ...]:
+    """The quantized weights and pairs of a network, each with what became of it in a serialized engine."""
+    rows = list(_quantized(network))
+    steps = _steps(plan) if rows else ()
+    return tuple(_found(network, layer, of, type, steps) for layer, of, type in rows)
+
+
+def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
+    """The layers that give numbers for codes, those of scales aside."""
+    makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
+    dequantizes = [layer for layer in network.layers if layer.kind == "DEQUANTIZE"]
+    scales = {layer.inputs[1] for layer in dequantizes}
+    for layer in dequantizes:
+        maker = makers[str(layer.inputs[0])]
+        if layer.outputs[0].name not in scales:
+            codes = next(t.dtype for t in maker.outputs if t.name == layer.inputs[0])
+            yield layer, "weight" if maker.kind == "CONSTANT" else "activation", codes
+
+
+def _found(
+    network: Network, layer: Layer, of: Literal["weight", "activation"], type: str, steps: Sequence[Step] | None
+) -> Pair:
+    fused, why = (None, "the plan holds no program in words") if steps is None else _fate(network, layer, of, steps)
+    return Pair(network.name, layer.name, type, of, fused, why)
+
+
+def _fate(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tuple[bool, str]:
+    inside = [step for step in steps if layer.name in step.layers]
+    for step in inside:
+        if step.is_product and step.codes:
+            if len(step.codes) > 1:
+                return True, f"{step.name} multiplies {' by '.join(step.codes[:2])}"
+            if of == "weight":
+                return True, f"{step.name} reads {step.codes[0]}, and dequantizes it inside"
+    readers = _readers(network, layer.outputs[0].name)
+    said = ", ".join(sorted({reader.kind for reader in readers})) or "nothing"
+    apart = next((step for step in inside if step.codes and not step.is_product), None)
+    if apart is not None:
+        return False, f"{apart.name}, a kernel of its own, dequantizes it before {said} reads it"
+    if of == "weight":
+        return False, f"it was dequantized when the engine was built, for {said}: the engine holds its numbers"
+    return False, f"its numbers are rounded, and {said} reads them as numbers"
+
+
+def _readers(network: Network, tensor: str) -> list[Layer]:
+    """The layers that read a tensor, behind those that only pass it on."""
+    found = [layer for layer in network.layers if tensor in layer.inputs]
+    return [
+        reader
+        for layer in found
+        for reader in (_readers(network, layer.outputs[0].name) if layer.kind in PASSING else [layer])
+    ]
+
+
+def _steps(plan: Any) -> tuple[Step, ...] | None:
+    """The kernels of a plan's first program; None if it has none in words."""
+    found = _PROGRAM.search(plan)
+    if found is None:
+        return None
+    types = {m["name"].decode(): m["type"].decode() for m in _TENSOR.finditer(plan)}
+    return tuple(_step(line, types) for line in found[0].decode(errors="replace").split("\n") if _STEP.match(line))
+
+
+def _step(line: str, types: Mapping[str, str]) -> Step:
+    named, read, computed = _STEP.match(line), _READ.search(line), _COMPUTED.search(line)
+    assert named is not None
+    tensors = _QUOTED.findall(read["tensors"]) if read is not None else []
+    codes = tuple(types[name] for name in tensors if types.get(name) in LOW)
+    layers = frozenset(computed[1].split("\x1f")) if computed is not None else frozenset[str]()
+    return Step(named["kind"], named["name"].strip('"'), layers, codes)
