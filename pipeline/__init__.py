@@ -35,6 +35,7 @@ from pipeline.errors import (
     ArtifactError,
     ArtifactWarning,
     BuildError,
+    CalibrationError,
     CaptureError,
     ConversionError,
     DtypeError,
@@ -55,6 +56,7 @@ from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
 from pipeline.stages.partition import Partitioner, by_submodule
+from pipeline.stages.quantize import quantize
 from pipeline.stages.verify import verify
 from pipeline.verification.records import Bisection
 from pipeline.version import __version__
@@ -70,6 +72,7 @@ __all__ = [
     "Bisection",
     "BuildError",
     "Built",
+    "CalibrationError",
     "CallingConvention",
     "CaptureError",
     "CompilationSettings",
@@ -113,6 +116,7 @@ __all__ = [
     "dynamo_tensorrt_converter",
     "get_graph_converter_support",
     "load",
+    "quantize",
     "refit_module_weights",
     "register_torch_trt_decomposition",
     "report",

@@ -242,7 +242,7 @@ class Compiled:
             from pipeline.viewing.page import write_report
 
             write_report(self, html, title, profile)
-        rows = zip(self.engines, self.networks, strict=True)
+        rows = zip(self.engines, self.networks, strict=False)
         sizes = {engine.name: f"  engine {_described(engine, network)}" for engine, network in rows}
         lines = [str(self.coverage), "", *self._signature(), *self._sizes()]
         for segment in self.partitioned.segments:

@@ -117,6 +117,13 @@ class QuantizationError(BuildError):
         self.args = (engine, self.pairs)
 
 
+class CalibrationError(PipelineError, ValueError):
+    """Activations are to be quantized, and calibration does not tell their ranges; the message says why."""
+
+    __module__ = "pipeline"
+    advice = "pass calibration=[…]: a few typical inputs, each as a tensor, a tuple of arguments or a dict of keywords"
+
+
 class CaptureError(PipelineError):
     """torch.export could not make a graph of the model; the message names the model and has torch.export's words."""
 

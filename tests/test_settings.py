@@ -18,6 +18,7 @@ NAMES = ["aten.topk.default", "aten::gelu", "torch.ops.aten.add.Tensor"]
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "truncate_double": st.booleans(),
     "require_full_compilation": st.booleans(),
+    "require_fused_quantization": st.booleans(),
     "min_block_size": st.integers(1, 50),
     "max_engines": st.none() | st.integers(1, 50),
     "torch_executed_ops": st.frozensets(st.sampled_from([*NAMES, aten.mul.Tensor, aten.sum.dim_IntList, operator.add])),

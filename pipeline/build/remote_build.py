@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.errors import BuildError, PipelineError
+from pipeline.network.codes import PACKED
 from pipeline.network.description import Network, Weight, describe
 from pipeline.network.handle import NetworkHandle
 from pipeline.network.replay import ReplayError, replay
@@ -56,7 +58,7 @@ class RemoteBuild:
     def __reduce__(self) -> tuple[object, ...]:
         with self._lock:
             if self.index is None and self.handle is not None:
-                self.index = write(self.path, self.handle.weights)
+                self.index = write(self.path, self.handle.weights, {w.name: w.dtype for w in self.network.weights})
         return RemoteBuild, (self.network, self.path, None, self.index)
 
     def opened(self) -> NetworkHandle:
@@ -70,14 +72,15 @@ class RemoteBuild:
         return self.handle
 
 
-def write(path: Path, weights: Mapping[str, torch.Tensor]) -> Index:
-    """Writes the tensors one after the other, from where they lie."""
+def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
+    """Writes the tensors one after the other, from where they lie; codes of 4 bits by the dtype that networks give."""
     index: dict[str, Stored] = {}
     with path.open("wb") as file:
         for name, tensor in weights.items():
             file.write(b"\0" * (-file.tell() % ALIGNMENT))
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            index[name] = Stored(dtype, tensor.numel(), file.tell(), tensor.nbytes)
+            dtype = dtypes.get(name, str(tensor.dtype).removeprefix("torch."))
+            count = tensor.numel() * (2 if dtype in PACKED else 1)
+            index[name] = Stored(dtype, count, file.tell(), tensor.nbytes)
             file.write(_bytes(tensor))
         file.write(b"\0")  # an empty file cannot be mapped
     return index

@@ -1,0 +1,57 @@
+"""How operators are quantized to nearest: which can be, in which types, and by which scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.quantized import TYPES, operators
+from pipeline.aten.traits import Does, does
+
+Tensor = torch.Tensor
+Node = torch.fx.Node
+
+LENGTHS: Final = (128, 64, 32)
+"""The lengths of INT4's blocks along a row, the longest that divides it."""
+
+WEIGHTS: Final = MappingProxyType({Does.PROJECTS: "weight", Does.CONVOLVES: "weight"})
+"""By what an operator does, the argument that is its weight."""
+
+
+def weight_of(node: Node) -> Node | None:
+    """The weight of an operator that can be quantized; None for any other."""
+    kind = does(node.target)
+    name = WEIGHTS.get(kind) if kind is not None else None
+    if name is None or not any(a.name == name for a in node.target._schema.arguments):  # type: ignore[union-attr]
+        return None
+    found = argument(node, name)
+    return found if isinstance(found, Node) else None
+
+
+def block_of(type: str, node: Node) -> tuple[int, ...] | None:
+    """The block of a weight's scales: one for each output, or INT4's blocks along a row; None where none is."""
+    weight = weight_of(node)
+    assert weight is not None
+    shape = weight.meta["val"].shape
+    if type != "int4":
+        return (1, *[-1] * (len(shape) - 1))
+    if does(node.target) is not Does.PROJECTS or len(shape) != 2 or shape[0] % 2:
+        return None
+    length = next((n for n in LENGTHS if shape[1] % n == 0), None)
+    return None if length is None else (1, length)
+
+
+def rounded(weight: Tensor, type: str, block: Sequence[int]) -> Tensor:
+    """A weight as its codes have it, of scales by the greatest size among the numbers that share one."""
+    rows, *rest = weight.shape
+    length = block[-1] if block[-1] > 1 else -1
+    groups = weight.float().reshape(rows, -1, length) if length > 1 else weight.float().reshape(rows, 1, -1)
+    most = groups.abs().amax(-1) / TYPES[type].high
+    scale = most if length > 1 else most.reshape(rows, *[1] * len(rest))
+    codes = operators.quantize(weight, scale, type, list(block))
+    made: Tensor = operators.dequantize(codes, scale, type, list(block), weight.dtype)
+    return made

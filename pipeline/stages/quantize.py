@@ -1,0 +1,283 @@
+"""quantize: ``Program`` → ``Program``. Weights of linear layers and convolutions in fewer bits, and what they multiply.
+
+Before: a model in floats. After: the same model with the same inputs and outputs, whose products read weights that are
+rounded to nearest, and activations that are rounded by ranges from calibration. Weights are rounded by recipe, from the
+model's own parameters, so that a refit rounds the new ones. The stage goes before ``decompose``.
+
+It is round to nearest. For models that lose too much by it NVIDIA ModelOpt and torchao do better (smoothing, AWQ, GPTQ,
+training with quantization): quantize with these, and compile what they give (docs/quantization.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from attrs import Attribute, field, frozen
+from torch.utils._pytree import tree_flatten
+
+from pipeline.aten.graphs import copied, pasted
+from pipeline.aten.naming import module_path, origin
+from pipeline.aten.quantized import TYPES, operators
+from pipeline.aten.types import Argument
+from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.templates import Templates
+from pipeline.errors import CalibrationError, PipelineError
+from pipeline.frontend.fakes import fake_mode, fake_result
+from pipeline.frozen import FrozenDict
+from pipeline.improvements.precision import Excluded, excluded_entries, excludes
+from pipeline.improvements.quantizing import block_of, rounded, weight_of
+from pipeline.program import Program, is_operator, rewired
+from pipeline.recipes import identity, qualified_name
+from pipeline.verification.calibration import Range, ranges
+
+Node = torch.fx.Node
+Weights = Literal["int8", "int4", "fp8"]
+Activations = Literal["int8", "fp8"]
+
+BETTER: Final = (
+    "rounded to nearest; where that loses too much, NVIDIA ModelOpt and torchao do better: "
+    "compile the model that they give"
+)
+
+
+@frozen
+class Decision:
+    """What became of one operator: the types of its weight and of what it multiplies, or why it stays in floats."""
+
+    node: str
+    target: str
+    path: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.path or self.node}: {self.target}: {self.said}"
+
+
+def _one_of(*known: object) -> Callable[[object, Attribute[Any], object], None]:
+    def check(_: object, attribute: Attribute[Any], value: object) -> None:
+        if value not in known:
+            names = ", ".join(map(repr, known))
+            raise ValueError(f"{attribute.name} is one of {names}, not {value!r}")
+
+    return check
+
+
+def _entries(value: Iterable[object]) -> tuple[object, ...]:
+    return tuple(value)
+
+
+@frozen
+class Quantize:
+    """The stage; `quantize` says what its fields are."""
+
+    weights: Weights = field(default="int8", validator=_one_of("int8", "int4", "fp8"))
+    activations: Activations | None = field(default=None, validator=_one_of(None, "int8", "fp8"))
+    calibration: tuple[object, ...] = field(default=(), converter=_entries, eq=False, repr=False)
+    exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
+    percentile: float | None = field(default=None)
+    name: str = "quantize"
+
+    @percentile.validator
+    def _check_percentile(self, _: object, value: object) -> None:
+        if value is not None and not (isinstance(value, int | float) and 0 < value <= 100):
+            raise ValueError(f"percentile is a number above 0 and at most 100, or None, not {value!r}")
+
+    def __attrs_post_init__(self) -> None:
+        if self.activations is not None and not self.calibration:
+            raise CalibrationError(f"activations={self.activations!r} needs ranges, and no inputs give them")
+        if {self.weights, self.activations} == {"int8", "fp8"}:
+            raise ValueError(f"no GPU multiplies {self.weights} by {self.activations}: choose one type for both")
+
+    def __call__(self, program: Program) -> Program:
+        """The program with its products in fewer bits; the one that is given stays as it is."""
+        return _Quantizer(program, self).run()
+
+    def decisions(self, program: Program) -> tuple[Decision, ...]:
+        """What the stage does with each operator that has a weight, in the program's order."""
+        quantizer = _Quantizer(program, self)
+        quantizer.run()
+        return tuple(quantizer.decisions)
+
+    def explain(self, program: Program) -> str:
+        """The decisions as text, a line each, and how many operators are quantized."""
+        made = self.decisions(program)
+        count = sum("stays" not in decision.said for decision in made)
+        return "\n".join([*map(str, made), f"{count} of {len(made)} operators with weights are quantized ({BETTER})"])
+
+
+def quantize(
+    weights: Weights = "int8",
+    activations: Activations | None = None,
+    calibration: Iterable[object] = (),
+    exclude: Iterable[Excluded] = (),
+    *,
+    percentile: float | None = None,
+) -> Quantize:
+    """The stage that puts products into fewer bits: ``default().insert(quantize("int8"), before="decompose")``.
+
+    Args:
+        weights: the type of linear layers' and convolutions' weights: ``"int8"`` and ``"fp8"`` (E4M3) with a scale for
+            each output, ``"int4"`` in blocks of 128, 64 or 32 along each row of linear layers.
+        activations: the type of what they multiply, with one scale for each tensor; None leaves it in floats.
+        calibration: typical inputs that the ranges of activations come from, each as the model is called: a tensor, a
+            tuple of arguments, or a dict of keyword arguments. They run in eager PyTorch, on the CPU.
+        exclude: what stays in floats, as in `pipeline.autocast`: operators, patterns for names of operators and for
+            paths of modules (``"*.head"``), and predicates on the module path.
+        percentile: the range is this percentile of an activation's sizes, the greatest among the inputs; None: the
+            greatest size of all.
+
+    Raises:
+        ValueError: a type that is none of these, or two that no GPU multiplies.
+        CalibrationError: activations are asked for without calibration, or with inputs that do not fit the model.
+        TypeError: an entry of ``exclude`` is none of these.
+    """
+    return Quantize(weights, activations, calibration, exclude, percentile)
+
+
+class _Quantizer:
+    """One program on its way to fewer bits."""
+
+    def __init__(self, program: Program, options: Quantize) -> None:
+        self.program, self.options = program, options
+        self.graph = copied(program.graph)
+        self.mode = fake_mode(program.graph)
+        self.templates = Templates(self.mode)
+        self.constant: dict[Node, bool] = {}
+        for node in self.graph.nodes:
+            self.constant[node] = is_constant(node, self.constant, program)
+        self.decisions: list[Decision] = []
+        self.weights: dict[Node, Node] = {}
+        self.pairs: dict[str, Node] = {}
+        self.scales: dict[str, torch.Tensor] = {}
+
+    def run(self) -> Program:
+        """The program, and a decision for each operator that has a weight."""
+        chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.chosen(n)]
+        found = self.ranges(chosen) if self.options.activations is not None else {}
+        for node in chosen:
+            self.replace(node, found)
+        names = {f"{node}.scale": scale for node, scale in self.scales.items()}
+        constants = {_placeholder(name): identity(name) for name in names}
+        p = self.program
+        return p.with_graph(
+            self.graph,
+            outputs=rewired(p.outputs, self.graph),
+            constants=FrozenDict({**p.constants, **constants}),
+            parameters=FrozenDict({**p.parameters, **names}),
+            written=p.written | frozenset(names),
+        )
+
+    def chosen(self, node: Node) -> bool:
+        """Whether an operator is quantized; why not is a decision."""
+        why = self.kept(node)
+        if why:
+            self.decide(node, f"stays in floats: {why}")
+        return not why
+
+    def kept(self, node: Node) -> str:
+        weight = weight_of(node)
+        if weight is None or not self.constant[weight]:
+            return "its weight is computed"
+        if not weight.meta["val"].is_floating_point():
+            return f"its weight is {weight.meta['val'].dtype}"
+        if any(excludes(entry, node.target, module_path(node)) for entry in self.options.exclude):
+            return "exclude names it"
+        if block_of(self.options.weights, node) is None:
+            return (
+                "INT4 is for linear layers whose rows are blocks of 128, 64 or 32, and whose outputs are even in number"
+            )
+        return ""
+
+    def decide(self, node: Node, said: str) -> None:
+        self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), said))
+
+    def ranges(self, chosen: Sequence[Node]) -> Mapping[str, float]:
+        """The ranges of what the operators multiply."""
+        wanted = {source.name for node in chosen for source in node.all_input_nodes[:1]}
+        try:
+            return ranges(self.program, wanted, Range(self.options.percentile), self.batches())
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise CalibrationError(f"the model does not run on an input of calibration: {error}") from error
+
+    def batches(self) -> Iterator[Sequence[object]]:
+        """The inputs of calibration as the program's graph takes them."""
+        for index, given in enumerate(self.options.calibration):
+            call = ((), dict(given)) if isinstance(given, Mapping) else (_arguments(given), {})
+            leaves, _ = tree_flatten(call)
+            if len(leaves) != len(self.program.inputs):
+                raise CalibrationError(
+                    f"input {index} of calibration has {len(leaves)} values, the model takes {len(self.program.inputs)}"
+                )
+            yield leaves
+
+    def replace(self, node: Node, found: Mapping[str, float]) -> None:
+        """An operator on a weight, and on activations, that are rounded."""
+        weight, source, options = weight_of(node), node.args[0], self.options
+        assert weight is not None and isinstance(source, Node)
+        block = block_of(options.weights, node)
+        if weight not in self.weights:
+            self.weights[weight] = self.rounded(weight, block, node)
+        node.replace_input_with(weight, self.weights[weight])
+        how = "in blocks of " + str(block[-1]) if block and block[-1] > 1 else "by output"
+        said = f"{options.weights} weight {how}"
+        if options.activations is not None:
+            node.replace_input_with(source, self.paired(source, found[source.name], node))
+            said += f", {options.activations} activations up to {found[source.name]:.4g}"
+        self.decide(node, said)
+
+    def rounded(self, weight: Node, block: Sequence[int] | None, before: Node) -> Node:
+        """The nodes that round a weight."""
+        options = self.options
+
+        def of(given: torch.Tensor) -> torch.Tensor:
+            return rounded(given, options.weights, block or ())
+
+        of.__name__ = f"rounded_{options.weights}_{block}"
+        template = self.templates.of(of, "quantize", (weight,), {}, weight.meta["val"])
+        assert template is not None
+        with self.graph.inserting_after(weight if weight.op != "placeholder" else self.last_placeholder()):
+            anchor = self.graph.call_function(torch.ops.aten.alias.default, (weight,))
+
+        def emit(call: Node, args: object, kwargs: object) -> Node:
+            with self.graph.inserting_before(anchor):
+                made = self.graph.call_function(call.target, args, kwargs)  # type: ignore[arg-type]
+            made.meta = {**origin(before.meta), "val": call.meta.get("val")}
+            return made
+
+        made: Argument = pasted(template.graph, [weight], emit)
+        self.graph.erase_node(anchor)
+        result: Node = made
+        return result
+
+    def last_placeholder(self) -> Node:
+        last: Node = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+        return last
+
+    def paired(self, source: Node, range: float, reader: Node) -> Node:
+        """The pair that rounds an activation, one for all that read it."""
+        type = self.options.activations
+        if source.name not in self.pairs:
+            assert type is not None
+            self.scales[source.name] = torch.tensor(range / TYPES[type].high)
+            with self.graph.inserting_before(next(iter(self.graph.nodes))):
+                scale = self.graph.placeholder(_placeholder(f"{source.name}.scale"))
+            scale.meta["val"] = self.mode.from_tensor(self.scales[source.name])
+            args = (source, scale, type, [-1] * source.meta["val"].dim())
+            place = source if source.op != "placeholder" else self.last_placeholder()
+            with self.graph.inserting_after(place):
+                made = self.graph.call_function(operators.fake_quantize.default, args)
+            made.meta = {**origin(reader.meta), "val": fake_result(self.mode, made.target, args, {})}
+            self.pairs[source.name] = made
+        return self.pairs[source.name]
+
+
+def _placeholder(name: str) -> str:
+    return f"quantize_{name.replace('.', '_')}"
+
+
+def _arguments(given: object) -> tuple[object, ...]:
+    return tuple(given) if isinstance(given, tuple | list) else (given,)

@@ -1,0 +1,56 @@
+"""The ranges of activations, from running a program in eager on typical inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from attrs import frozen
+
+from pipeline.program import Program
+from pipeline.verification.eager import Eager
+
+Tensor = torch.Tensor
+Node = torch.fx.Node
+
+
+@frozen
+class Range:
+    """How the range of an activation follows from calibration: the greatest size, or a percentile of all sizes."""
+
+    percentile: float | None = None
+
+    def of(self, x: Tensor) -> float:
+        """The range of one batch."""
+        sizes = x.detach().float().abs().reshape(-1)
+        if not sizes.numel():
+            return 0.0
+        if self.percentile is None:
+            return float(sizes.max())
+        place = max(1, round(self.percentile / 100 * sizes.numel()))
+        return float(sizes.kthvalue(min(place, sizes.numel())).values)
+
+
+class Calibration(Eager):
+    """A program in eager that notes the range of each activation that is asked for, over all batches."""
+
+    def __init__(self, program: Program, wanted: Iterable[str], range: Range) -> None:
+        super().__init__(program, program.parameters, torch.device("cpu"))
+        self.wanted, self.range = frozenset(wanted), range
+        self.ranges: dict[str, float] = {}
+
+    def run_node(self, n: Node) -> object:
+        value = super().run_node(n)
+        if n.name in self.wanted and isinstance(value, Tensor):
+            self.ranges[n.name] = max(self.ranges.get(n.name, 0.0), self.range.of(value))
+        return value
+
+
+def ranges(
+    program: Program, wanted: Iterable[str], range: Range, batches: Iterable[Sequence[object]]
+) -> Mapping[str, float]:
+    """The range of each activation by its node, from running the program on batches of inputs."""
+    calibration = Calibration(program, wanted, range)
+    for batch in batches:
+        calibration(batch)
+    return calibration.ranges
