@@ -181,14 +181,15 @@ def _lines(graph: torch.fx.Graph) -> Iterable[str]:
     for node in graph.nodes:
         if node.op in ("call_function", "get_attr"):
             args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
-            yield f"%{node.name}: {_type(node.meta.get('val'))} = {node.target}({args})"
+            yield f"%{node.name}: {described(node.meta.get('val'))} = {node.target}({args})"
 
 
-def _type(value: object) -> str:
+def described(value: object) -> str:
+    """A value of a graph in words: ``float32[s0, 3]``."""
     if isinstance(value, (torch.Tensor, TensorType)):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_type, value))})"
+        return f"({', '.join(map(described, value))})"
     return str(value)
 
 

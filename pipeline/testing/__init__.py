@@ -17,8 +17,10 @@ One call; the sizes that may be dynamic have names. A failure prints such a line
   ``pipeline.testing.values``; constants are parameters of the model and arrive in the converter as ``torch.Tensor``.
 - ``Size(name, scale=1, offset=0, divisor=1)``: an int argument that depends on sizes,
   ``name // divisor * scale + offset``; the name may be a product, ``"n*m"``.
+- A decomposition of your own: ``check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])``.
 - ``check`` gives ``Checked``, or ``Rejected`` (false) with the reasons. It raises ``CheckError``, whose ``kind``
-  is ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and ``CallError`` where
+  is ``"decomposes"``, ``"converts"``, ``"deterministic"``, ``"runs"``, ``"values"``, ``"builds"`` or ``"used"``, and
+  ``CallError`` where
   PyTorch itself does not take the call.
 - Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write one, ``strategies.common`` has the
   parts, and ``for_target(target)`` finds the one by hand or makes one from the schema (elementwise, reductions).
@@ -29,6 +31,7 @@ Run one operator of the registry alone: ``pytest tests/converters/test_propertie
 
 from pipeline.testing.calls import Call, Size, TensorSpec
 from pipeline.testing.check import Checked, CheckError, Rejected, check
+from pipeline.testing.decompositions import check_decomposition
 from pipeline.testing.models import ModelError, check_model
 from pipeline.testing.programs import CallError
 from pipeline.testing.properties import Tally, check_converter, check_target
@@ -48,6 +51,7 @@ __all__ = [
     "Units",
     "check",
     "check_converter",
+    "check_decomposition",
     "check_model",
     "check_target",
 ]

@@ -28,7 +28,7 @@ from pipeline.testing.devices import computes_alike
 from pipeline.testing.programs import CallError, Made, program_of
 from pipeline.trt import has_gpu
 
-Kind = Literal["converts", "deterministic", "runs", "values", "builds", "used"]
+Kind = Literal["decomposes", "converts", "deterministic", "runs", "values", "builds", "used"]
 T = TypeVar("T")
 
 
@@ -112,9 +112,9 @@ def check(
         return Rejected(call, _reasons(partitioned))
     converted = _convert(call, partitioned)
     was_used = _was_used(call, partitioned, used)
-    built = _try("builds", call, lambda: build_stage(converted)) if build or _has(executors, "tensorrt") else None
+    built = attempt("builds", call, lambda: build_stage(converted)) if build or _has(executors, "tensorrt") else None
     for executor in executors if executors is not None else _executors(built is not None):
-        _run(call, made, refit_map(built or unbuilt(converted)), executor)
+        run_beside_eager(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
         _as_on(device, call, partitioned.program, registry, decompositions, settings)
     return Checked(call, converted.networks, call.sizes_to_try, was_used, built is not None)
@@ -122,14 +122,14 @@ def check(
 
 def _partitioned(call: Call, made: Made, *stages: Any) -> Partitioned:
     """The call's program through these stages, and `partition`."""
-    found: Partitioned = _try("converts", call, lambda: _through((*stages, partition), made.program))
+    found: Partitioned = attempt("converts", call, lambda: _through((*stages, partition), made.program))
     return found
 
 
 def _was_used(call: Call, partitioned: Partitioned, demanded: bool) -> bool:
     """Whether the target's own converter made something; a failure if it is to, and did not."""
     if not (found := _uses(partitioned, call.target)) and demanded:
-        _fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
+        fail("used", call, f"its converter was not used; the program is\n{partitioned.program}")
     return found
 
 
@@ -157,11 +157,11 @@ def _as_on(
     try:
         with suppress(CallError):
             made = program_of(call, there).program
-            if computes_alike(program, _try("converts", call, lambda: decompose(made))):
+            if computes_alike(program, attempt("converts", call, lambda: decompose(made))):
                 return
             result = check(call, registry=registry, decompositions=decompositions, settings=there)
             if isinstance(result, Rejected):
-                _fail("converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}")
+                fail("converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}")
     except CheckError as error:
         raise CheckError(error.kind, call, f"as on {device}: {error.message}") from error
 
@@ -174,9 +174,9 @@ def _through(stages: Sequence[Any], record: Any) -> Any:
 
 def _convert(call: Call, partitioned: Partitioned) -> Converted:
     """The networks, made twice and compared."""
-    first, second = (_try("converts", call, lambda: convert(partitioned)) for _ in range(2))
+    first, second = (attempt("converts", call, lambda: convert(partitioned)) for _ in range(2))
     if str(first) != str(second):
-        _fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
+        fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
     return first
 
 
@@ -199,15 +199,15 @@ def _has(executors: Sequence[Executor] | None, executor: Executor) -> bool:
     return executors is not None and executor in executors
 
 
-def _run(call: Call, made: Made, compiled: Compiled, executor: Executor) -> None:
+def run_beside_eager(call: Call, made: Made, compiled: Compiled, executor: Executor) -> None:
     """The compiled call beside eager, at every size."""
-    module = _try("runs", call, lambda: compiled.module(executor))
+    module = attempt("runs", call, lambda: compiled.module(executor))
     for sizes in call.sizes_to_try:
         _run_at(sizes, call, made, module, executor)
 
 
 def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledModule, executor: Executor) -> None:
-    results = _try("runs", call, lambda: module(*made.arguments(call, sizes)), sizes, executor)
+    results = attempt("runs", call, lambda: module(*made.arguments(call, sizes)), sizes, executor)
     want = expected(call, sizes, _dtypes(made.program))
     _agrees(want, made.program)
     for i, got in enumerate(results):
@@ -215,7 +215,7 @@ def _run_at(sizes: Mapping[str, int], call: Call, made: Made, module: CompiledMo
         if said:
             what = f"result {i}" if len(results) > 1 else "the result"
             networks = "\n\n".join(map(str, module.compiled.networks))
-            _fail("values", call, f"{what}{_at(sizes, executor)}: {said}\n\n{networks}")
+            fail("values", call, f"{what}{_at(sizes, executor)}: {said}\n\n{networks}")
 
 
 def _agrees(want: Expected, program: Program) -> None:
@@ -245,7 +245,10 @@ def _at(sizes: Mapping[str, int], executor: str) -> str:
     return f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
 
 
-def _try(kind: Kind, call: Call, f: Callable[[], T], sizes: Mapping[str, int] | None = None, executor: str = "") -> T:
+def attempt(
+    kind: Kind, call: Call, f: Callable[[], T], sizes: Mapping[str, int] | None = None, executor: str = ""
+) -> T:
+    """What a function gives; what it raises is a `CheckError` of this kind."""
     try:
         return f()
     except CheckError:
@@ -255,5 +258,6 @@ def _try(kind: Kind, call: Call, f: Callable[[], T], sizes: Mapping[str, int] | 
         raise CheckError(kind, call, f"{type(error).__name__}{where}: {error}") from error
 
 
-def _fail(kind: Kind, call: Call, message: str) -> NoReturn:
+def fail(kind: Kind, call: Call, message: str) -> NoReturn:
+    """Raise a `CheckError`."""
     raise CheckError(kind, call, message)

@@ -118,13 +118,13 @@ def check_target(
 
     drawn = drawn.filter(lambda call: call.dynamic) if dynamic else drawn
     drawn = drawn.map(lambda call: call.static()) if dynamic is False else drawn
-    _rounds(drawn, lambda call: tally.run(call, checked), profile)
+    draw(drawn, lambda call: tally.run(call, checked), profile)
     _something_was_tested(target, tally)
     return tally
 
 
-def _rounds(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
-    """As many calls as a profile has examples."""
+def draw(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
+    """Run something with as many calls as a profile has examples."""
     for number in range(0, profile.max_examples, ROUND):
         count = min(ROUND, profile.max_examples - number)
         _round(drawn, run, hypothesis.settings(profile, max_examples=count, **_ALWAYS), number)

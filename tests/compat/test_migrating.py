@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import torch
 
 import pipeline
 from pipeline import impl
+from pipeline.compat.torch_tensorrt import converter_utils
+from pipeline.compat.torch_tensorrt import impl as compat_impl
 from pipeline.elsewhere import ELSEWHERE
 from pipeline.impl import base
 from pipeline.trt import trt
@@ -43,7 +46,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("section", ["Compiling and running", "Settings", "Converters"])
+@pytest.mark.parametrize("section", ["Compiling and running", "Settings", "Converters", "Names"])
 def test_each_row_runs(section: str, names: dict[str, Any]) -> None:
     for theirs, ours in rows(section):
         try:
@@ -59,7 +62,7 @@ def test_each_building_block_is_one() -> None:
     @pipeline.dynamo_tensorrt_converter(torch.ops.aten.add.Tensor, priority=pipeline.ConverterPriority.HIGH)
     def every(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> trt.ITensor:
         known = {"ctx": ctx, "name": name, "x": args[0], "y": args[1]}
-        for theirs, ours in rows("Building blocks"):
+        for theirs, ours in rows("Building blocks of ours"):
             result = eval(ours, {**known, "impl": impl, "base": base, "torch": torch, "trt": trt})
             assert isinstance(result, trt.ITensor | int), theirs
             made.append(ours)
@@ -69,6 +72,62 @@ def test_each_building_block_is_one() -> None:
     compile = pipeline.default(registry=pipeline.DYNAMO_CONVERTERS.register(every)).until("convert")
     compile(torch.export.export(_Sum(), (x, x)))
     assert len(made) > 15
+
+
+def blocks_of_code() -> dict[str, str]:
+    """What a building block stands for, by its call as the guide writes it."""
+    found = {}
+    for family in compat_impl.__all__:
+        for name, function in vars(getattr(compat_impl, family)).items():
+            said = " ".join((getattr(function, "__doc__", None) or "").split())
+            if is_block(function) or said.startswith("Refused"):
+                own = ", ".join(list(inspect.signature(function).parameters)[4:]) if is_block(function) else "…"
+                found[f"impl.{family}.{name}({own})"] = said
+    return found
+
+
+def is_block(function: Any) -> bool:
+    """Whether a function of a family has the four arguments of a building block."""
+    ours = inspect.isfunction(function) and function.__module__.startswith("pipeline.compat")
+    return ours and [*inspect.signature(function).parameters][:4] == ["ctx", "target", "source_ir", "name"]
+
+
+def test_every_building_block_is_listed_as_it_is() -> None:
+    listed = dict(re.findall(r"^\| `(impl\..*?)` \| (.*) \|$", SECTIONS["Building blocks"], re.M))
+    assert listed == blocks_of_code()
+    assert len(listed) > 150
+
+
+THEIRS = """
+    SourceIR ConversionContext ConversionCtx dynamo_tensorrt_converter ConverterPriority ConverterSupport
+    CallingConvention ConverterRegistry DYNAMO_CONVERTERS DYNAMO_ATEN_CONVERTERS DynamoConverterImplSignature
+    ConverterImplSignature LegacyConverterImplSignature has_static_shapes has_dynamic_shapes has_static_shapes_in_args
+    has_dynamic_shapes_in_args Target Argument TRTTensor TRTNetwork TRTLayer TRTDataType Shape get_unvalidated keys get
+    unique_targets get_all_converters_with_target get_converter_support_info display_all_available_converters
+    qualified_name_or_str set_compilation_settings set_disallowed_targets get_disallowed_targets validate_invariants net
+    compilation_settings requires_output_allocator weight_refit_map cpu_weights_reference_holder record_weight
+    clear_cpu_weights_reference_holder convert_module interpret_module_to_result TRTInterpreter TRTInterpreterResult
+    UnsupportedOperatorException get_graph_converter_support register_torch_trt_decomposition TORCH_TRT_DECOMPOSITIONS
+    get_decompositions torch_enabled_decompositions torch_disabled_decompositions lower_graph_testing get_trt_tensor
+    create_constant cast_trt_tensor cast_int_int_div_trt_tensor cast_int_or_float_to_bool broadcast broadcastable
+    broadcast_to_same_shape prepend_ones append set_item to_numpy to_torch to_trt_weights args_bounds_check
+    enforce_tensor_types set_layer_name get_positive_dim get_axes_for_reduce_op has_dynamic_shape flatten_dims
+    calculate_strides extend_attr_to_tuple get_node_name get_node_io is_only_operator_on_placeholder tensorrt_converter
+    CONVERTERS acc_ops add_activation_layer add_unary_layer add_binary_elementwise_layer add_matrix_multiply_layer
+    type_cast mark_as_int8_layer get_dyn_range load_tensorrt_llm_for_nccl custom_op generate_plugin
+    generate_plugin_converter
+"""
+"""The public names of Torch-TensorRT's converter API, building blocks aside."""
+
+
+@pytest.mark.parametrize("name", THEIRS.split())
+def test_every_name_of_theirs_is_told(name: str) -> None:
+    assert re.search(rf"\b{name}\b", " ".join(re.findall(r"`([^`\n]*)`", GUIDE)))
+
+
+def test_helpers_of_theirs_are_ours() -> None:
+    assert all(callable(getattr(converter_utils, name)) for name in converter_utils.__all__)
+    assert set(converter_utils.__all__) <= set(THEIRS.split())
 
 
 class _Sum(torch.nn.Module):

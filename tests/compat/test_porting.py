@@ -22,6 +22,7 @@ from examples.porting import (
     gelu,
     getitem,
     leaky_relu,
+    torchscript_hardtanh,
 )
 from pipeline.compat.torch_tensorrt import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.stages import unbuilt
@@ -76,6 +77,7 @@ PIECES = {
     ),
     "getitem": Piece(getitem.getitem, lambda: Calls(lambda x: x.max(1)[0] + x.split(4, 1)[1].sum(1)), X, 2),
     "fx linear": Piece(fx_linear.linear, lambda: mlp(nn.ReLU()), X, 2, ("0.bias", "0.weight", "2.bias", "2.weight")),
+    "torchscript hardtanh": Piece(torchscript_hardtanh.hardtanh, lambda: nn.Hardtanh(-0.5, 0.7), X, 1),
     "fx leaky_relu": Piece(fx_leaky_relu.leaky_relu, lambda: nn.LeakyReLU(0.3), X, 1),
 }
 
@@ -134,6 +136,17 @@ def test_a_decomposition_runs_with_other_import_lines() -> None:
     assert program.partitioned.program.decomposed == {torch.ops.aten.addmm.default}
     agrees(program, model, X)
     agrees(pipeline.refit_module_weights(program, other), other, X)
+
+
+def test_the_script_of_a_model_reaches_its_converter() -> None:
+    registry = DYNAMO_CONVERTERS.register(torchscript_hardtanh.hardtanh)
+    model = nn.Sequential(nn.Linear(8, 6), nn.Hardtanh(-0.2, 0.3)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script = torch.jit.script(model)
+    program = compiled(script, X, registry=registry)
+    agrees(program, model, X)
+    assert "'clip of hardtanh'" in str(program.networks[0])
 
 
 def test_pieces_of_several_kinds_are_in_one_registry() -> None:

@@ -90,6 +90,23 @@ def split_and_joined(ctx: Any, name: str, x: Any) -> Any:
     return impl.cat.cat(ctx, None, IR, name, [*parts, left], 1)
 
 
+FORMULAS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "hard_sigmoid": (lambda b, x: b(x, 0.2, 0.4), lambda x: (0.2 * x + 0.4).clamp(0, 1)),
+    "scaled_tanh": (lambda b, x: b(x, 2.0, 0.5), lambda x: 2 * torch.tanh(0.5 * x)),
+    "thresholded_relu": (lambda b, x: b(x, 0.3), lambda x: torch.where(x > 0.3, x, 0)),
+    "softsign": (lambda b, x: b(x), torch.nn.functional.softsign),
+    "selu": (lambda b, x: b(x), torch.selu),
+    "tanhshrink": (lambda b, x: b(x), torch.nn.functional.tanhshrink),
+    "softplus": (lambda b, x: b(x, 2), lambda x: torch.nn.functional.softplus(x, 2)),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_activations_without_an_operator_of_their_own(name: str) -> None:
+    block, (says, expected) = getattr(impl.activation, name), FORMULAS[name]
+    gives(lambda ctx, layer, x: says(lambda *args: block(ctx, None, IR, layer, *args), x), expected)
+
+
 def rows(ctx: Any, name: str, x: Any) -> Any:
     """Helpers: constants of each kind, ranks, dtypes."""
     u = converter_utils

@@ -20,6 +20,12 @@ from pipeline.compat.torch_tensorrt.converter_utils import (
 )
 from pipeline.compat.torch_tensorrt.fx import CONVERTERS, tensorrt_converter
 from pipeline.compat.torch_tensorrt.source_ir import SourceIR
+from pipeline.compat.torch_tensorrt.validators import (
+    has_dynamic_shapes,
+    has_dynamic_shapes_in_args,
+    has_static_shapes,
+    has_static_shapes_in_args,
+)
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.registry import ConverterRegistry, dynamo_tensorrt_converter
@@ -58,6 +64,10 @@ __all__ = [
     "get_graph_converter_support",
     "get_positive_dim",
     "get_trt_tensor",
+    "has_dynamic_shapes",
+    "has_dynamic_shapes_in_args",
+    "has_static_shapes",
+    "has_static_shapes_in_args",
     "impl",
     "register_torch_trt_decomposition",
     "set_layer_name",

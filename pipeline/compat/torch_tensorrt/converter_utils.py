@@ -6,26 +6,41 @@ stays that parameter, so that it can be refitted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.naming import layer_name
+from pipeline.aten.types import Argument, Node, Target
 from pipeline.compat.torch_tensorrt.calls import call
 from pipeline.compat.torch_tensorrt.constants import of_parameter
 from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
 from pipeline.compat.torch_tensorrt.emit import emit
+from pipeline.compat.torch_tensorrt.fx_layers import (
+    add_activation_layer,
+    add_binary_elementwise_layer,
+    add_matrix_multiply_layer,
+    add_unary_layer,
+    mark_as_int8_layer,
+    type_cast,
+)
 from pipeline.compat.torch_tensorrt.network import Conversion, context_of
 from pipeline.compat.torch_tensorrt.source_ir import SourceIR
 from pipeline.converters.converter_utils import args_bounds_check, get_positive_dim, set_layer_name
 from pipeline.converters.types import enforce_tensor_types
 from pipeline.impl import base
+from pipeline.program import described
+from pipeline.settings import CompilationSettings
 from pipeline.trt import trt
 
 aten = torch.ops.aten
 
 __all__ = [
+    "add_activation_layer",
+    "add_binary_elementwise_layer",
+    "add_matrix_multiply_layer",
+    "add_unary_layer",
     "append",
     "args_bounds_check",
     "broadcast",
@@ -40,15 +55,20 @@ __all__ = [
     "extend_attr_to_tuple",
     "flatten_dims",
     "get_axes_for_reduce_op",
+    "get_node_io",
+    "get_node_name",
     "get_positive_dim",
     "get_trt_tensor",
     "has_dynamic_shape",
+    "is_only_operator_on_placeholder",
+    "mark_as_int8_layer",
     "prepend_ones",
     "set_item",
     "set_layer_name",
     "to_numpy",
     "to_torch",
     "to_trt_weights",
+    "type_cast",
 ]
 
 
@@ -241,3 +261,20 @@ def _of_dtype(value: Argument, like: trt.ITensor) -> Argument:
         if base.dtype_of(row) == base.dtype_of(like)
         else call(aten._to_copy.default, row, dtype=base.dtype_of(like))
     )
+
+
+def get_node_name(node: Node) -> str:
+    """The path of the module that a node comes from, and the node's name."""
+    return layer_name(node)
+
+
+def get_node_io(node: Node, constant_mapping: Mapping[str, Argument] | None = None) -> str:
+    """A node's inputs and result in words: ``x: float32[2, 3] -> float32[2, 3]``."""
+    given = ", ".join(f"{each.name}: {described(each.meta.get('val'))}" for each in node.all_input_nodes)
+    return f"{given} -> {described(node.meta.get('val'))}"
+
+
+def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | None = None) -> bool:
+    """Whether a node reads an input or a constant, and the program returns it."""
+    reads = any(each.op == "placeholder" for each in node.all_input_nodes)
+    return node.op == "call_function" and reads and any(user.op == "output" for user in node.users)

@@ -9,6 +9,7 @@ import torch
 
 from pipeline.compat.torch_tensorrt.blocks import block, of_one, unless
 from pipeline.compat.torch_tensorrt.calls import Argument, Call, Expression, call
+from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
 
 aten = torch.ops.aten
 
@@ -68,7 +69,6 @@ TARGETS: Final[dict[str, Callable[[Argument, Argument, Argument], Call]]] = {
 
 relu, sigmoid, tanh = (of_one(op.default, "input_val") for op in (aten.relu, aten.sigmoid, aten.tanh))
 hard_swish = of_one(aten.hardswish.default, "input_val")
-prelu = of_one(aten.prelu.default, "input_val", "weight")
 
 
 @block

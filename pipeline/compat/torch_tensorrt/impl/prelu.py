@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import of_one
+from pipeline.compat.torch_tensorrt.blocks import block
+from pipeline.compat.torch_tensorrt.calls import Argument, Expression, call
 
-prelu = of_one(torch.ops.aten.prelu.default, "input", "weight")
+aten = torch.ops.aten
+
+
+@block
+def prelu(input: Argument, weight: Argument) -> Expression:
+    """aten.prelu.default, of a slope for each channel; aten._prelu_kernel.default of slopes that broadcast"""
+    by_channel = len(weight.shape) < len(input.shape)
+    return call(aten.prelu.default if by_channel else aten._prelu_kernel.default, input, weight)

@@ -1,0 +1,135 @@
+"""``check_decomposition``: what an operator becomes, by name and by numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import hypothesis
+
+from pipeline.aten.types import Function, Operator, Target
+from pipeline.compiled import Compiled
+from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
+from pipeline.converters.declare import targets_of
+from pipeline.converters.decompositions import DecompositionTable
+from pipeline.converters.registry import ConverterRegistry
+from pipeline.program import Program, is_operator
+from pipeline.recipes import qualified_name
+from pipeline.settings import CompilationSettings
+from pipeline.stages import Decompose, Validate, convert, partition, refit_map
+from pipeline.stages.unbuilt import unbuilt
+from pipeline.testing.calls import Call
+from pipeline.testing.check import attempt, fail, run_beside_eager
+from pipeline.testing.programs import CallError, Made, program_of
+from pipeline.testing.properties import draw
+from pipeline.testing.strategies import for_target
+
+
+def check_decomposition(
+    decomposition: Function,
+    *calls: Call,
+    expected: Iterable[Target] = (),
+    unexpected: Iterable[Target] = (),
+    registry: ConverterRegistry = DYNAMO_CONVERTERS,
+    decompositions: DecompositionTable = DECOMPOSITIONS,
+    settings: CompilationSettings | None = None,
+    profile: hypothesis.settings | None = None,
+) -> None:
+    """Test a decomposition: it is used, the operators that it becomes are the right ones, and so are its numbers.
+
+        def test_my_addmm():
+            check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])
+
+    Numbers are compared as ``check`` does, with dynamic sizes where the call names some; what no converter takes runs
+    in PyTorch.
+
+    Args:
+        decomposition: a function declared with ``register_torch_trt_decomposition``.
+        calls: of its operators; none: calls that Hypothesis draws for each of them.
+        expected: operators that every call becomes, by overload, packet (any of its overloads) or name.
+        unexpected: operators that no call becomes. Its own operator is unexpected anyway, unless it is expected.
+        registry, decompositions, settings: what to compile with beside it.
+        profile: Hypothesis's settings; None: the profile that is loaded.
+
+    Raises:
+        CheckError: ``decomposes``: it is not used, or becomes others, which are listed; further kinds are ``check``'s.
+        LookupError: there are no calls, and no strategy draws any.
+        TypeError: the function declares no decomposition.
+    """
+    own = DecompositionTable().register(decomposition)
+    stage = Decompose(registry, decompositions | own)
+    wanted, banned = tuple(map(_Named, expected)), tuple(map(_Named, unexpected))
+
+    def tried(call: Call) -> None:
+        made = program_of(call, settings or CompilationSettings())
+        program = attempt("decomposes", call, lambda: stage(made.program))
+        _check_operators(call, program, wanted, banned)
+        run_beside_eager(call, made, _compiled(call, made, program, registry), "reference")
+
+    for call in calls:
+        tried(call)
+    if not calls:
+        _draw(own, tried, profile or hypothesis.settings())
+
+
+class _Named:
+    """Operators by what a test calls them: an overload, a packet or a name."""
+
+    def __init__(self, key: Target) -> None:
+        self.targets = frozenset(targets_of(key))
+        self.name = key if isinstance(key, str) else str(key)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def operators_of(program: Program) -> Iterator[Operator]:
+    """The operators that a program calls, each once, in order."""
+    yield from dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
+
+
+def _check_operators(
+    call: Call, program: Program, expected: tuple[_Named, ...], unexpected: tuple[_Named, ...]
+) -> None:
+    found = list(operators_of(program))
+    becomes = f"it becomes {', '.join(map(qualified_name, found)) or 'a constant'}"
+    if call.target not in program.decomposed:
+        fail("decomposes", call, f"the decomposition is not used; {becomes}")
+    own = () if any(call.target in each.targets for each in expected) else (_Named(call.target),)
+    missing = [each for each in expected if not each.targets & set(found)]
+    present = [each for each in (*unexpected, *own) if each.targets & set(found)]
+    said = [f"without {each}, which is expected" for each in missing] + [
+        f"with {each}, which is not" for each in present
+    ]
+    if said:
+        fail("decomposes", call, f"{becomes}: {'; '.join(said)}")
+
+
+def _compiled(call: Call, made: Made, program: Program, registry: ConverterRegistry) -> Compiled:
+    """The rest of the way, to a program without engines."""
+    stages = (Validate(registry), partition, convert, unbuilt, refit_map)
+
+    def through() -> Compiled:
+        record = program
+        for stage in stages:
+            record = stage(record)
+        return record
+
+    return attempt("converts", call, through)
+
+
+def _draw(targets: Iterable[Operator], tried: Function, profile: hypothesis.settings) -> None:
+    """Try the calls that are drawn for operators; at least one has to be."""
+    strategies = [drawn for drawn in map(for_target, targets) if drawn is not None]
+    passed: list[Call] = []
+
+    def one(call: Call) -> None:
+        with suppress(CallError):
+            tried(call)
+            passed.append(call)
+
+    for drawn in strategies:
+        draw(drawn, one, profile)
+    if not passed:
+        names = ", ".join(map(qualified_name, targets))
+        raise LookupError(f"no strategy draws calls of {names} that PyTorch takes: pass calls of it")
