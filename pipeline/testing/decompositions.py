@@ -64,7 +64,7 @@ def check_decomposition(
         made = program_of(call, settings or CompilationSettings())
         program = attempt("decomposes", call, lambda: stage(made.program))
         _check_operators(call, program, wanted, banned)
-        run_beside_eager(call, made, _compiled(call, made, program, registry), "reference")
+        run_beside_eager(call, made, _compiled(call, program, registry), "reference")
 
     for call in calls:
         tried(call)
@@ -105,17 +105,10 @@ def _check_operators(
         fail("decomposes", call, f"{becomes}: {'; '.join(said)}")
 
 
-def _compiled(call: Call, made: Made, program: Program, registry: ConverterRegistry) -> Compiled:
+def _compiled(call: Call, program: Program, registry: ConverterRegistry) -> Compiled:
     """The rest of the way, to a program without engines."""
-    stages = (Validate(registry), partition, convert, unbuilt, refit_map)
-
-    def through() -> Compiled:
-        record = program
-        for stage in stages:
-            record = stage(record)
-        return record
-
-    return attempt("converts", call, through)
+    validate = Validate(registry)
+    return attempt("converts", call, lambda: refit_map(unbuilt(convert(partition(validate(program))))))
 
 
 def _draw(targets: Iterable[Operator], tried: Function, profile: hypothesis.settings) -> None:

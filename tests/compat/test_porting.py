@@ -154,3 +154,22 @@ def test_pieces_of_several_kinds_are_in_one_registry() -> None:
     model = nn.Sequential(nn.Linear(8, 6), nn.LeakyReLU(), nn.Linear(6, 6), nn.GELU("tanh"))
     program = compiled(model, X, registry=registry)
     agrees(program, model, X)
+
+
+def test_the_weights_holder_is_empty_after_the_build() -> None:
+    contexts: list[Any] = []
+
+    def noted(ctx: Any, *rest: Any) -> Any:
+        contexts.append(ctx)
+        return embedding.embedding(ctx, *rest)
+
+    noted.__dict__.update(embedding.embedding.__dict__)
+    compile = pipeline.default(registry=DYNAMO_CONVERTERS.register(noted))
+    model, x = nn.Embedding(10, 4).eval(), torch.tensor([[1, 9], [0, 3]])
+    converted = compile.until("convert")(model, args=(x,))
+    assert [len(ctx.cpu_weights_reference_holder) > 0 for ctx in contexts] == [True]
+    assert list(converted.networks[0].weights)[0].name == "embedding TABLE"
+    compile(model, args=(x,))
+    del converted
+    assert [ctx.cpu_weights_reference_holder for ctx in contexts] == [[], []]
+    assert [ctx.weight_refit_map for ctx in contexts] == [{}, {}]

@@ -101,7 +101,7 @@ class _Graph:
             return [self.argument(each, kind) for each in value]
         if value is None or isinstance(value, torch.fx.Node | str | torch.dtype):
             return value
-        return self.tensor(value) if kind.startswith(("Tensor", "List[Tensor", "List[Opt")) else self.number(value)
+        return self.tensor(value) if "Tensor" in kind else self.number(value)
 
     def tensor(self, value: Argument) -> torch.fx.Node:
         """An ``ITensor``, constant or number where the operator takes a tensor."""
