@@ -20,7 +20,7 @@ from pipeline.stages import Decompose, Validate, convert, partition, refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
 from pipeline.testing.check import attempt, fail, run_beside_eager
-from pipeline.testing.programs import CallError, Made, program_of
+from pipeline.testing.programs import CallError, program_of
 from pipeline.testing.properties import draw
 from pipeline.testing.strategies import for_target
 

@@ -168,7 +168,7 @@ def test_the_weights_holder_is_empty_after_the_build() -> None:
     model, x = nn.Embedding(10, 4).eval(), torch.tensor([[1, 9], [0, 3]])
     converted = compile.until("convert")(model, args=(x,))
     assert [len(ctx.cpu_weights_reference_holder) > 0 for ctx in contexts] == [True]
-    assert list(converted.networks[0].weights)[0].name == "embedding TABLE"
+    assert [weight.name for weight in converted.networks[0].weights] == ["embedding TABLE"]
     compile(model, args=(x,))
     del converted
     assert [ctx.cpu_weights_reference_holder for ctx in contexts] == [[], []]
