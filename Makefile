@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself; what each does is said once, in .ci/run.
-TARGETS = demo test gpu-test lint format types venv
+TARGETS = demo test gpu-test lint format types docs venv
 .PHONY: all clean $(TARGETS)
 
 all: test lint types
@@ -8,4 +8,4 @@ $(TARGETS):
 	@.ci/run $@
 
 clean:
-	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist site *.egg-info

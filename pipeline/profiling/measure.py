@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from pipeline.profiling.records import Profile
 from pipeline.program import Segment
 from pipeline.runtime.cuda_worker import EngineStep
 from pipeline.runtime.module import CompiledModule
-from pipeline.runtime.plan import Runner
+from pipeline.runtime.turn import Told, Turn
 from pipeline.trt import LIBRARY, has_gpu, trt
 
 RUNS, WARMUP = 50, 10
@@ -135,9 +135,9 @@ def segment_times(module: CompiledModule, call: Call, runs: int) -> Mapping[str,
     """Milliseconds of each segment in each run; the module is slower from then on."""
     marks: defaultdict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
 
-    def timed(name: str, run: Runner, inputs: list[Leaf]) -> Sequence[Leaf]:
+    def timed(name: str, run: Told, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
         start = mark()
-        outputs = run(inputs)
+        outputs = run(inputs, turn)
         marks[name].append((start, mark()))
         return outputs
 
@@ -175,7 +175,7 @@ def layer_times(
     recorders: dict[str, LayerRecorder] = {}
     metadata: dict[str, Mapping[str, Sequence[str]]] = {}
 
-    def wrapped(segment: Segment, run: Runner) -> Runner:
+    def wrapped(segment: Segment, run: Told) -> Told:
         if not isinstance(run, EngineStep):
             return run
         context = run.session.context
@@ -190,11 +190,9 @@ def layer_times(
     return {name: recorder.runs for name, recorder in recorders.items()}, metadata
 
 
-def recorded(
-    run: Callable[[list[Leaf]], Sequence[Leaf]], context: object, recorder: LayerRecorder, inputs: list[Leaf]
-) -> Sequence[Leaf]:
+def recorded(run: Told, context: object, recorder: LayerRecorder, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
     """What a run gives, after its times were told."""
-    outputs = run(inputs)
+    outputs = run(inputs, turn)
     torch.cuda.synchronize()
     if not recorder.rows:
         context.report_to_profiler()  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.snapshot import Snapshot, present, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
-from pipeline.runtime.turn import untold
+from pipeline.runtime.turn import Told, untold
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of
@@ -131,7 +131,7 @@ class CompiledModule(torch.nn.Module):
             workers.give(worker)
         return self._rebuilt(results)
 
-    def instrument(self, wrap: Callable[[Segment, Runner], Runner]) -> None:
+    def instrument(self, wrap: Callable[[Segment, Told], Told]) -> None:
         """Have each segment run by what ``wrap`` makes of it and what runs it now, in the calls that follow one after
         the other: for measurements."""
         worker = self._workers.take()

@@ -46,7 +46,7 @@ class SegmentExecutor:
             self.write(slots, leaves)
         return results
 
-    def instrument(self, wrap: Callable[[Segment, Runner], Runner]) -> None:
+    def instrument(self, wrap: Callable[[Segment, Told], Told]) -> None:
         """Have each segment run by what ``wrap`` makes of it and what runs it now: for measurements."""
         self._steps = tuple((step, wrap(step.segment, run)) for step, run in self._steps)
 

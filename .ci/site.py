@@ -1,0 +1,52 @@
+"""Hooks of mkdocs: the API reference has every public name, and the navigation only pages that are there."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+KINDS = {"Errors and warnings": ("Error", "Warning", "Exception")}
+
+
+def public() -> list[str]:
+    """The names of ``pipeline.__all__``, without importing it."""
+    tree = ast.parse((ROOT / "pipeline" / "__init__.py").read_text(encoding="utf-8"))
+    lists = (n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__")
+    return [name for name in ast.literal_eval(next(lists)) if not name.startswith("__")]
+
+
+def title(name: str) -> str:
+    """The section of a name."""
+    if name.endswith(KINDS["Errors and warnings"]):
+        return "Errors and warnings"
+    return "Functions" if name[0].islower() else "Registries and tables" if name.isupper() else "Records and classes"
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The page of the reference, with a block for each name."""
+    if page.file.src_uri != "reference.md":
+        return markdown
+    rows: dict[str, list[str]] = {}
+    for name in public():
+        rows.setdefault(title(name), []).append(f"::: pipeline.{name}\n    options:\n      heading_level: 3\n")
+    order = ("Functions", "Records and classes", "Registries and tables", "Errors and warnings")
+    sections = (f"## {section}\n\n" + "\n".join(rows[section]) for section in order if section in rows)
+    return "\n".join([markdown, *sections])
+
+
+def on_config(config: Any) -> Any:
+    """Leave out of the navigation what this checkout has no page for."""
+    config["nav"] = there(config["nav"], Path(config["docs_dir"]))
+    return config
+
+
+def there(entries: list[Any], docs: Path) -> list[Any]:
+    """The entries whose pages exist."""
+    kept = []
+    for entry in entries:
+        [(name, target)] = entry.items()
+        if isinstance(target, list):
+            kept.append({name: there(target, docs)})
+        elif (docs / target).is_file():
+            kept.append(entry)
+    return kept

@@ -1,0 +1,73 @@
+"""A module whose segments are measured: each is seen with its name, in order, and gives what it gave."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipeline.profiling import measure
+from tests.viewing.models import fallbacks
+
+
+def test_every_segment_is_seen_in_order() -> None:
+    module, seen = fallbacks().module("reference"), list[str]()
+
+    def named(name: str, run: Any, inputs: list[Any], turn: Any) -> Any:
+        seen.append(name)
+        return run(inputs, turn)
+
+    x = torch.randn(4, 8)
+    before = module(x)
+    module.instrument(lambda segment, run: partial(named, segment.name, run))
+    assert torch.equal(module(x), before)
+    assert seen == [segment.name for segment in fallbacks().partitioned.segments]
+    assert module.refused_graphs == ()
+
+
+class Moment:
+    """A CUDA event on a clock of its own."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        Moment.now += 1.5
+        self.at = Moment.now
+
+    def elapsed_time(self, end: Moment) -> float:
+        return end.at - self.at
+
+
+def test_segments_are_timed(monkeypatch: Any) -> None:
+    monkeypatch.setattr(measure, "mark", Moment)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(measure, "_on_gpu", lambda value: value)
+    call = measure.Call((torch.randn(4, 8),), {})
+    times = measure.segment_times(fallbacks().module("reference"), call, 3)
+    assert set(times) == {segment.name for segment in fallbacks().partitioned.segments}
+    assert all(found == [1.5] * 3 for found in times.values())
+    assert call.described == ("float32[4, 8]",)
+
+
+class Context:
+    """An execution context that reports when it is asked to."""
+
+    def __init__(self, recorder: measure.LayerRecorder) -> None:
+        self.recorder = recorder
+
+    def report_to_profiler(self) -> None:
+        self.recorder.report_layer_time("conv", 0.25)
+
+
+def test_layers_are_recorded_run_by_run(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    recorder = measure.LayerRecorder()
+
+    def run(inputs: list[Any], turn: Any) -> list[Any]:
+        recorder.report_layer_time("relu", 0.5)
+        return inputs
+
+    assert measure.recorded(run, Context(recorder), recorder, [3], None) == [3]  # type: ignore[arg-type]
+    measure.recorded(lambda inputs, turn: inputs, Context(recorder), recorder, [], None)  # type: ignore[arg-type]
+    assert recorder.runs == [[("relu", 0.5)], [("conv", 0.25)]]
