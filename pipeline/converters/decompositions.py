@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -13,6 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import function_name
 from pipeline.converters.declare import attach, attached, gather, target_of
+from pipeline.errors import UnreachedWarning
 from pipeline.frozen import FrozenDict
 
 Op: TypeAlias = OpOverload[..., Any]
@@ -108,24 +110,38 @@ def chosen(
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
     """
-    on, off = _set(enabled, "enabled"), _set(disabled, "disabled")
-    on = on - torch_enabled_decompositions
-    off = off - torch_disabled_decompositions if off >= torch_disabled_decompositions else off
-    if both := sorted(map(str, _set(enabled, "enabled") & _set(disabled, "disabled"))):
+    given, left = _keys(enabled, "enabled"), _keys(disabled, "disabled")
+    on, off = _meant(given) - torch_enabled_decompositions, _meant(left)
+    if both := sorted(map(str, _meant(given) & off)):
         raise ValueError(f"{both[0]} is in torch_enabled_decompositions and in torch_disabled_decompositions")
+    off = off - torch_disabled_decompositions if off >= torch_disabled_decompositions else off
     if missing := sorted(str(op) for op in on if op not in torch._decomp.decomposition_table):
         raise ValueError(
             f"torch_enabled_decompositions: torch has none of {missing[0]}; "
             "decompositions=pipeline.DECOMPOSITIONS.register(…) adds one of your own"
         )
+    for key in left:
+        if not any(op in decompositions or _taken_apart(op) for op in _operators(key)):
+            why = "nothing takes it apart: no decomposition of it is registered, and torch has none"
+            warnings.warn(f"{key} in torch_disabled_decompositions is not used: {why}", UnreachedWarning, stacklevel=3)
     theirs = DecompositionTable({op: torch._decomp.decomposition_table[op] for op in on if op not in decompositions})
     return theirs | decompositions, off
 
 
-def _set(ops: Iterable[Any] | None, name: str) -> frozenset[Op]:
+def _taken_apart(op: Op) -> bool:
+    """Whether torch takes an operator apart: by a decomposition, or as a composite."""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    return composite or op in torch._decomp.decomposition_table
+
+
+def _keys(ops: Iterable[Any] | None, name: str) -> tuple[Any, ...]:
     if isinstance(ops, str | bytes | OpOverload | OpOverloadPacket) or not isinstance(ops, Iterable | None):
         raise TypeError(f"torch_{name}_decompositions takes a collection of operators, not {ops!r}")
-    return frozenset(op for key in ops or () for op in _operators(key))
+    return tuple(ops or ())
+
+
+def _meant(keys: Iterable[Any]) -> frozenset[Op]:
+    return frozenset(op for key in keys for op in _operators(key))
 
 
 def _pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:

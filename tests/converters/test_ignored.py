@@ -130,6 +130,10 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled(torch_enabled_decompositions={aten.gelu}, torch_disabled_decompositions={aten.gelu.default}),
         "torch_enabled_decompositions and in torch_disabled",
     ),
+    "an operator to disable that nothing takes apart": (
+        lambda: pipeline.default(torch_disabled_decompositions={aten.convolution.default}),
+        "convolution.default in torch_disabled_decompositions is not used: nothing takes it apart",
+    ),
     "a composite that is disabled": (
         lambda: compiled(registry=registry(aten.addmm.default), torch_disabled_decompositions={aten.linear.default}),
         "leaves aten.linear.default whole",
@@ -187,6 +191,10 @@ class _Nonzero(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Where x is not zero."""
         return x.relu().nonzero()
+
+
+def test_there_are_more_than_twenty_ways() -> None:
+    assert len(WAYS) > 20
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pipeline.aten.types import Argument, Target
 from pipeline.compat.torch_tensorrt.blocks import refused
 from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
@@ -63,8 +65,13 @@ def type_cast(network: Conversion, target: Target, name: str, input: Argument, c
     return cast.to_copy(network, target, ACC, name, input, cast_type)
 
 
-mark_as_int8_layer = refused(
-    "mark_as_int8_layer",
-    "networks are strongly typed: a dynamic range has nothing to set",
-    "quantize the model before it is compiled",
+TYPED: Final = "networks are strongly typed: a dynamic range has nothing to set"
+QUANTIZE: Final = "quantize the model before it is compiled"
+
+mark_as_int8_layer = refused("mark_as_int8_layer", TYPED, QUANTIZE)
+get_dyn_range = refused("get_dyn_range", TYPED, QUANTIZE)
+load_tensorrt_llm_for_nccl = refused(
+    "load_tensorrt_llm_for_nccl",
+    "collectives have no converters here, and TensorRT-RTX has no plugin layers",
+    "leave the collective to PyTorch: an operator without a converter runs there",
 )
