@@ -155,13 +155,16 @@ class Compiled:
             ExecutionError: TensorRT is asked for and there is no GPU, or the engine does not load.
             TypeError: one of ``runtime`` is no setting, or one that only compiling can follow.
         """
+        from pipeline.artifact.operator import Entry
         from pipeline.runtime.module import CompiledModule
 
         if executor not in (known := (None, *get_args(Executor))):
             raise ValueError(f"executor is one of {', '.join(map(repr, known))}, not {executor!r}")
         if late := [name for name in runtime if name in self.settings.names() and name not in RUNTIME]:
             raise TypeError(f"{', '.join(late)} is for compiling; a module can be told {', '.join(RUNTIME)}")
-        return CompiledModule(self, executor, self.settings.evolve(**runtime))
+        module = CompiledModule(self, executor, self.settings.evolve(**runtime))
+        module.entry = Entry(module, self)
+        return module
 
     def profile(self, *args: object, runs: int = 50, **kwargs: object) -> Profile:
         """Measure where the time of a call goes, on the current GPU: the layers of each engine and each PyTorch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, Final
 
 import torch
 from attrs import define
@@ -42,7 +42,8 @@ def backend(
 
     Args:
         compile: what each graph is compiled with; ``pipeline.default()`` if None. The ``options`` of
-            ``torch.compile`` are settings that differ from its own.
+            ``torch.compile`` are settings that differ from its own, and so is its ``mode``, by the names that torch
+            has: ``"reduce-overhead"`` is ``cuda_graphs``, ``"max-autotune"`` the highest ``optimization_level`` too.
         executor: what runs it, as in ``Compiled.module``.
 
     Raises:
@@ -53,15 +54,45 @@ def backend(
         raise TypeError(f"a backend needs a pipeline from Program to Compiled, not\n{stages!r}")
 
     def compiled(
-        graph_module: GraphModule, example_inputs: Sequence[object], *, options: Mapping[str, object] | None = None
+        graph_module: GraphModule,
+        example_inputs: Sequence[object],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> Function:
-        settings = stages.settings.evolve(**(options or {}))
+        settings = stages.settings.evolve(**{**_mode(mode), **(options or {})})
         views = returned_views(graph_module)
         runner = _runner_of(stages, executor, views.core, example_inputs, settings)
         results: Argument = views.results
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
     return compiled
+
+
+MODES: Final[Mapping[str, Mapping[str, object]]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"cuda_graphs": True, "optimization_level": 5},
+    "max-autotune-no-cudagraphs": {"optimization_level": 5},
+}
+"""The settings that a ``mode`` of torch.compile stands for."""
+
+
+def _mode(mode: str | None) -> Mapping[str, object]:
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}; options are settings of ours")
+    return MODES[mode or "default"]
+
+
+def entry_point(
+    graph_module: GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Function:
+    """The backend that torch finds by its name: ``torch.compile(model, backend="pipeline", mode=…, options=…)``."""
+    return backend()(graph_module, example_inputs, mode=mode, options=options)
 
 
 def _runner_of(

@@ -50,6 +50,9 @@ class CompiledModule(torch.nn.Module):
     ``settings.execution_contexts`` of them. Threads that call a program which mutates buffers have to take turns.
     """
 
+    entry: Callable[[CompiledModule, tuple[Leaf, ...], Mapping[str, Leaf]], Leaf] | None = None
+    """What torch.compile and torch.export trace in the place of a call."""
+
     def __init__(
         self, compiled: Compiled, executor: Executor | None = None, settings: CompilationSettings | None = None
     ) -> None:
@@ -115,6 +118,8 @@ class CompiledModule(torch.nn.Module):
             TypeError: an input's type or dtype, or the structure of the inputs, is not what was compiled.
             ValueError: an input that the program writes to lies in the same memory as another.
         """
+        if self.entry is not None and torch.compiler.is_compiling():
+            return self.entry(self, args, kwargs)
         if is_autocast_on():
             with without_autocast():
                 return self.forward(*args, **kwargs)
@@ -212,7 +217,19 @@ class CompiledModule(torch.nn.Module):
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
-        """As for every module (``.to``, ``.half``); plans and graphs hold the buffers as they were, so they go."""
+        """As for every module (``.to``, ``.cuda``), where the program can follow: engines stay in their dtypes and on
+        their device. Plans and graphs hold the buffers as they were, so they go.
+
+        Raises:
+            ExecutionError: another dtype or device is asked for.
+        """
+        there = fn(torch.empty(0, device=self.device))
+        if (there.dtype, there.device) != (torch.float32, self.device):
+            asked = (
+                f"device {there.device}" if there.dtype == torch.float32 else str(there.dtype).removeprefix("torch.")
+            )
+            hint = "compile the model in that dtype (model.half()), or make a module there: compiled.module(executor=…)"
+            raise ExecutionError(f"a compiled module stays in its dtypes and on {self.device}: not {asked}", hint)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._guard = guard(self.program, self)
         self._plans.clear()
