@@ -264,6 +264,8 @@ class Compiled:
     def _sizes(self) -> list[str]:
         """The sizes that vary, and what ties them."""
         rows = str(self.program.shapes).splitlines()
+        for place, profile in enumerate(self.program.profiles):
+            rows.append(f"profile {place}: {', '.join(f'{name}={r}' for name, r in profile.items())}")
         return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []
 
 

@@ -23,6 +23,16 @@ def _to_shape(value: object) -> object:
     return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in value)
 
 
+def _to_profiles(value: Any) -> Any:
+    """Profiles as tuples of three shapes each."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        raise TypeError(f"Input: profiles are (min_shape, opt_shape, max_shape), several of them, not {value!r}")
+    rows = tuple(tuple(map(_to_shape, row)) if isinstance(row, Iterable) else row for row in value)
+    if odd := [row for row in rows if not isinstance(row, tuple) or len(row) != 3]:
+        raise TypeError(f"Input: a profile is (min_shape, opt_shape, max_shape), not {odd[0]!r}")
+    return rows
+
+
 def _to_device(value: object) -> torch.device | None:
     """A device, by its name as well."""
     if value is None or isinstance(value, torch.device):
@@ -54,6 +64,8 @@ class Input:
     shape: the sizes of a static input.
     min_shape, opt_shape, max_shape: the sizes of a dynamic one, of equal rank, min <= opt <= max in each dimension.
         TensorRT chooses its kernels for `opt_shape`; without it, for `max_shape`.
+    profiles: several ranges, each (min_shape, opt_shape, max_shape): a call has to fit one of them, and engines are
+        tuned for each, with one copy of the weights. They take the place of the three above.
     dtype: a torch.dtype, float32 by default.
     device: where the example lies that the model is captured with. None: where the model's parameters are, or for a
         model without any the tensors among the inputs, or the CPU. Calls take inputs from any device.
@@ -66,6 +78,9 @@ class Input:
     min_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
     opt_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
     max_shape: tuple[int, ...] | None = attrs.field(default=None, kw_only=True, converter=_to_shape, validator=_sizes)
+    profiles: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = attrs.field(
+        default=(), kw_only=True, converter=_to_profiles
+    )
     dtype: torch.dtype = attrs.field(default=torch.float32, kw_only=True)
     name: str | None = attrs.field(default=None, kw_only=True)
     device: torch.device | None = attrs.field(default=None, kw_only=True, converter=_to_device)
@@ -75,12 +90,26 @@ class Input:
             raise TypeError(f"Input: dtype is a torch.dtype, not {self.dtype!r}")
         if self.name is not None and not (isinstance(self.name, str) and self.name.isidentifier()):
             raise ValueError(f"Input: name is a Python identifier, not {self.name!r}")
+        if self.profiles:
+            self._span_profiles()
         self._check_choice()
         _check_order("min_shape", self.min_shape, "max_shape", self.max_shape)
         if self.opt_shape is None:
             object.__setattr__(self, "opt_shape", self.max_shape)
         _check_order("min_shape", self.min_shape, "opt_shape", self.opt_shape)
         _check_order("opt_shape", self.opt_shape, "max_shape", self.max_shape)
+
+    def _span_profiles(self) -> None:
+        """Check the profiles, and take the range over all of them for the input's own."""
+        if (self.shape, self.min_shape, self.opt_shape, self.max_shape) != (None,) * 4:
+            raise ValueError("Input: profiles take the place of shape, min_shape, opt_shape and max_shape")
+        each = [Input(min_shape=low, opt_shape=opt, max_shape=high) for low, opt, high in self.profiles]
+        if len({len(one.ranges) for one in each}) > 1:
+            raise ValueError("Input: profiles have different ranks")
+        columns = [tuple(zip(*shapes, strict=True)) for shapes in zip(*self.profiles, strict=True)]
+        for name, choose, sizes in (("min_shape", min, columns[0]), ("max_shape", max, columns[2])):
+            object.__setattr__(self, name, tuple(map(choose, sizes)))
+        object.__setattr__(self, "opt_shape", self.profiles[-1][1])
 
     def _check_choice(self) -> None:
         ranged = (self.min_shape, self.opt_shape, self.max_shape)

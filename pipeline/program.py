@@ -125,7 +125,8 @@ class Program:
     ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program that `decompose`
     was given, over the same parameters: its operators are those that eager PyTorch runs.
     ``decomposed`` are the operators that decompositions of the user's have taken apart. ``unreached`` is what he
-    registered for operators of the model and nothing used, each with the reason.
+    registered for operators of the model and nothing used, each with the reason. ``profiles`` narrow symbols: a call
+    has to fit one of them, if there are any.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -145,6 +146,7 @@ class Program:
     source: Program | None = field(eq=False, repr=False, default=None)
     decomposed: frozenset[Any] = field(eq=False, repr=False, default=frozenset())
     unreached: tuple[Unreached, ...] = ()
+    profiles: tuple[FrozenDict[str, Range], ...] = ()
 
     @property
     def graph(self) -> torch.fx.Graph:

@@ -92,8 +92,9 @@ def _layer(layer: Layer, tensors: _Numbering, weights: _Numbering) -> str:
 
 
 def _ranges(network: Network, tensors: _Numbering) -> Iterator[str]:
-    for name, low, opt, high in network.profile.ranges if network.profile else ():
-        yield f"range {tensors[name]} {list(low)} {list(opt)} {list(high)}"
+    for place, profile in enumerate(network.profiles):
+        for name, low, opt, high in profile.ranges:
+            yield f"range{f' {place}' * bool(place)} {tensors[name]} {list(low)} {list(opt)} {list(high)}"
 
 
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -195,6 +195,7 @@ class _Loader:
             outputs=kept.outputs,
             constants=kept.constants,
             buffers=kept.buffers,
+            profiles=kept.profiles,
             parameters=parameters,
             shapes=kept.shapes,
             in_spec=at("in_spec", pytrees.read, kept.in_spec),

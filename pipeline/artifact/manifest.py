@@ -19,7 +19,7 @@ from pipeline.errors import Fallback, Unreached
 from pipeline.frozen import FrozenDict
 from pipeline.program import Cut, Output, Port, Segment
 from pipeline.recipes import Recipe
-from pipeline.shapes.environment import ShapeEnvironment
+from pipeline.shapes.environment import Range, ShapeEnvironment
 
 FORMAT: Final = "pipeline program"
 SCHEMA: Final = 1
@@ -119,3 +119,4 @@ class Manifest:
     agreement: Agreement | None = None
     libraries: tuple[str, ...] = ()
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
+    profiles: tuple[FrozenDict[str, Range], ...] = ()

@@ -143,6 +143,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         healed=compiled.healed,
         agreement=compiled.agreement,
         modules=FrozenDict(row for node in program.graph.nodes for row in module_stack(node.meta)),
+        profiles=program.profiles,
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
     return lambda weights, digests: made(weights=weights, entries=digests), entries

@@ -16,7 +16,7 @@ from attrs import frozen
 from pipeline.build.heap import return_free_memory
 from pipeline.build.monitor import Monitor, interruptible
 from pipeline.errors import BuildError
-from pipeline.network.description import Network
+from pipeline.network.description import Network, Profile
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Segment
 from pipeline.settings import CompilationSettings
@@ -173,7 +173,8 @@ def _config(builder: trt.Builder, order: Order, monitor: Monitor) -> trt.IBuilde
     config.progress_monitor = monitor
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layers' metadata, for the inspector
     _set_targets(config, settings.compute_capabilities)
-    _add_profile(builder, config, order)
+    for each in order.network.profiles:
+        _add_profile(builder, config, order, each)
     return config
 
 
@@ -187,11 +188,9 @@ def _set_targets(config: trt.IBuilderConfig, capabilities: tuple[str, ...]) -> N
         config.set_compute_capability(compute_capability(capability), i)
 
 
-def _add_profile(builder: trt.Builder, config: trt.IBuilderConfig, order: Order) -> None:
-    if order.network.profile is None:
-        return
+def _add_profile(builder: trt.Builder, config: trt.IBuilderConfig, order: Order, given: Profile) -> None:
     profile = builder.create_optimization_profile()
-    for name, low, opt, high in order.network.profile.ranges:
+    for name, low, opt, high in given.ranges:
         tell = profile.set_shape_input if name in order.sizes else profile.set_shape
         try:
             tell(name, low, opt, high)
@@ -200,4 +199,4 @@ def _add_profile(builder: trt.Builder, config: trt.IBuilderConfig, order: Order)
                 f"{order.name}: TensorRT takes no sizes of {name} from {low} to {high}: {error}"
             ) from error
     if config.add_optimization_profile(profile) < 0:
-        raise BuildError(f"{order.name}: TensorRT refused the profile {order.network.profile}")
+        raise BuildError(f"{order.name}: TensorRT refused the profile {given}")

@@ -224,23 +224,26 @@ class Pipeline(Generic[Takes, Gives]):
         dynamic_shapes: Any = None,
         *,
         output_names: Sequence[str] | None = None,
+        profiles: Sequence[object] | None = None,
         **unknown: object,
     ) -> object:
         """Compiles a model, or runs the stages on the record that the first of them takes.
 
         model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
             `pipeline.capture`); or, as the only argument, the record.
+        profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
         output_names: what the model's outputs are called in engines, reports and files; None: by their keys.
         Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.
         """
         if unknown:
             raise TypeError(other_argument(next(iter(unknown))))
         run = Run((ledger := Ledger(interval=0.05), *self.observers))
-        alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None
+        alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
         if alone and is_instance(model, self.takes):
             return with_costs(self._run(run, model), ledger)
         check_front_door(self.stages, model)
         front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
+        front = partial(front, profiles=profiles)
         return with_costs(self._run(run, run.call("capture", front)), ledger)
 
     def _run(self, run: Run, record: object) -> Any:

@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -32,6 +33,7 @@ from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.functional import functional
 from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.output_names import named
+from pipeline.frontend.profiles import resolved, stated
 from pipeline.frontend.shared import unwritten
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
 from pipeline.frontend.subclasses import flattened
@@ -65,6 +67,7 @@ def capture(
     *,
     device: str | torch.device | None = None,
     output_names: Sequence[str] | None = None,
+    profiles: Sequence[Spec] | None = None,
 ) -> Program:
     """The program of a module called with ``args`` and ``kwargs``, or of an ``ExportedProgram``.
 
@@ -79,6 +82,8 @@ def capture(
             is decided so. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
         output_names: what the outputs are called, in order; None: by their keys in what the model returns (``logits``,
             ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by place.
+        profiles: several ``dynamic_shapes``, or `Input` has several: each call has to fit one of them. The model is
+            captured once, for the range over all.
 
     Raises:
         CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value;
@@ -94,10 +99,16 @@ def capture(
     if is_autocast_on():
         inside = under_autocast(model) if isinstance(model, torch.nn.Module) else model
         with without_autocast():
-            return capture(inside, args, kwargs, dynamic_shapes, settings, output_names=output_names)
+            again = partial(capture, output_names=output_names, profiles=profiles)
+            return again(inside, args, kwargs, dynamic_shapes, settings)
+    if profiles is not None and dynamic_shapes is not None:
+        raise TypeError("profiles are several dynamic_shapes: give one of the two")
+    shapes, wishes = stated(model, args, kwargs or {}, profiles)
+    dynamic_shapes = dynamic_shapes if profiles is None else shapes
     with tracing_for(settings.device, settings.compute_capabilities):
         program = _captured(model, args, kwargs, dynamic_shapes, settings)
-    return named(program, output_names)
+    found = resolved(wishes, program.inputs, program.shapes)
+    return named(evolve(program, profiles=found), output_names)
 
 
 def _captured(

@@ -89,10 +89,9 @@ def _held(placeholder: Node, whole: Node) -> Held | None:
     if len(readers) != 2 or whole not in readers or not _is_first_batches(placeholder, whole):
         return None
     view, written = next(user for user in readers if user is not whole), whole.args[1]
-    same = view.target is aten.slice.Tensor and all(
-        argument(view, key) == argument(whole, key) for key in ("dim", "end", "step")
-    )
-    if not same or not isinstance(written, Node) or list(view.users) != [written] or is_output(written):
+    if not isinstance(written, Node) or list(view.users) != [written] or is_output(written):
+        return None
+    if not _is_same_slice(view, whole):
         return None
     return Held(placeholder, whole, written)
 
@@ -109,7 +108,14 @@ def _is_first_batches(placeholder: Node, whole: Node) -> bool:
     if whole.target is not aten.slice_scatter.default or whole.args[0] is not placeholder:
         return False
     first = argument(whole, "dim") == 0 and argument(whole, "start") in (None, 0) and argument(whole, "step") == 1
-    return first and all(user.op == "output" for user in whole.users)
+    return first and all(user.op == "output" or _is_same_slice(user, whole) for user in whole.users)
+
+
+def _is_same_slice(view: Node, whole: Node) -> bool:
+    """Whether a slice has the part that was written."""
+    return view.target is aten.slice.Tensor and all(
+        argument(view, key) == argument(whole, key) for key in ("dim", "end", "step")
+    )
 
 
 def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] | None:
@@ -188,6 +194,9 @@ def _take_place(rewriting: Rewriting, held: Held, made: Node, back: Node, at: in
     returned = list(results(rewriting.graph))
     returned[at] = made
     output.args = (tuple(returned),)
+    for part in [user for user in held.whole.users if held.whole is not held.written and user is not output]:
+        part.replace_all_uses_with(back)
+        rewriting.erase(part)
     held.written.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
     rewriting.erase(held.whole)
 

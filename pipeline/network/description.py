@@ -112,6 +112,12 @@ class Network:
     layers: tuple[Layer, ...]
     weights: tuple[Weight, ...] = ()
     profile: Profile | None = None
+    other_profiles: tuple[Profile, ...] = ()
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """All ranges that the engine is built for; a run has to fit one of them."""
+        return () if self.profile is None else (self.profile, *self.other_profiles)
 
     def layer(self, name: str) -> Layer:
         """The layer called `name`; KeyError where there is none."""
@@ -140,7 +146,7 @@ class Network:
         lines += [f"input {tensor}" for tensor in self.inputs]
         lines += [f"output {tensor}" for tensor in self.outputs]
         lines += [f"weight {weight}" for weight in self.weights]
-        lines += str(self.profile or "").splitlines()
+        lines += "".join(map(str, self.profiles)).splitlines()
         return "\n".join([*lines, *map(str, self.layers)]) + "\n"
 
 

@@ -10,6 +10,7 @@ from pipeline.aten.types import Leaf
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_load import LoadedEngine
+from pipeline.runtime.engine_profiles import ProfiledSession
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.plan import CallPlan, Layout, Runner, Step
@@ -22,7 +23,7 @@ class EngineStep:
     """An engine as a step of a program, which fills the slots ``gives``. ``own``: nobody keeps its outputs, so they
     are not copied."""
 
-    def __init__(self, session: Session, gives: Sequence[int], own: bool) -> None:
+    def __init__(self, session: Session | ProfiledSession, gives: Sequence[int], own: bool) -> None:
         self.session, self.gives, self.own = session, gives, own
 
     def __call__(self, inputs: list[Leaf], turn: Turn) -> Sequence[object]:
@@ -52,7 +53,12 @@ class CudaWorker:
                 return untold(part)
             launched = settings.engine_graphs and graphs is None
             held = frozenset(port.name for port in step.segment.inputs) & layout.program.buffers.keys()
-            session = self.lane.run(lambda stream: Session(part, stream, arena, graph=launched, held=held))
+
+            def make(stream: torch.cuda.Stream, place: int = 0) -> Session:
+                return Session(part, stream, arena, graph=launched, held=held, profile=place)
+
+            several = len(part.network.profiles) > 1
+            session = ProfiledSession(part.network, make) if several else self.lane.run(make)
             return EngineStep(session, step.gives, settings.reuse_outputs or _inner(layout, step))
 
         with torch.cuda.device(device):

@@ -124,9 +124,12 @@ def as_bound(network: Network, names: Mapping[str, str]) -> Network:
     def named(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         return tuple(evolve(tensor, name=names.get(tensor.name, tensor.name)) for tensor in tensors)
 
-    ranges = network.profile.ranges if network.profile else ()
-    profile = Profile(tuple((names.get(row[0], row[0]), *row[1:]) for row in ranges)) if ranges else None
-    return evolve(network, inputs=named(network.inputs), outputs=named(network.outputs), profile=profile)
+    def renamed(profile: Profile) -> Profile:
+        return Profile(tuple((names.get(row[0], row[0]), *row[1:]) for row in profile.ranges))
+
+    first, *others = map(renamed, network.profiles) if network.profiles else (None,)
+    made = evolve(network, inputs=named(network.inputs), outputs=named(network.outputs), profile=first)
+    return evolve(made, other_profiles=tuple(filter(None, others)))
 
 
 @cache

@@ -69,6 +69,7 @@ class Session:
             cannot be captured in another graph.
         held: names of inputs that are the caller's to be updated where they lie; others that the engine writes to are
             copied.
+        profile: the number of the engine's profile that all runs fit.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Session:
         *,
         graph: bool = False,
         held: frozenset[str] = frozenset(),
+        profile: int = 0,
     ) -> None:
         self.loaded, self.network, self.device, self.arena = loaded, loaded.network, arena.device, arena
         engine = loaded.cuda_engine
@@ -92,6 +94,7 @@ class Session:
         self.on_host = [i for i, b in enumerate(self.inputs) if b.on_host]
         self._gives_to_host = any(b.on_host for b in self.outputs)
         self.buffers: dict[str, OutputBuffer] = {}
+        self._profile = profile
         self.slabs = {b.name: Slab(b.dtype, self.device) for b in self.known.values()}
         self.empty = {b.name: torch.empty(256, dtype=torch.uint8, device=self._home(b)) for b in self.known.values()}
         self.plans: dict[object, EnginePlan] = {}
@@ -105,7 +108,8 @@ class Session:
         self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, self.known.values()))
         with listening() as said:
             self.context = loaded.context(said, graph=self._graph)
-            self._require(self.context.set_optimization_profile_async(0, stream.cuda_stream), "profile 0", said)
+            taken = self.context.set_optimization_profile_async(profile, stream.cuda_stream)
+            self._require(taken, f"profile {profile}", said)
 
     def __call__(
         self,
@@ -279,7 +283,7 @@ class Session:
         return evolve(plan, makers=tuple(makers), results=tuple(results))
 
     def _range(self, name: str) -> str:
-        ranges = self.network.profile.ranges if self.network.profile else ()
+        ranges = self.network.profiles[self._profile].ranges if self.network.profiles else ()
         spans = (f", built for {list(low)} to {list(high)}" for n, low, _, high in ranges if n == name)
         return next(spans, f", built for {list(self.known[name].shape)}")
 

@@ -14,7 +14,7 @@ from pipeline.aten.dtypes import short
 from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
 from pipeline.program import Port, Program
-from pipeline.shapes.environment import Relation, solved, value_of
+from pipeline.shapes.environment import Range, Relation, solved, value_of
 
 Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
 """A size that needs symbols which other sizes tell: the input, its dim, the size's expression, the size in the call."""
@@ -143,7 +143,29 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
     for relation in program.shapes.relations:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
             raise _broken(program, relation, symbols)
+    if program.profiles and not any(_fits(profile, symbols) for profile in program.profiles):
+        raise _outside(program, symbols)
     return symbols
+
+
+def _fits(profile: Mapping[str, Range], symbols: Mapping[str, int]) -> bool:
+    """Whether sizes are those of a profile."""
+    return all(r.min <= symbols[name] <= r.max for name, r in profile.items() if name in symbols)
+
+
+def _outside(program: Program, symbols: Mapping[str, int]) -> ShapeError:
+    """The error for sizes that are in the range over all profiles, and in none of them."""
+    names = {name for profile in program.profiles for name in profile}
+    port, dim, name = next(
+        (port, dim, size.name)
+        for port in program.inputs
+        for dim, size in enumerate(port.shape)
+        if not isinstance(size, int) and size.is_Symbol and size.name in names
+    )
+    ranges = [profile[name] for profile in program.profiles if name in profile]
+    words = " or ".join(f"{r.min} to {r.max}" if r.min < r.max else f"{r.min}" for r in ranges)
+    allowed = (min(r.min for r in ranges), max(r.max for r in ranges))
+    return ShapeError(port.name, dim, symbols[name], allowed, f"one profile for all inputs, here {words}")
 
 
 def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:

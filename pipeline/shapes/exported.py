@@ -47,8 +47,9 @@ UNKNOWN = 1024
 """A size that data decide and nothing bounds goes at least so far: the example's data say nothing of others'."""
 
 _TORCH = Path(torch.__file__).parent
-_OPERATORS = tuple(f"{_TORCH}/{part}" for part in ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta"))
-"""Where torch is in the midst of an operator."""
+_PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
+_OPERATORS = tuple(f"{_TORCH}/{part}" for part in _PARTS)
+"""Where torch is in the midst of an operator; in the mode of torch.export, of one that is written in C++."""
 
 ONE_SIZE = "give it as a static size, or write the model so that it takes others"
 
@@ -254,7 +255,8 @@ def _about_strides(guard: Argument) -> bool:
     see ``_squeezed``; what the model asks by itself is another matter.)"""
     expr, file = guard.expr, getattr(guard.sloc.framework_loc, "filename", "")
     if isinstance(expr, sympy.Ne):
-        asked = 1 in expr.args
+        one, other = expr.args  # a stride that is 8 * s is compared with 8
+        asked = any(b != 0 and sympy.cancel(a / b).is_Symbol for a, b in ((one, other), (other, one)))
     elif isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
         asked = expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2)
     else:

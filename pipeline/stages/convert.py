@@ -22,13 +22,14 @@ from pipeline.aten.naming import layer_name, unlike
 from pipeline.aten.support import CallingConvention
 from pipeline.aten.types import Argument
 from pipeline.build.memory_mapped_weights import MemoryMappedWeights
+from pipeline.build.profiles import profiles_of
 from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
 from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
-from pipeline.network.description import Held, Network, Profile, Weight, describe, weights_in
+from pipeline.network.description import Held, Network, Weight, describe, weights_in
 from pipeline.network.handle import NetworkHandle
 from pipeline.network.legacy import LegacyNetwork
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
@@ -268,9 +269,9 @@ class _Conversion:
             tensor = self.ctx.weight_refit_map[weight.name]
             if tensor.data_ptr() == pointer and tensor.numel():
                 self.ctx.net.set_weights_name(held_as(tensor, weight), weight.name)
-        self.network: Network = describe(
-            self.ctx.net, name=self.segment.name, weight_name=known.get, profile=self.profile()
-        )
+        first, *others = profiles_of(self.program, self.segment, self.is_shape) or (None,)
+        described = describe(self.ctx.net, name=self.segment.name, weight_name=known.get, profile=first)
+        self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def take_names(self) -> None:
         """Call weights that come from a recipe as converters recorded them; the recipe stays under that name."""
@@ -285,15 +286,9 @@ class _Conversion:
                 self.ctx.weight_refit_map[name], weights[pointer] = tensor, evolve(known, name=name)
                 taken.add(name)
 
-    def profile(self) -> Profile | None:
-        """The ranges of the inputs that have some: of a size where a shape is made of it, else it is a number."""
-        ranges = [
-            (p.name, tuple(r.min for r in p.ranges), tuple(r.opt for r in p.ranges), tuple(r.max for r in p.ranges))
-            for p in self.segment.inputs
-            if any(not isinstance(d, int) for d in p.shape)
-            or (p.kind == "symint" and self.ctx.symbols[str(p.value)][0].is_shape_tensor)
-        ]
-        return Profile(tuple(ranges)) if ranges else None
+    def is_shape(self, port: Port) -> bool:
+        """Whether a shape is made of a size among the inputs, else it is a number."""
+        return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def output(self, port: Port, read: frozenset[str]) -> None:
         """Mark a network output; what is an input, a constant or an output already gets a layer of its own.

@@ -1,0 +1,33 @@
+"""Optimization profiles: the ranges of a network's inputs, in each of the program's profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.frozen import FrozenDict
+from pipeline.network.description import Profile
+from pipeline.program import Port, Program, Segment
+from pipeline.shapes.environment import Range, Symbols, bounds
+
+
+def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
+    """The profiles that a segment's engine is built for; none where no input varies, and each once.
+
+    is_shape: whether shapes are made of a number among the inputs, so that it has a range too.
+    """
+    varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
+    narrowings = program.profiles or (FrozenDict[str, Range](),)
+    found = [_profile(varying, {**program.shapes, **each} if program.profiles else None) for each in narrowings]
+    return list(dict.fromkeys(found)) if varying else []
+
+
+def _profile(ports: list[Port], symbols: Symbols | None) -> Profile:
+    rows = [(port.name, port.ranges if symbols is None else _narrowed(port, symbols)) for port in ports]
+    return Profile(
+        tuple((n, tuple(r.min for r in of), tuple(r.opt for r in of), tuple(r.max for r in of)) for n, of in rows)
+    )
+
+
+def _narrowed(port: Port, symbols: Symbols) -> tuple[Range, ...]:
+    """The ranges of a port's sizes where symbols have these."""
+    return tuple(bounds(size, symbols) for size in (port.shape if port.kind == "tensor" else (port.value,)))

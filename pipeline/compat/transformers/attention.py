@@ -1,0 +1,66 @@
+"""Attention as transformers' models are captured with it: one form for prompts and single tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+_turn = threading.RLock()
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of queries [batch, heads, length, width] to keys of as many heads or fewer, where the mask is.
+
+    It is what transformers calls ``sdpa``, without its branches on the number of queries. Queries that share a head of
+    keys have a dim of their own, so that no key and no value is repeated.
+    """
+    groups = query.shape[1] // key.shape[1]
+    bias = _bias(attention_mask, position_bias, query.dtype)
+    if groups > 1:
+        query, key, value = query.unflatten(1, (key.shape[1], groups)), key.unsqueeze(2), value.unsqueeze(2)
+        bias = None if bias is None else bias.unsqueeze(2) if bias.shape[1] == 1 else bias.unflatten(1, (-1, groups))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    scores = scores if bias is None else scores + bias
+    weights = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    result = torch.matmul(weights, value)
+    result = result.flatten(1, 2) if groups > 1 else result
+    return result.transpose(1, 2).contiguous(), None
+
+
+def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """What is added to scores: of a condition 0 where it holds, and the lowest number elsewhere."""
+    if mask is not None and mask.dtype == torch.bool:
+        lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
+        mask = torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), lowest)
+    return mask if bias is None else bias if mask is None else bias + mask
+
+
+@contextmanager
+def one_form() -> Iterator[None]:
+    """Within it, models of transformers whose attention is ``sdpa`` have this one. One thread at a time."""
+    with _turn:
+        before = ALL_ATTENTION_FUNCTIONS._local_mapping.get("sdpa")
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+        try:
+            yield
+        finally:
+            ALL_ATTENTION_FUNCTIONS._local_mapping.pop("sdpa")
+            if before is not None:
+                ALL_ATTENTION_FUNCTIONS["sdpa"] = before

@@ -1,0 +1,116 @@
+"""Caches of transformers' kind over buffers that a program updates, for capture; and the one for ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
+
+from pipeline.errors import CaptureError
+
+
+class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
+    """A layer whose keys and values are buffers [max_batch, heads, max_cache_len, width], written from ``start`` on."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor, rows: int) -> None:
+        super().__init__(keys.shape[2])
+        one = keys.shape[0] == 1
+        self.keys = self.own_keys = keys if one else keys[:rows]
+        self.values = self.own_values = values if one else values[:rows]
+        self.start, self.is_initialized, self.dtype, self.device = start, True, keys.dtype, keys.device
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        """Write the new states after those that are there; give all."""
+        positions = torch.arange(key_states.shape[2], device=self.device) + self.start
+        self.own_keys.index_copy_(2, positions, key_states)
+        self.own_values.index_copy_(2, positions, value_states)
+        return self.own_keys, self.own_values
+
+    def get_seq_length(self) -> Any:
+        """How many positions are filled, a tensor."""
+        return self.start
+
+
+class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
+    """A layer of cross attention, whose keys and values are inputs of the program."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(keys.shape[2])
+        self.keys, self.values, self.is_initialized = keys, values, True
+
+
+class Captured(Cache):
+    """A cache of which no mask asks whether there is one token or several."""
+
+    @property
+    def is_compileable(self) -> bool:
+        """transformers compiles nothing of it."""
+        return False
+
+
+def cache_of(layers: Sequence[StaticLayer]) -> Cache:
+    """A cache of these layers."""
+    return Captured(layers=list(layers))
+
+
+def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
+    """A decoder's cache, and that of its cross attention, which is filled."""
+    made = EncoderDecoderCache(own, cross)
+    made.is_updated = dict.fromkeys(range(len(cross.layers)), True)
+    return made
+
+
+class Filled(Cache):
+    """What ``generate`` is given for a cache: how much of the program's own is filled, by Python's count.
+
+    ``cross`` are the keys and values of cross attention, once the encoder's output is known. ``mask`` says which
+    positions count, [batch, max_cache_len].
+    """
+
+    def __init__(self, max_cache_len: int) -> None:
+        super().__init__(layers=[])
+        self.max_cache_len, self.length = max_cache_len, 0
+        self.mask: torch.Tensor | None = None
+        self.cross: tuple[torch.Tensor, ...] = ()
+        self.is_updated: dict[int, bool] = {}
+
+    @property
+    def is_compileable(self) -> bool:
+        """transformers must not compile what is compiled."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """It is filled as the program runs."""
+        return True
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many positions are filled."""
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """How many there are."""
+        return self.max_cache_len
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Beams exchange rows, which the program's cache does not do."""
+        raise ValueError("beam search is not supported: num_beams=1 generates greedily, or samples")
+
+
+def shapes_of(model: Any, inputs: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The shapes of keys and values of each layer, of one position and one row, by a call of the model."""
+    cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
+    with torch.no_grad():
+        found = model(**inputs, past_key_values=cache, use_cache=True).past_key_values
+    own = found.self_attention_cache if model.config.is_encoder_decoder else found
+    if not all(
+        isinstance(getattr(layer, "keys", None), torch.Tensor) and layer.keys.dim() == 4 for layer in own.layers
+    ):
+        raise CaptureError(
+            f"{type(model).__name__} keeps more than keys and values of its past",
+            "models whose every layer is attention generate; others can be compiled as they are",
+        )
+    return [(tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in own.layers]

@@ -1,0 +1,297 @@
+"""``compile_for_generation``: a model of transformers whose ``generate`` runs engines, its cache updated in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import Dim
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
+
+import pipeline.defaults
+from pipeline.compat.transformers.attention import one_form
+from pipeline.compat.transformers.caches import Filled
+from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoder
+from pipeline.compiled import Compiled, Executor
+from pipeline.compose.pipelines import Pipeline
+from pipeline.errors import ExecutionError
+from pipeline.frontend.capture import capture
+from pipeline.frozen import FrozenDict
+from pipeline.runtime.module import CompiledModule
+
+
+def compile_for_generation(
+    model: Any,
+    *,
+    max_cache_len: int,
+    max_batch: int = 1,
+    max_prompt_len: int | None = None,
+    max_encoder_len: int | None = None,
+    compile: Pipeline[Any, Any] | None = None,
+    executor: Executor | None = None,
+    **settings: Any,
+) -> Any:
+    """Compile a language model of transformers, and return an object with transformers' own ``generate``.
+
+    Args:
+        model: a decoder-only or encoder-decoder model with a head for tokens. It stays as it is, and is not needed
+            afterwards.
+        max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
+        max_batch: the most sequences at once.
+        max_prompt_len: the most tokens of one call; ``max_cache_len`` if None.
+        max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
+        compile: the pipeline; `pipeline.default` with these ``settings`` if None.
+        executor: where engines run, as in `Compiled.module`.
+        settings: of the compilation, by name.
+
+    Returns:
+        A `CompiledGeneration` that is an instance of the model's class too: ``generate`` (greedy and sampling),
+        ``compiled`` (the programs by name: ``decoder``, and ``encoder``), ``new_state()``.
+
+    Raises:
+        CaptureError: the model keeps more of the past than keys and values, or cannot be captured.
+        ValueError: a size is less than 1, or a prompt may be longer than the cache.
+    """
+    limit = max_cache_len if max_prompt_len is None else max_prompt_len
+    encoded = max_cache_len if max_encoder_len is None else max_encoder_len
+    for name, size in (("max_cache_len", max_cache_len), ("max_batch", max_batch), ("max_prompt_len", limit)):
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it is at least 1")
+    if limit > max_cache_len:
+        raise ValueError(f"max_prompt_len is {limit}, and the cache has {max_cache_len} positions")
+    compile = pipeline.defaults.default(**settings) if compile is None else compile
+    model = model.eval()
+    if model.config.is_encoder_decoder:
+        compiled = _encoder_decoder(model, compile, max_cache_len, max_batch, limit, encoded)
+    else:
+        compiled = {"decoder": _decoder(model, compile, max_cache_len, max_batch, limit)}
+    modules = {name: each.module(executor) for name, each in compiled.items()}
+    return _shell(model)._with(compiled, modules, max_cache_len)
+
+
+def _decoder(model: Any, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int) -> Compiled:
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    step = Decoder(model, max_batch, max_cache_len, {"input_ids": ids}).eval()
+    kwargs, dims = _step_inputs(model, max_cache_len, max_batch, limit)
+    return _compiled(compile, step, kwargs, dims)
+
+
+def _compiled(
+    compile: Pipeline[Any, Any], step: torch.nn.Module, kwargs: dict[str, Any], dims: dict[str, Any]
+) -> Compiled:
+    with one_form():
+        program = capture(step, (), kwargs, dims, compile.settings)
+    made = compile(program)
+    assert isinstance(made, Compiled)
+    return made
+
+
+def _step_inputs(model: Any, max_cache_len: int, max_batch: int, limit: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Example inputs of a step, and how they vary."""
+    batch, length = min(2, max_batch), min(2, limit)
+    place = {"dtype": torch.int64, "device": model.device}
+    kwargs = {
+        "input_ids": torch.zeros(batch, length, **place),
+        "attention_mask": torch.ones(batch, max_cache_len, dtype=torch.bool, device=model.device),
+        "position_ids": torch.zeros(batch, length, **place),
+        "start": torch.zeros((), **place),
+    }
+    rows = {0: Dim("batch", min=1, max=max_batch)} if max_batch > 1 else {}
+    tokens = {1: Dim("tokens", min=1, max=limit)} if limit > 1 else {}
+    dims = {"input_ids": {**rows, **tokens}, "attention_mask": rows, "position_ids": {**rows, **tokens}, "start": None}
+    return kwargs, dims
+
+
+def _encoder_decoder(
+    model: Any, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int, encoded: int
+) -> dict[str, Compiled]:
+    """The encoder with what the decoder keeps of it, and the step of the decoder."""
+    encoder = Encoder(model).eval()
+    rows = {0: Dim("batch", min=1, max=max_batch)} if max_batch > 1 else {}
+    texts = encoder.main == "input_ids"
+    inputs = _encoder_example(model, min(2, max_batch), min(3, encoded) if texts else None)
+    lengths = {1: Dim("encoded", min=1, max=encoded)} if texts and encoded > 1 else {}
+    mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
+    along = {**rows, **lengths}
+    dims = {"inputs": along, "attention_mask": along if encoder.masked else None}
+    first = _compiled(compile, encoder, {"inputs": inputs, "attention_mask": mask}, dims)
+    with torch.no_grad():
+        hidden, *cross = encoder(inputs, mask)
+    ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
+    example = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden), "decoder_input_ids": ids}
+    step = CrossDecoder(model, max_batch, max_cache_len, example).eval()
+    kwargs, own = _step_inputs(model, max_cache_len, max_batch, limit)
+    kwargs |= {"encoder_mask": mask, "cross": tuple(cross)}
+    wide = {**rows, **({2: lengths[1]} if lengths else {})}
+    own |= {"encoder_mask": along if encoder.masked else None, "cross": tuple(wide for _ in cross)}
+    return {"encoder": first, "decoder": _compiled(compile, step, kwargs, own)}
+
+
+def _encoder_example(model: Any, batch: int, length: int | None) -> torch.Tensor:
+    """Inputs of the encoder: tokens, or as many features and frames as the model is made for."""
+    if length is not None:
+        return torch.zeros(batch, length, dtype=torch.int64, device=model.device)
+    config, encoder = model.config, model.get_encoder()
+    frames = config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
+    return torch.zeros(batch, config.num_mel_bins, frames, dtype=model.dtype, device=model.device)
+
+
+def _shell(model: Any) -> CompiledGeneration:
+    """The model's object without its weights: what ``generate`` asks of it is there, its tensors are on no device."""
+    with torch.device("meta"):
+        made = type(model)(copy.deepcopy(model.config))
+    kinds = {base: type(f"Compiled{base.__name__}", (CompiledGeneration, base), {}) for base in (type(model),)}
+    made.__class__ = kinds[type(model)]
+    made.generation_config = copy.deepcopy(model.generation_config)
+    made.__dict__["_place"], made.__dict__["_float"] = model.device, model.dtype
+    return made.eval()  # type: ignore[no-any-return]
+
+
+class CompiledGeneration:
+    """A language model whose forward pass runs engines. Everything else is the class of the model itself.
+
+    Attributes:
+        compiled: the programs by name; `Compiled` records.
+        modules: the modules that run them; the decoder's has the cache as its state.
+        max_cache_len: positions of the cache.
+    """
+
+    compiled: Mapping[str, Compiled]
+    modules: Mapping[str, CompiledModule]
+    max_cache_len: int
+    config: Any
+
+    def _with(
+        self, compiled: Mapping[str, Compiled], modules: Mapping[str, CompiledModule], max_cache_len: int
+    ) -> CompiledGeneration:
+        place = modules["decoder"].device
+        self.__dict__.update(
+            compiled=FrozenDict(compiled), modules=FrozenDict(modules), max_cache_len=max_cache_len, _place=place
+        )
+        self.__dict__["_starts"] = torch.arange(max_cache_len, device=place)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs are taken to, and outputs are."""
+        return self.__dict__["_place"]  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the model's weights."""
+        return self.__dict__["_float"]  # type: ignore[no-any-return]
+
+    def new_state(self) -> CompiledGeneration:
+        """Another object over the same engines and weights, with a cache of its own: for sequences at the same time."""
+        modules = {**self.modules, "decoder": self.modules["decoder"].new_state()}
+        made = copy.copy(self)
+        return made._with(self.compiled, modules, self.max_cache_len)
+
+    @torch.no_grad()
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as transformers does: all its arguments, but for beams and what else needs other caches.
+
+        Raises:
+            ValueError: several beams, an assistant or a ``cache_implementation`` are asked for.
+        """
+        config = kwargs.get("generation_config") or self.generation_config  # type: ignore[attr-defined]
+        for name, plain in (("num_beams", 1), ("num_beam_groups", 1), ("penalty_alpha", None)):
+            asked = kwargs.get(name, getattr(config, name, None))
+            if asked not in (None, plain):
+                raise ValueError(f"{name} is {asked!r}: a compiled model generates greedily or samples, one beam a row")
+        if kwargs.get("assistant_model") is not None or kwargs.get("prompt_lookup_num_tokens"):
+            raise ValueError("assisted decoding goes back in the cache, which a compiled model does not: leave it out")
+        if getattr(config, "cache_implementation", None) is not None or kwargs.get("cache_implementation"):
+            raise ValueError("cache_implementation is given: a compiled model has a cache of its own, leave it out")
+        kwargs.setdefault("past_key_values", Filled(self.max_cache_len))
+        return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
+        """The compiled encoder, where there is one."""
+        if "encoder" not in self.modules:
+            return super().get_encoder(*args, **kwargs)  # type: ignore[misc]
+        return CompiledEncoder(super().get_encoder(*args, **kwargs), self.modules["encoder"])  # type: ignore[misc]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Filled | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Logits of the last token, as the decoder's program gives them; the cache is filled further.
+
+        Raises:
+            ExecutionError: the cache has no room for the tokens, or what is given is none of tokens.
+        """
+        crossed = "encoder" in self.modules
+        tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
+        if tokens is None or not isinstance(past_key_values, Filled):
+            raise ExecutionError("a compiled model takes token ids, and is called by its generate", "call generate")
+        places = decoder_position_ids if crossed else position_ids
+        inputs: dict[str, Any] = _step(self, tokens.to(self.device), mask, places, past_key_values)
+        if crossed:
+            past_key_values.cross = cross = encoder_outputs.get("cross") or past_key_values.cross
+            encoded = cross[0].shape[0], cross[0].shape[2]
+            inputs |= {"encoder_mask": _mask(self.modules["decoder"], "encoder_mask", attention_mask, encoded)}
+            inputs |= {"cross": cross}
+        logits = self.modules["decoder"](**inputs)
+        made: Any = Seq2SeqLMOutput if crossed else CausalLMOutputWithPast
+        return made(logits=logits, past_key_values=past_key_values)
+
+
+def _step(
+    model: CompiledGeneration, tokens: torch.Tensor, mask: Any, places: Any, filled: Filled
+) -> dict[str, torch.Tensor]:
+    """The inputs of a step, and the cache's count after it."""
+    rows, length = tokens.shape
+    start, end = filled.length, filled.length + length
+    if end > model.max_cache_len:
+        raise ExecutionError(
+            f"{end} tokens, and the cache has {model.max_cache_len} positions",
+            "generate fewer (max_new_tokens), or compile with a larger max_cache_len",
+        )
+    if filled.mask is None:
+        filled.mask = torch.zeros(rows, model.max_cache_len, dtype=torch.bool, device=model.device)
+    filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
+    if places is None:
+        places = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
+    filled.length = end
+    where = places.to(model.device).expand(rows, length).contiguous()
+    starts = model.__dict__["_starts"]
+    return {"input_ids": tokens, "attention_mask": filled.mask, "position_ids": where, "start": starts[start]}
+
+
+def _mask(module: CompiledModule, name: str, mask: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """The mask that a program takes under this name: ones where none is given; None where it takes none."""
+    if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
+        return None
+    return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
+
+
+class CompiledEncoder(torch.nn.Module):
+    """An encoder whose forward pass runs an engine; its output has keys and values of cross attention, ``cross``."""
+
+    def __init__(self, shell: torch.nn.Module, module: CompiledModule) -> None:
+        super().__init__()
+        self.__dict__["shell"], self.__dict__["module"] = shell, module
+        self.main_input_name = shell.main_input_name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["shell"], name)
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, input_features: Any = None, **_: Any) -> Any:
+        """The last hidden state, and ``cross``."""
+        inputs = input_ids if input_ids is not None else input_features
+        mask = _mask(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
+        hidden, *cross = self.__dict__["module"](inputs=inputs, attention_mask=mask)
+        made = BaseModelOutput(last_hidden_state=hidden)
+        made["cross"] = tuple(cross)
+        return made

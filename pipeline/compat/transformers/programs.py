@@ -1,0 +1,114 @@
+"""What of a model becomes programs: a step of its decoder, its encoder, and what the decoder keeps of the encoder."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from pipeline.compat.transformers.caches import BufferLayer, GivenLayer, cache_of, shapes_of, with_cross
+
+
+def takes(model: torch.nn.Module, name: str) -> bool:
+    """Whether a model's ``forward`` has a parameter of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+class Decoder(torch.nn.Module):
+    """A step of a decoder: logits [batch, 1, vocabulary] of the last of some tokens [batch, length].
+
+    The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width].
+    """
+
+    def __init__(self, model: Any, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.layers = model, 0
+        self.places = next((n for n in ("position_ids", "decoder_position_ids") if takes(model, n)), None)
+        for keys, values in shapes_of(model, example):
+            for name, shape in (("key", keys), ("value", values)):
+                cache = torch.zeros(
+                    max_batch, shape[1], max_cache_len, shape[3], dtype=model.dtype, device=model.device
+                )
+                self.register_buffer(f"{name}_cache_{self.layers}", cache, persistent=False)
+            self.layers += 1
+
+    def caches(self, start: torch.Tensor, rows: int) -> Any:
+        """The buffers as transformers' cache."""
+        pairs = ((getattr(self, f"key_cache_{i}"), getattr(self, f"value_cache_{i}")) for i in range(self.layers))
+        return cache_of([BufferLayer(keys, values, start, rows) for keys, values in pairs])
+
+    def options(self, position_ids: torch.Tensor) -> dict[str, Any]:
+        """What a model takes besides, of what a step has."""
+        found: dict[str, Any] = {self.places: position_ids} if self.places else {}
+        return {**found, "logits_to_keep": 1} if takes(self.model, "logits_to_keep") else found
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, start: torch.Tensor
+    ) -> torch.Tensor:
+        """Write the tokens' keys and values from position ``start`` on, attend to where the mask is, give logits."""
+        cache = self.caches(start, input_ids.shape[0])
+        options = self.options(position_ids)
+        out = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **options
+        )
+        logits: torch.Tensor = out.logits[:, -1:]
+        return logits
+
+
+class CrossDecoder(Decoder):
+    """A step of a decoder that attends to an encoder's output as well, whose keys and values are inputs."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        start: torch.Tensor,
+        encoder_mask: torch.Tensor | None,
+        cross: tuple[torch.Tensor, ...],
+    ) -> torch.Tensor:
+        """As `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
+        own = self.caches(start, input_ids.shape[0])
+        pairs = zip(cross[0::2], cross[1::2], strict=True)
+        cache = with_cross(own, cache_of([GivenLayer(keys, values) for keys, values in pairs]))
+        hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.model.config.d_model)
+        masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}
+        out = self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            decoder_input_ids=input_ids,
+            decoder_attention_mask=attention_mask,
+            past_key_values=cache,
+            use_cache=True,
+            **masks,
+            **self.options(position_ids),
+        )
+        logits: torch.Tensor = out.logits[:, -1:]
+        return logits
+
+
+class Encoder(torch.nn.Module):
+    """An encoder: the last hidden state, and of each decoder layer the keys and values that are made of it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.main = model, model.get_encoder().main_input_name
+        self.masked = takes(model.get_encoder(), "attention_mask") and self.main == "input_ids"
+
+    def forward(self, inputs: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """Encode ``inputs`` once; the cross attention's share follows."""
+        masks = {"attention_mask": attention_mask} if self.masked else {}
+        hidden = self.model.get_encoder()(**{self.main: inputs}, **masks).last_hidden_state
+        first = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=inputs.device)
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        out = self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            decoder_input_ids=first,
+            past_key_values=cache,
+            use_cache=True,
+            **masks,
+        )
+        layers = out.past_key_values.cross_attention_cache.layers
+        return hidden, *(tensor for layer in layers for tensor in (layer.keys, layer.values))

@@ -1,0 +1,135 @@
+"""Small language models of transformers with random weights, a family each; and how they generate by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+SMALL: Final = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+GPT2: Final = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "eos_token_id": None}
+BLOOM: Final = {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4, "eos_token_id": None}
+OPT: Final = {
+    **{
+        k: v for k, v in SMALL.items() if k in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    },
+    "ffn_dim": 48,
+    "word_embed_proj_dim": 32,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
+FALCON: Final = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "eos_token_id": None,
+    "new_decoder_architecture": True,
+    "num_kv_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+}
+T5: Final = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "d_ff": 48,
+    "d_kv": 8,
+    "num_layers": 2,
+    "num_heads": 4,
+    "eos_token_id": None,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+}
+WHISPER: Final = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "num_mel_bins": 8,
+    "max_source_positions": 12,
+    "max_target_positions": 96,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "decoder_start_token_id": 1,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+WINDOW: Final = {"sliding_window": 8}
+
+FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt_neox": ("GPTNeoXForCausalLM", SMALL),
+    "llama": ("LlamaForCausalLM", SMALL),
+    "mistral": ("MistralForCausalLM", {**SMALL, **WINDOW}),
+    "qwen2": ("Qwen2ForCausalLM", SMALL),
+    "qwen3": ("Qwen3ForCausalLM", SMALL),
+    "gemma2": ("Gemma2ForCausalLM", {**SMALL, **WINDOW}),
+    "gemma3": ("Gemma3ForCausalLM", {**SMALL, **WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+    "phi3": ("Phi3ForCausalLM", SMALL),
+    "falcon": ("FalconForCausalLM", FALCON),
+    "bloom": ("BloomForCausalLM", BLOOM),
+    "opt": ("OPTForCausalLM", OPT),
+    "stablelm": ("StableLmForCausalLM", SMALL),
+    "olmo2": ("Olmo2ForCausalLM", SMALL),
+    "granite": ("GraniteForCausalLM", SMALL),
+    "cohere": ("CohereForCausalLM", SMALL),
+    "smollm3": ("SmolLM3ForCausalLM", SMALL),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "whisper": ("WhisperForConditionalGeneration", WHISPER),
+}
+"""The class and what its small configuration says, by the name of the family."""
+
+
+def model(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A small model with random weights, large enough for its tokens to differ."""
+    import transformers
+
+    kind, fields = FAMILIES[family]
+    torch.manual_seed(0)
+    cls = getattr(transformers, kind)
+    made = cls(cls.config_class(**fields)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    made.generation_config.eos_token_id = None
+    return made.to(dtype)
+
+
+def prompts(family: str, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Inputs of ``generate``: a batch of prompts of several lengths, padded on the left; or features of sound."""
+    drawn = torch.Generator().manual_seed(1)
+    if family == "whisper":
+        return {"input_features": torch.randn(len(lengths), 8, 24, generator=drawn)}
+    ids = torch.randint(2, 99, (len(lengths), max(lengths)), generator=drawn)
+    mask = torch.tensor([[0] * (max(lengths) - n) + [1] * n for n in lengths])
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def generated(model: Any, inputs: Mapping[str, torch.Tensor], steps: int, **options: Any) -> torch.Tensor:
+    """Tokens by the model's own ``generate``, greedy if no options say otherwise."""
+    given = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, **options}
+    return model.generate(**inputs, **given)  # type: ignore[no-any-return]

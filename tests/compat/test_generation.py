@@ -1,0 +1,125 @@
+"""Models of transformers generate what they generate by themselves, over engines whose cache is updated in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import pipeline
+from pipeline.trt import CAPABILITIES
+
+pytest.importorskip("transformers")
+
+from pipeline.compat.transformers import compile_for_generation
+from tests.compat import families
+
+EVERYDAY = ("llama", "gemma2", "t5")
+SIZES = {"max_cache_len": 80, "max_batch": 3, "max_prompt_len": 16}
+LENGTHS = (5, 3, 7)
+STEPS = 64
+
+
+def check(family: str) -> Any:
+    """Compile a family's model, and compare its greedy tokens with eager's."""
+    model = families.model(family)
+    inputs = families.prompts(family, LENGTHS)
+    expected = families.generated(model, inputs, STEPS)
+    compiled = compile_for_generation(model, executor="reference", **SIZES)
+    assert torch.equal(families.generated(compiled, inputs, STEPS), expected)
+    assert len(expected.unique()) > 2, "tokens differ, so that equal ones say something"
+    kinds = [layer.kind for n in compiled.compiled["decoder"].networks for layer in n.layers]
+    assert kinds.count("KV_CACHE_UPDATE") == (4 if CAPABILITIES.kv_cache_update else 0)
+    return compiled
+
+
+@pytest.mark.parametrize("family", EVERYDAY)
+def test_tokens_are_eagers(family: str) -> None:
+    compiled = check(family)
+    assert len(compiled.compiled["decoder"].engines) == 1 and not compiled.compiled["decoder"].coverage.fallback
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {*EVERYDAY}))
+def test_tokens_are_eagers_in_every_family(family: str) -> None:
+    check(family)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return compile_for_generation(families.model("llama"), executor="reference", **SIZES)
+
+
+def test_it_is_one_of_the_models_class(llama: Any) -> None:
+    from transformers import LlamaForCausalLM
+
+    assert isinstance(llama, LlamaForCausalLM) and set(llama.compiled) == {"decoder"}
+    assert all(p.is_meta for p in llama.parameters()), "it holds no weights beside those of the engines"
+
+
+def test_prompts_of_all_sizes_and_batches_run_in_one_engine(llama: Any) -> None:
+    model = families.model("llama")
+    for lengths in ((1,), (16,), (2, 9)):
+        inputs = families.prompts("llama", lengths)
+        assert torch.equal(families.generated(llama, inputs, 8), families.generated(model, inputs, 8))
+
+
+def test_sampling_is_transformers_own(llama: Any) -> None:
+    model, inputs = families.model("llama"), families.prompts("llama", LENGTHS)
+    how = {"do_sample": True, "temperature": 0.9, "top_k": 12}
+    drawn = []
+    for each in (model, llama):
+        torch.manual_seed(3)
+        drawn.append(families.generated(each, inputs, 12, **how))
+    assert torch.equal(*drawn)
+
+
+def test_states_generate_beside_each_other(llama: Any) -> None:
+    other, inputs = llama.new_state(), families.prompts("llama", LENGTHS)
+    expected = families.generated(llama, inputs, 8)
+    other.generate(**families.prompts("llama", (9,)), max_new_tokens=3)
+    assert torch.equal(families.generated(llama, inputs, 8), expected)
+    assert torch.equal(families.generated(other, inputs, 8), expected)
+    assert other.compiled["decoder"] is llama.compiled["decoder"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_beams": 2}, "num_beams is 2"),
+        ({"cache_implementation": "static"}, "cache_implementation"),
+        ({"prompt_lookup_num_tokens": 2}, "assisted"),
+    ],
+)
+def test_what_needs_another_cache_is_refused_in_words(llama: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llama.generate(**families.prompts("llama", (3,)), max_new_tokens=2, **options)
+
+
+def test_more_tokens_than_positions_are_an_error(llama: Any) -> None:
+    with pytest.raises(pipeline.ExecutionError, match="81 tokens, and the cache has 80 positions"):
+        families.generated(llama, families.prompts("llama", (7,)), 80)
+    with pytest.raises(pipeline.ShapeError, match="compiled for 1 to 16"):
+        llama.generate(**families.prompts("llama", (17,)), max_new_tokens=2)
+    with pytest.raises(ValueError, match="max_prompt_len is 9"):
+        compile_for_generation(families.model("llama"), max_cache_len=8, max_prompt_len=9)
+
+
+def test_programs_of_convert_and_export_with_cache_compile() -> None:
+    """As transformers exports them, one token after the other."""
+    from transformers.integrations.executorch import TorchExportableModuleWithStaticCache, convert_and_export_with_cache
+
+    model = families.model("llama")
+    config = model.generation_config
+    config.cache_implementation, config.use_cache = "static", True
+    config.cache_config = {"batch_size": 1, "max_cache_len": 12}
+    exported = convert_and_export_with_cache(model)
+    compiled = pipeline.default(require_full_compilation=True)(exported)
+    module = compiled.module("reference")
+    eager = TorchExportableModuleWithStaticCache(model)
+    for position, token in enumerate((5, 17, 2, 60)):
+        args = {"input_ids": torch.tensor([[token]]), "cache_position": torch.tensor([position])}
+        torch.testing.assert_close(module(**args), eager(**args), atol=1e-4, rtol=1e-4)
+    names = {f"{what}_{i}" for what in ("key_cache", "value_cache", "cumulative_length") for i in (0, 1)}
+    assert module.state_dict().keys() == names
