@@ -112,7 +112,6 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
     segments = _segments(compiled, tensors)
     for name, segment in segments.items():
         _add_json(entries, name, segment, KeptSegment)
-    verdicts = partitioned.verdicts.values()
     made = partial(
         Manifest,
         FORMAT,
@@ -131,7 +130,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         refit_map=compiled.refit_map,
         parameters=FrozenDict({name: tensors.keep(name, _unchanged(program, name)) for name in program.parameters}),
         literals=FrozenDict({n: tensors.keep(f"literal:{n}", tensor) for n, tensor in compiled.literals.items()}),
-        verdicts=tuple(map(_verdict, verdicts)),
+        verdicts=tuple(map(_verdict, partitioned.verdicts.values())),
         graphs=tuple(segments),
         nodes=tuple(node.name for node in program.graph.nodes),
         buffers=program.buffers,

@@ -101,20 +101,21 @@ def capture(
         with without_autocast():
             again = partial(capture, output_names=output_names, profiles=profiles)
             return again(inside, args, kwargs, dynamic_shapes, settings)
-    if profiles is not None and dynamic_shapes is not None:
-        raise TypeError("profiles are several dynamic_shapes: give one of the two")
-    shapes, wishes = stated(model, args, kwargs or {}, profiles)
-    dynamic_shapes = dynamic_shapes if profiles is None else shapes
     with tracing_for(settings.device, settings.compute_capabilities):
-        program = _captured(model, args, kwargs, dynamic_shapes, settings)
-    found = resolved(wishes, program.inputs, program.shapes)
-    return named(evolve(program, profiles=found), output_names)
+        program = _captured(model, args, kwargs, dynamic_shapes, settings, profiles)
+    return named(program, output_names)
 
 
 def _captured(
-    model: Model, args: object, kwargs: object, dynamic_shapes: object, settings: CompilationSettings
+    model: Model,
+    args: object,
+    kwargs: object,
+    dynamic_shapes: object,
+    settings: CompilationSettings,
+    profiles: Sequence[Spec] | None,
 ) -> Program:
     args, kwargs = checks.arguments(args, kwargs)
+    dynamic_shapes, wishes = stated(model, args, kwargs, dynamic_shapes, profiles)
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
             raise TypeError(
@@ -141,7 +142,7 @@ def _captured(
         ) from error
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
     check_dtypes(program)
-    return program
+    return evolve(program, profiles=resolved(wishes, program.inputs, program.shapes))
 
 
 def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:

@@ -32,18 +32,24 @@ class Wish:
 
 
 def stated(
-    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], profiles: Sequence[Spec] | None
+    model: object,
+    args: Sequence[Leaf],
+    kwargs: Mapping[str, Leaf],
+    dynamic_shapes: Spec,
+    profiles: Sequence[Spec] | None,
 ) -> tuple[Spec, list[list[Wish]]]:
-    """Return the ``dynamic_shapes`` over all profiles (None without ``profiles``), and what each profile wishes.
+    """Return the ``dynamic_shapes`` over all profiles, or as given without any, and what each profile wishes.
 
     Raises:
-        TypeError: profiles are given twice, by ``profiles=`` and by `pipeline.Input`.
+        TypeError: profiles are given twice, or beside ``dynamic_shapes``.
         ValueError: inputs have different numbers of profiles, or there are none.
     """
     leaves, _ = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_input)
     inputs = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Input) and leaf.profiles}
     if profiles is None:
-        return None, _of_inputs(inputs)
+        return dynamic_shapes, _of_inputs(inputs)
+    if dynamic_shapes is not None:
+        raise TypeError("profiles are several dynamic_shapes: give one of the two")
     if inputs:
         raise TypeError("profiles are given in the call and by an Input: give them in one place")
     if not isinstance(profiles, Sequence) or not profiles:
