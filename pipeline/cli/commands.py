@@ -1,5 +1,5 @@
-"""The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``, ``report``,
-``diff`` and ``plan``.
+"""The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``, ``generate``,
+``report``, ``diff`` and ``plan``.
 
 Exit codes: 0; 1 where a sound request could not be met; 2 for wrong input, with one line on stderr that says why; 130
 after Ctrl-C, 141 where nobody reads what is printed.
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli import kept, profiling, viewing
+from pipeline.cli import generating, kept, profiling, viewing
 from pipeline.cli.agreement import Agreement, measure
 from pipeline.cli.listing import UnknownTargetError, details, listing, markdown
 from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_support(commands)
     _add_print(commands)
     listed = (kept.add_inspect, kept.add_run, kept.add_serve_config, profiling.add_profile, viewing.add_report)
+    generating.add_generate(commands)
     for add in listed:
         add(commands)
     for add_compiling in (viewing.add_diff, viewing.add_plan):

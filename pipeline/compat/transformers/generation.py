@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.export import Dim
@@ -20,6 +20,9 @@ from pipeline.errors import ExecutionError
 from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
 from pipeline.runtime.module import CompiledModule
+
+Dims: TypeAlias = dict[str, Any]
+"""Something of each input, by its name."""
 
 
 def compile_for_generation(
@@ -79,17 +82,17 @@ def _decoder(model: Any, compile: Pipeline[Any, Any], max_cache_len: int, max_ba
 
 
 def _compiled(
-    compile: Pipeline[Any, Any], step: torch.nn.Module, kwargs: dict[str, Any], dims: dict[str, Any]
+    compile: Pipeline[Any, Any], step: torch.nn.Module, kwargs: dict[str, Any], dims: list[dict[str, Any]]
 ) -> Compiled:
     with one_form():
-        program = capture(step, (), kwargs, dims, compile.settings)
+        program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)
     return made
 
 
-def _step_inputs(model: Any, max_cache_len: int, max_batch: int, limit: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Example inputs of a step, and how they vary."""
+def _step_inputs(model: Any, max_cache_len: int, max_batch: int, limit: int) -> tuple[Dims, list[Dims]]:
+    """Example inputs of a step, and how they vary: a profile for single tokens, and one for prompts."""
     batch, length = min(2, max_batch), min(2, limit)
     place = {"dtype": torch.int64, "device": model.device}
     kwargs = {
@@ -99,9 +102,9 @@ def _step_inputs(model: Any, max_cache_len: int, max_batch: int, limit: int) -> 
         "start": torch.zeros((), **place),
     }
     rows = {0: Dim("batch", min=1, max=max_batch)} if max_batch > 1 else {}
-    tokens = {1: Dim("tokens", min=1, max=limit)} if limit > 1 else {}
-    dims = {"input_ids": {**rows, **tokens}, "attention_mask": rows, "position_ids": {**rows, **tokens}, "start": None}
-    return kwargs, dims
+    lengths = [1, Dim("tokens", min=2, max=limit) if limit > 2 else limit][: 1 + (limit > 1)]
+    tokens = [{**rows, 1: each} for each in lengths]
+    return kwargs, [{"input_ids": t, "attention_mask": rows, "position_ids": t, "start": None} for t in tokens]
 
 
 def _encoder_decoder(
@@ -116,7 +119,7 @@ def _encoder_decoder(
     mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
     along = {**rows, **lengths}
     dims = {"inputs": along, "attention_mask": along if encoder.masked else None}
-    first = _compiled(compile, encoder, {"inputs": inputs, "attention_mask": mask}, dims)
+    first = _compiled(compile, encoder, {"inputs": inputs, "attention_mask": mask}, [dims])
     with torch.no_grad():
         hidden, *cross = encoder(inputs, mask)
     ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
@@ -125,7 +128,8 @@ def _encoder_decoder(
     kwargs, own = _step_inputs(model, max_cache_len, max_batch, limit)
     kwargs |= {"encoder_mask": mask, "cross": tuple(cross)}
     wide = {**rows, **({2: lengths[1]} if lengths else {})}
-    own |= {"encoder_mask": along if encoder.masked else None, "cross": tuple(wide for _ in cross)}
+    beside = {"encoder_mask": along if encoder.masked else None, "cross": tuple(wide for _ in cross)}
+    own = [{**profile, **beside} for profile in own]
     return {"encoder": first, "decoder": _compiled(compile, step, kwargs, own)}
 
 

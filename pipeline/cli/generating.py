@@ -1,0 +1,89 @@
+"""``pipeline generate``: tokens of a language model on the command line, from ids to ids."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from pipeline.cli.options import UsageError
+from pipeline.cli.sources import load
+from pipeline.compiled import Executor
+
+
+def add_generate(commands: Any) -> None:
+    """The command ``pipeline generate``."""
+    parser = commands.add_parser("generate", help="generate tokens with a language model of transformers")
+    parser.add_argument("model", metavar="MODEL", help="a folder with config.json, or package.module:factory")
+    parser.add_argument(
+        "--prompt-ids",
+        action="append",
+        required=True,
+        metavar="ID,ID,…",
+        help="a prompt, as token ids; several, for a batch, may have different lengths",
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=20, metavar="N")
+    parser.add_argument("--max-cache-len", type=int, metavar="N", help="default: the prompt and the new tokens")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--sample", action="store_true", help="draw tokens instead of taking the likeliest")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0, help="of random weights and of --sample; default 0")
+    parser.add_argument("--executor", choices=get_args(Executor))
+    parser.set_defaults(text=generated)
+
+
+def generated(options: argparse.Namespace) -> str:
+    """Generate tokens; give what ``pipeline generate`` prints: a line of ids for each prompt."""
+    from pipeline.compat.transformers import compile_for_generation
+
+    prompts = [_ids(text) for text in options.prompt_ids]
+    if options.max_new_tokens < 1:
+        raise UsageError(f"--max-new-tokens is {options.max_new_tokens}; it is at least 1")
+    longest = max(map(len, prompts))
+    model = _model(options.model, options.seed).to(getattr(torch, options.dtype))
+    most = model.config.get_text_config(decoder=True).vocab_size
+    if wrong := [token for prompt in prompts for token in prompt if token >= most]:
+        raise UsageError(f"--prompt-ids has {wrong[0]}; the model has {most} tokens")
+    cache = options.max_cache_len or longest + options.max_new_tokens
+    compiled = compile_for_generation(
+        model, max_cache_len=cache, max_batch=len(prompts), max_prompt_len=longest, executor=options.executor
+    )
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=compiled.device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=compiled.device)
+    torch.manual_seed(options.seed)
+    drawn = {"temperature": options.temperature, "top_k": options.top_k} if options.sample else {}
+    how = {"max_new_tokens": options.max_new_tokens, "do_sample": options.sample, "pad_token_id": 0, **drawn}
+    tokens = compiled.generate(input_ids=ids, attention_mask=mask, **how)
+    return "\n".join(",".join(map(str, row)) for row in tokens[:, longest:].tolist())
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.replace(" ", "").split(",")]
+    except ValueError:
+        raise UsageError(f"--prompt-ids is {text!r}; whole numbers with commas between them are due") from None
+    if any(token < 0 for token in found):
+        raise UsageError(f"--prompt-ids is {text!r}; ids are not negative")
+    return found
+
+
+def _model(spec: str, seed: int) -> Any:
+    """A decoder-only model: with the weights of its folder, where there are some, else with random ones."""
+    import transformers
+
+    torch.manual_seed(seed)
+    folder = Path(spec)
+    if (folder / "config.json").is_file():
+        kind: Any = transformers.AutoModelForCausalLM
+        if any(folder.glob("*.safetensors")):
+            model = kind.from_pretrained(folder, local_files_only=True)
+        else:
+            model = kind.from_config(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
+    else:
+        model = load(spec).model
+    if not isinstance(model, transformers.GenerationMixin) or model.config.is_encoder_decoder:  # type: ignore[attr-defined]
+        raise UsageError(f"{spec} is a {type(model).__name__}; a decoder-only model of transformers is due")
+    return model
