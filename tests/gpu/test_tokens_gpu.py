@@ -1,0 +1,104 @@
+"""Language models on a GPU: tokens, the cache where it lies, graphs by profile, and errors that nobody waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import pipeline
+from pipeline.compat.transformers import compile_for_generation
+from pipeline.trt import CAPABILITIES
+from tests.compat import families
+
+pytestmark = pytest.mark.gpu
+SIZES = {"max_cache_len": 80, "max_batch": 3, "max_prompt_len": 16}
+
+
+def on_gpu(family: str, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
+    model = families.model(family, dtype).cuda()
+    inputs = {name: value.cuda() for name, value in families.prompts(family, (5, 3, 7)).items()}
+    if "input_features" in inputs:
+        inputs["input_features"] = inputs["input_features"].to(dtype)
+    return model, inputs
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", sorted(families.FAMILIES))
+def test_logits_along_eagers_tokens(family: str, dtype: torch.dtype) -> None:
+    """Tokens are eager's, ties aside: where a row has the same tokens, its logits are as close as the dtype allows."""
+    model, inputs = on_gpu(family, dtype)
+    scored = {"return_dict_in_generate": True, "output_logits": True}
+    want: Any = families.generated(model, inputs, 64, **scored)
+    got: Any = families.generated(compile_for_generation(model, **SIZES), inputs, 64, **scored)
+    bound = 16 * torch.finfo(dtype).eps
+    equal = got.sequences[:, -64:] == want.sequences[:, -64:]
+    for step, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
+        same = equal[:, :step].all(1)  # up to here
+        if same.any():
+            off = (ours[same].float() - theirs[same].float()).abs().max()
+            assert off <= bound * theirs[same].float().abs().max().clamp(min=1)
+
+
+class Rows(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2, 4, 64, 32, dtype=torch.float16))
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        at = position + torch.arange(x.shape[2], device=x.device)
+        self.cache.index_copy_(2, at, x)  # type: ignore[operator, union-attr]
+        return (self.cache * 2).sum(2)  # type: ignore[operator]
+
+
+def compiled_rows() -> pipeline.Compiled:
+    x = torch.randn(2, 4, 3, 32, dtype=torch.float16, device="cuda")
+    profiles = [({2: 1}, {}), ({2: torch.export.Dim("rows", min=2, max=16)}, {})]
+    args = (x, torch.tensor(0, device="cuda"))
+    return pipeline.default(require_full_compilation=True)(Rows().cuda().eval(), args=args, profiles=profiles)
+
+
+@pytest.mark.skipif(not CAPABILITIES.kv_cache_update, reason="this TensorRT has no cache update")
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_cache_stays_where_it_is(graphs: bool) -> None:
+    module = compiled_rows().module("tensorrt", cuda_graphs=graphs)
+    model, place = Rows().cuda().eval(), module.state_dict()["cache"].data_ptr()
+    other = module.new_state()
+    for step in range(40):
+        x = torch.randn(2, 4, (1, 5)[step % 4 == 0], 32, dtype=torch.float16, device="cuda")
+        at = torch.tensor(step, device="cuda")
+        torch.testing.assert_close(module(x, at), model(x, at), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(module.state_dict()["cache"], model.cache)
+    assert module.state_dict()["cache"].data_ptr() == place and not other.state_dict()["cache"].any()
+    other(x, at)
+    torch.testing.assert_close(module.state_dict()["cache"], model.cache)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_positions_outside_are_the_next_calls_error(graphs: bool) -> None:
+    module = compiled_rows().module("tensorrt", cuda_graphs=graphs)
+    x, at = torch.randn(2, 4, 1, 32, dtype=torch.float16, device="cuda"), torch.tensor(3, device="cuda")
+    for _ in range(3):
+        module(x, at)
+    before = module.state_dict()["cache"].clone()
+    module(x, torch.tensor(64, device="cuda"))
+    torch.cuda.synchronize()
+    with pytest.raises(pipeline.ExecutionError, match="an earlier call has positions outside of cache"):
+        module(x, at)
+    assert torch.equal(module.state_dict()["cache"], before), "nothing was written"
+    module.reset()
+    module(x, at)
+
+
+def test_steps_leak_nothing() -> None:
+    module = compiled_rows().module("tensorrt", cuda_graphs=True)
+    x, at = torch.randn(2, 4, 1, 32, dtype=torch.float16, device="cuda"), torch.tensor(3, device="cuda")
+    for _ in range(10):
+        module(x, at)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(10_000):
+        module(x, at)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + (1 << 20)
