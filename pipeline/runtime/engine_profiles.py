@@ -9,7 +9,9 @@ import torch
 
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network, Profile
+from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_session import Session
+from pipeline.trt import trt
 
 Make = Callable[[torch.cuda.Stream, int], Session]
 
@@ -37,6 +39,27 @@ class ProfiledSession:
             session = self._sessions.setdefault(place, self._make(stream, place))
         self._last = like, session
         return session(inputs, stream, like=like, **options)
+
+    @property
+    def last(self) -> Session:
+        """The session of the last run.
+
+        Raises:
+            ExecutionError: there was none.
+        """
+        if self._last is None:
+            raise ExecutionError(f"{self.network.name} has run in none of its profiles", "call it before")
+        return self._last[1]
+
+    @property
+    def context(self) -> trt.IExecutionContext:
+        """The execution context of the last run."""
+        return self.last.context
+
+    @property
+    def loaded(self) -> LoadedEngine:
+        """The engine."""
+        return self.last.loaded
 
     def place(self, inputs: Sequence[Any]) -> int:
         """The number of the profile for these inputs.

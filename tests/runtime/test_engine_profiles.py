@@ -37,3 +37,18 @@ def test_a_call_runs_in_the_first_profile_that_it_fits() -> None:
     assert made == [0, 1], "a context for each profile, when it is first needed"
     with pytest.raises(pipeline.ExecutionError, match=r"no profile for x \[10, 8\]"):
         session([torch.zeros(10, 8), 3], stream)  # type: ignore[arg-type]
+
+
+def test_the_session_of_the_last_run_is_told() -> None:
+    class Ran:
+        context, loaded = "context", "engine"
+
+        def __call__(self, *given: Any, **options: Any) -> list[Any]:
+            return []
+
+    made: Any = lambda stream, place: Ran()  # noqa: E731
+    session: Any = ProfiledSession(NETWORK, made)
+    with pytest.raises(pipeline.ExecutionError, match="has run in none"):
+        session.last  # noqa: B018
+    session([torch.zeros(1, 8), 3], object())
+    assert (session.context, session.loaded) == ("context", "engine")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
 
 from pipeline.errors import CaptureError
+
+Pretrained: TypeAlias = Any
+"""A model of transformers, or what is one of its class: what it has depends on its class."""
 
 
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
@@ -99,7 +102,7 @@ class Filled(Cache):
         raise ValueError("beam search is not supported: num_beams=1 generates greedily, or samples")
 
 
-def shapes_of(model: Any, inputs: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def shapes_of(model: Pretrained, inputs: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The shapes of keys and values of each layer, of one position and one row, by a call of the model."""
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 
 import pipeline.defaults
 from pipeline.compat.transformers.attention import one_form
-from pipeline.compat.transformers.caches import Filled
+from pipeline.compat.transformers.caches import Filled, Pretrained
 from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoder
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
@@ -26,7 +26,7 @@ Dims: TypeAlias = dict[str, Any]
 
 
 def compile_for_generation(
-    model: Any,
+    model: Pretrained,
     *,
     max_cache_len: int,
     max_batch: int = 1,
@@ -35,7 +35,7 @@ def compile_for_generation(
     compile: Pipeline[Any, Any] | None = None,
     executor: Executor | None = None,
     **settings: Any,
-) -> Any:
+) -> Pretrained:
     """Compile a language model of transformers, and return an object with transformers' own ``generate``.
 
     Args:
@@ -74,16 +74,16 @@ def compile_for_generation(
     return _shell(model)._with(compiled, modules, max_cache_len)
 
 
-def _decoder(model: Any, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int) -> Compiled:
+def _decoder(
+    model: Pretrained, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int
+) -> Compiled:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     step = Decoder(model, max_batch, max_cache_len, {"input_ids": ids}).eval()
     kwargs, dims = _step_inputs(model, max_cache_len, max_batch, limit)
     return _compiled(compile, step, kwargs, dims)
 
 
-def _compiled(
-    compile: Pipeline[Any, Any], step: torch.nn.Module, kwargs: dict[str, Any], dims: list[dict[str, Any]]
-) -> Compiled:
+def _compiled(compile: Pipeline[Any, Any], step: torch.nn.Module, kwargs: Dims, dims: list[Dims]) -> Compiled:
     with one_form():
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
     made = compile(program)
@@ -91,7 +91,7 @@ def _compiled(
     return made
 
 
-def _step_inputs(model: Any, max_cache_len: int, max_batch: int, limit: int) -> tuple[Dims, list[Dims]]:
+def _step_inputs(model: Pretrained, max_cache_len: int, max_batch: int, limit: int) -> tuple[Dims, list[Dims]]:
     """Example inputs of a step, and how they vary: a profile for single tokens, and one for prompts."""
     batch, length = min(2, max_batch), min(2, limit)
     place = {"dtype": torch.int64, "device": model.device}
@@ -108,7 +108,7 @@ def _step_inputs(model: Any, max_cache_len: int, max_batch: int, limit: int) -> 
 
 
 def _encoder_decoder(
-    model: Any, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int, encoded: int
+    model: Pretrained, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int, encoded: int
 ) -> dict[str, Compiled]:
     """The encoder with what the decoder keeps of it, and the step of the decoder."""
     encoder = Encoder(model).eval()
@@ -133,7 +133,7 @@ def _encoder_decoder(
     return {"encoder": first, "decoder": _compiled(compile, step, kwargs, own)}
 
 
-def _encoder_example(model: Any, batch: int, length: int | None) -> torch.Tensor:
+def _encoder_example(model: Pretrained, batch: int, length: int | None) -> torch.Tensor:
     """Inputs of the encoder: tokens, or as many features and frames as the model is made for."""
     if length is not None:
         return torch.zeros(batch, length, dtype=torch.int64, device=model.device)
@@ -142,7 +142,7 @@ def _encoder_example(model: Any, batch: int, length: int | None) -> torch.Tensor
     return torch.zeros(batch, config.num_mel_bins, frames, dtype=model.dtype, device=model.device)
 
 
-def _shell(model: Any) -> CompiledGeneration:
+def _shell(model: Pretrained) -> CompiledGeneration:
     """The model's object without its weights: what ``generate`` asks of it is there, its tensors are on no device."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
@@ -194,7 +194,7 @@ class CompiledGeneration:
         return made._with(self.compiled, modules, self.max_cache_len)
 
     @torch.no_grad()
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args: object, **kwargs: Any) -> Pretrained:
         """Generate as transformers does: all its arguments, but for beams and what else needs other caches.
 
         Raises:
@@ -212,7 +212,7 @@ class CompiledGeneration:
         kwargs.setdefault("past_key_values", Filled(self.max_cache_len))
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
-    def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
+    def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
         """The compiled encoder, where there is one."""
         if "encoder" not in self.modules:
             return super().get_encoder(*args, **kwargs)  # type: ignore[misc]
@@ -240,7 +240,7 @@ class CompiledGeneration:
         if tokens is None or not isinstance(past_key_values, Filled):
             raise ExecutionError("a compiled model takes token ids, and is called by its generate", "call generate")
         places = decoder_position_ids if crossed else position_ids
-        inputs: dict[str, Any] = _step(self, tokens.to(self.device), mask, places, past_key_values)
+        inputs: Dims = _step(self, tokens.to(self.device), mask, places, past_key_values)
         if crossed:
             past_key_values.cross = cross = encoder_outputs.get("cross") or past_key_values.cross
             encoded = cross[0].shape[0], cross[0].shape[2]
@@ -252,7 +252,11 @@ class CompiledGeneration:
 
 
 def _step(
-    model: CompiledGeneration, tokens: torch.Tensor, mask: Any, places: Any, filled: Filled
+    model: CompiledGeneration,
+    tokens: torch.Tensor,
+    mask: torch.Tensor | None,
+    places: torch.Tensor | None,
+    filled: Filled,
 ) -> dict[str, torch.Tensor]:
     """The inputs of a step, and the cache's count after it."""
     rows, length = tokens.shape
@@ -273,7 +277,7 @@ def _step(
     return {"input_ids": tokens, "attention_mask": filled.mask, "position_ids": where, "start": starts[start]}
 
 
-def _mask(module: CompiledModule, name: str, mask: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
+def _mask(module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:
     """The mask that a program takes under this name: ones where none is given; None where it takes none."""
     if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
         return None
@@ -291,7 +295,9 @@ class CompiledEncoder(torch.nn.Module):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["shell"], name)
 
-    def forward(self, input_ids: Any = None, attention_mask: Any = None, input_features: Any = None, **_: Any) -> Any:
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, input_features: Any = None, **_: object
+    ) -> BaseModelOutput:
         """The last hidden state, and ``cross``."""
         inputs = input_ids if input_ids is not None else input_features
         mask = _mask(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))

@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from pipeline.compat.transformers.caches import BufferLayer, GivenLayer, cache_of, shapes_of, with_cross
+from pipeline.compat.transformers.caches import BufferLayer, GivenLayer, Pretrained, cache_of, shapes_of, with_cross
 
 
 def takes(model: torch.nn.Module, name: str) -> bool:
@@ -23,7 +23,7 @@ class Decoder(torch.nn.Module):
     The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width].
     """
 
-    def __init__(self, model: Any, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
+    def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
         super().__init__()
         self.model, self.layers = model, 0
         self.places = next((n for n in ("position_ids", "decoder_position_ids") if takes(model, n)), None)
@@ -92,7 +92,7 @@ class CrossDecoder(Decoder):
 class Encoder(torch.nn.Module):
     """An encoder: the last hidden state, and of each decoder layer the keys and values that are made of it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Pretrained) -> None:
         super().__init__()
         self.model, self.main = model, model.get_encoder().main_input_name
         self.masked = takes(model.get_encoder(), "attention_mask") and self.main == "input_ids"
