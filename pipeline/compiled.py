@@ -203,6 +203,28 @@ class Compiled:
 
         save(self, path, weights)
 
+    def with_lora(
+        self, adapters: Mapping[str, object], scale: float = 1.0, *, fan_in_fan_out: bool | None = None
+    ) -> Compiled:
+        """The program with low-rank adapters: each weight W is W + scale * B @ A, in the place of adapters that it has.
+
+        They are recipes over the weights: the weights stay, so that ``with_lora({})`` gives the program that was
+        compiled, bit by bit. Engines are refitted or built anew as by `pipeline.refit_module_weights`.
+
+        Args:
+            adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), or a mapping from parameter to its
+                factors: A [rank, in], B [out, rank].
+            scale: ``lora_alpha / r`` of PEFT's configuration.
+            fan_in_fan_out: whether square weights are [in, out], as those of GPT-2's ``Conv1D``. Others tell by their
+                shape.
+
+        Raises:
+            RefitError: names each adapter that does not fit, with the reason.
+        """
+        from pipeline.artifact.lora import with_lora
+
+        return with_lora(self, adapters, scale, fan_in_fan_out)
+
     @cached_property
     def _module(self) -> CompiledModule:
         return self.module()

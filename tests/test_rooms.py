@@ -46,6 +46,7 @@ UPWARD = {
     ("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"},
     ("pipeline.compiled", "pipeline.artifact.save"): {"Compiled.save"},
     ("pipeline.compiled", "pipeline.artifact.operator"): {"Compiled.module"},
+    ("pipeline.compiled", "pipeline.artifact.lora"): {"Compiled.with_lora"},
     ("pipeline.compiled", "pipeline.viewing.page"): {"Compiled.report"},
     ("pipeline.compiled", "pipeline.profiling.measure"): {"Compiled.profile"},
     ("pipeline.profiling.records", "pipeline.profiling.trace"): {"Profile.trace"},

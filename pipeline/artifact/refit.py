@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -13,8 +13,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
+from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.rebuild import is_loaded, rebuilt
-from pipeline.compiled import Compiled
+from pipeline.compiled import Compiled, RefitMap
 from pipeline.errors import RefitError
 from pipeline.frontend.subclasses import taken_apart
 from pipeline.frozen import FrozenDict
@@ -51,20 +52,36 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
         raise TypeError(f"compiled is a {type(compiled).__name__}: pass what pipeline.default()(model, args) gave")
     program = compiled.program
     given = taken_apart(_tensors(new_weights, program))
-    if wrong := _missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):
+    if wrong := missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):
         raise RefitError(wrong, "names, shapes and dtypes are those of compiled.program.parameters")
-    refits = has_gpu() and _refittable(compiled)
-    loaded = is_loaded(compiled)
-    if (refits or loaded) and compiled.refit_map.computed:
-        raise RefitError(compiled.refit_map.computed)
     copies = _copies(given, program)
     parameters = FrozenDict({**program.parameters, **copies})
-    versions = FrozenDict({name: version(t) for name, t in parameters.items()})
-    new = evolve(compiled.partitioned, program=evolve(program, parameters=parameters, versions=versions))
+    moved = _moved(program, parameters)
+    changed = {name for name, recipe in compiled.refit_map.items() if moved.intersection(recipe.parameters)}
+    return remade(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed)
+
+
+def remade(compiled: Compiled, program: Program, recipes: RefitMap, changed: Collection[str]) -> Compiled:
+    """A compiled program over other parameters or constants: its engines are refitted where they can be, else built
+    anew.
+
+    Args:
+        compiled: what was compiled.
+        program: its program with other parameters, or other recipes for its constants.
+        recipes: how each engine weight is made of those.
+        changed: the engine weights that may have another value now.
+    """
+    refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
+    if (refits or loaded) and compiled.refit_map.computed:
+        raise RefitError(compiled.refit_map.computed)
+    versions = FrozenDict({name: version(tensor) for name, tensor in program.parameters.items()})
+    new = evolve(compiled.partitioned, program=evolve(program, versions=versions))
     if refits:
-        return _refitted(compiled, new)
+        return _refitted(evolve(compiled, refit_map=recipes), new, changed)
     log.info("the engines cannot be refitted (immutable_weights=True): building them anew")
-    return rebuilt(compiled, new) if loaded else evolve(refit_map(build(convert(new))), healed=compiled.healed)
+    if loaded:
+        return rebuilt(evolve(compiled, refit_map=recipes), new)
+    return evolve(refit_map(build(convert(new))), healed=compiled.healed)
 
 
 def _refittable(compiled: Compiled) -> bool:
@@ -103,7 +120,7 @@ def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def _missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
+def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
     """What a module or an export lacks: one that lacks anything is of another architecture. A mapping may lack what
     still has the value that was compiled."""
     absent = [name for name in program.parameters if name not in given]
@@ -114,7 +131,7 @@ def _missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Progr
         changed = [name for name in absent if name not in tied and _is_trained(program, name)]
         return dict.fromkeys(changed, "it changed in place after compiling, and new_weights does not have it")
     spelled = program.written if isinstance(weights, torch.nn.Module) else ()
-    due = [name for name in absent if name not in spelled]
+    due = [name for name in absent if name not in spelled and not is_adapter(name)]
     return dict.fromkeys(due, "new_weights has no parameter or buffer of this name")
 
 
@@ -179,17 +196,15 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _refitted(compiled: Compiled, partitioned: Partitioned) -> Compiled:
+def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
     """Every weight is supplied, the literal ones too: TensorRT combines weights, and wants all that it combined."""
     parameters = partitioned.program.parameters
-    moved = _moved(compiled.program, parameters)
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):
         recipes = {w.name: compiled.refit_map[w.name] for w in network.weights if w.name in compiled.refit_map}
         weights = {w.name: present(compiled.literals, w.name) for w in network.weights if w.name not in recipes}
         weights |= {name: recipe.evaluate(parameters) for name, recipe in recipes.items()}
-        changed = {name for name, recipe in recipes.items() if moved.intersection(recipe.parameters)}
-        engines.append(refit(engine, weights, changed) if engine.refittable else engine)
+        engines.append(refit(engine, weights, recipes.keys() & changed) if engine.refittable else engine)
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 

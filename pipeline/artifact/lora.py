@@ -1,0 +1,58 @@
+"""with_lora: a compiled program with low-rank adapters, or without those that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve
+
+from pipeline.artifact.adapters import Adapter, adapted, adapters_of, bare, factors, is_adapter, over
+from pipeline.artifact.refit import missing, remade
+from pipeline.compiled import Compiled, RefitMap
+from pipeline.errors import RefitError
+from pipeline.frozen import FrozenDict
+from pipeline.program import Program
+from pipeline.recipes import Recipe
+
+
+def with_lora(
+    compiled: Compiled, adapters: Mapping[str, Any], scale: float = 1.0, fan_in_fan_out: bool | None = None
+) -> Compiled:
+    """Give a compiled program the adapters in the place of those that it has: see `Compiled.with_lora`."""
+    if not isinstance(adapters, Mapping):
+        kind = type(adapters).__name__
+        raise TypeError(f"adapters are PEFT's state dict, or a mapping from parameter to (A, B), not a {kind}")
+    program = compiled.program
+    base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
+    found = adapters_of(adapters, base, fan_in_fan_out)
+    if wrong := missing({}, {}, program) | _tied(found, program):
+        raise RefitError(wrong, "adapters add to the weights that were compiled")
+    return _remade(compiled, found, scale)
+
+
+def _tied(adapters: list[Adapter], program: Program) -> dict[str, str]:
+    """The parameters among several names of one tensor: which of them an adapter means cannot be told."""
+    tensors = program.parameters
+    others = {a.parameter: [n for n, t in tensors.items() if t is tensors[a.parameter]] for a in adapters}
+    return {
+        name: f"it is one tensor with {', '.join(other for other in names if other != name)}"
+        for name, names in others.items()
+        if len(names) > 1
+    }
+
+
+def _remade(compiled: Compiled, adapters: list[Adapter], scale: float) -> Compiled:
+    program, known = compiled.program, {each.parameter: each for each in adapters}
+    base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
+    dtypes = {name: tensor.dtype for name, tensor in base.items()}
+
+    def change(recipe: Recipe) -> Recipe:
+        return adapted(bare(recipe), known, scale, dtypes)
+
+    recipes = RefitMap(over(compiled.refit_map, change), compiled.refit_map.computed)
+    before = {name for name, recipe in compiled.refit_map.items() if any(map(is_adapter, recipe.parameters))}
+    after = {name for name, recipe in recipes.items() if any(map(is_adapter, recipe.parameters))}
+    parameters = FrozenDict({**base, **factors(adapters)})
+    new = evolve(program, parameters=parameters, constants=over(program.constants, change))
+    return remade(compiled, new, recipes, before | after)
