@@ -14,7 +14,7 @@ _LOG = 'logging.getLogger("pipeline").setLevel(logging.DEBUG) shows more, and ob
 _TIMING = "TensorRT-RTX has no timings to keep; cache_built_engines keeps engines, runtime_cache the kernels"
 _STORE = 'a store of one\'s own is a stage: pipeline.default().replace("build", pipeline.cached(store))'
 _WHERE = "engines are loaded on the current CUDA device; compute_capabilities says what they are built for"
-_REFIT = "immutable_weights=False builds engines that can be refitted; weights cannot be left out of them"
+_REFIT = "immutable_weights=False builds engines that can be refitted"
 _PYTHON = "there is one runtime, in Python"
 _ENGINES = "the partition stage can be swapped: max_engines, pipeline.by_submodule"
 _FAILURES = "an engine that cannot be built is an error; torch_executed_ops keeps an operator in PyTorch"
@@ -50,8 +50,6 @@ ELSEWHERE: Final = MappingProxyType(
         "hardware_compatible": _WHERE,
         "make_refittable": _REFIT,
         "make_refitable": _REFIT,
-        "strip_engine_weights": _REFIT,
-        "refit_identical_engine_weights": _REFIT,
         "timing_cache_path": _TIMING,
         "custom_engine_cache": _STORE,
         "runtime_cache_path": "runtime_cache takes a folder",
@@ -61,7 +59,7 @@ ELSEWHERE: Final = MappingProxyType(
         "lazy_engine_init": f"{_PYTHON}, and engines are loaded by the module, not by compiling",
         "enable_experimental_decompositions": "decompositions=pipeline.DECOMPOSITIONS.register(…) adds your own",
         "num_avg_timing_iters": "optimization_level says how long the builder may look for kernels",
-        "enable_weight_streaming": f"{_NONE}: an engine's weights are on the GPU as a whole",
+        "enable_weight_streaming": "weight_streaming_budget, in bytes, builds and runs engines that stream weights",
         "dynamically_allocate_resources": f"{_NONE}: a worker's scratch memory is kept; execution_contexts bounds it",
         "use_distributed_mode_trace": f"{_NONE}: programs run on one GPU",
         **dict.fromkeys(("inputs", "arg_inputs", "kwarg_inputs"), _INPUTS),

@@ -116,6 +116,15 @@ def _one_of(*words: str) -> Callable[[Any, Any, Any], None]:
     return check
 
 
+def _patterns(value: object) -> tuple[str, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f'refittable_weights takes a collection such as ("layers.0.*",), not {value!r}')
+    given = sorted({*value})
+    if wrong := [item for item in given if not isinstance(item, str)]:
+        raise TypeError(f"refittable_weights: {wrong[0]!r} is no name")
+    return tuple(given)
+
+
 def _path(value: object) -> str | None:
     if value is None or isinstance(value, str | os.PathLike):
         return None if value is None else os.fspath(value)
@@ -137,6 +146,7 @@ RUNTIME = (
     "reuse_outputs",
     "execution_contexts",
     "kernel_specialization",
+    "weight_streaming_budget",
     "runtime_cache",
 )
 """The settings that say how a compiled program runs."""
@@ -147,8 +157,8 @@ ENGINE = (
     "max_aux_streams",
     "compute_capabilities",
 )
-"""The settings that TensorRT's builder is told, beside whether an engine can be refitted: engines that differ in one
-are two entries of a cache. All others reach an engine through its network, or not at all."""
+"""The settings that TensorRT's builder is told, beside whether weights are refitted or streamed: engines that differ in
+one are two entries of a cache. All others reach an engine through its network, or not at all."""
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -173,6 +183,13 @@ class CompilationSettings:
     assume_dynamic_shape_support: take every converter to support dynamic shapes, declared or not. Default False.
     immutable_weights: build engines whose weights are fixed, which leaves TensorRT most freedom; False builds
         refittable engines. Default True.
+    refittable_weights: the engine weights that can be given other values where `immutable_weights` is True, by name or
+        pattern (`"layers.0.*"`): TensorRT fixes all others. Building such engines takes a GPU. Default empty.
+    refit_identical_engine_weights: build engines that can be given their own weights anew and no others, at no cost in
+        speed. Building such engines takes a GPU. Default False.
+    strip_engine_weights: leave the weights out of the engines, which are given the program's when they are loaded:
+        files and cache entries are smaller, and those of refittable engines serve any weights. Building and loading
+        such engines takes a GPU. Default False.
     version_compatible: build engines that later versions of TensorRT also load. Default False.
     optimization_level: how much time the builder may take to find faster kernels, 0 (least) to 5 (most); None for
         TensorRT's own default. Default None.
@@ -215,6 +232,9 @@ class CompilationSettings:
         they are ready; a CUDA graph keeps the kernels that it was captured with). Default `"none"`: on an H200 the
         specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; they brought 5 % for
         ResNet-50, and for BERT 42 % at batch 1 and sequence 32, but -11 % at 8 and 128 (docs/tensorrt.md).
+    weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
+        on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
+        Default None.
     runtime_cache: keep the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
         folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """
@@ -227,6 +247,9 @@ class CompilationSettings:
     torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=_torch_executed)
     assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_flag)
     immutable_weights: bool = attrs.field(default=True, validator=_flag)
+    refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
+    refit_identical_engine_weights: bool = attrs.field(default=False, validator=_flag)
+    strip_engine_weights: bool = attrs.field(default=False, validator=_flag)
     version_compatible: bool = attrs.field(default=False, validator=_flag)
     optimization_level: int | None = attrs.field(default=None, validator=_whole(0, 5))
     workspace_size: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
@@ -245,6 +268,7 @@ class CompilationSettings:
     reuse_outputs: bool = attrs.field(default=False, validator=_flag)
     execution_contexts: int = attrs.field(default=4, validator=_whole(1, optional=False))
     kernel_specialization: str = attrs.field(default="none", validator=_one_of("none", "eager", "lazy"))
+    weight_streaming_budget: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
     runtime_cache: bool | str = attrs.field(default=True, converter=_path_or_flag)
 
     def evolve(self, **fields: Any) -> Self:

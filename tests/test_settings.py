@@ -24,6 +24,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "torch_executed_ops": st.frozensets(st.sampled_from([*NAMES, aten.mul.Tensor, aten.sum.dim_IntList, operator.add])),
     "assume_dynamic_shape_support": st.booleans(),
     "immutable_weights": st.booleans(),
+    "refittable_weights": st.lists(st.sampled_from(["layers.0.*", "head.weight"])),
+    "refit_identical_engine_weights": st.booleans(),
+    "strip_engine_weights": st.booleans(),
     "version_compatible": st.booleans(),
     "optimization_level": st.none() | st.integers(0, 5),
     "workspace_size": st.none() | whole,
@@ -42,6 +45,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "reuse_outputs": st.booleans(),
     "execution_contexts": st.integers(1, 20),
     "kernel_specialization": st.sampled_from(["none", "eager", "lazy"]),
+    "weight_streaming_budget": st.none() | whole,
     "runtime_cache": st.booleans() | st.sampled_from(["/tmp/kernels", "kernels"]),
 }
 some_fields = st.fixed_dictionaries({}, optional=FIELDS)

@@ -7,12 +7,12 @@ parameter is made of the sum: so adapters come in and go out without a trace.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.aten.types import Argument
 from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import Recipe, Ref, Step
@@ -42,7 +42,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapters_of(
-    given: Mapping[str, Any], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
+    given: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
 ) -> list[Adapter]:
     """The adapters of PEFT's state dict, or of a mapping from parameter to (A, B).
 
@@ -58,7 +58,7 @@ def adapters_of(
 
 
 def _pairs(
-    given: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+    given: Mapping[str, object], parameters: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
     """The factors of each parameter; and the keys that have no place, with the reason."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
@@ -122,7 +122,7 @@ def _steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> Iterator[Step]
     """W + scale * B @ A, as PEFT merges: in the wider of the factors' dtype and the weight's, rounded once."""
     name, last = adapter.parameter, Ref(f"{adapter.parameter}{B}")
 
-    def step(what: str, target: str, *args: Any, **kwargs: Any) -> Step:
+    def step(what: str, target: str, *args: object, **kwargs: object) -> Step:
         return Step(f"{SUM}{name}:{what}", f"aten.{target}", args, tuple(kwargs.items()))
 
     first = step("a", "flatten.using_ints", Ref(f"{name}{A}"), 1)
@@ -153,12 +153,12 @@ def _renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
     return evolve(recipe, steps=steps, result=_read(recipe.result, names))
 
 
-def _read(value: Any, names: Mapping[str, str]) -> Any:
+def _read(value: Argument, names: Mapping[str, str]) -> Argument:
     if isinstance(value, Ref):
         return Ref(names.get(value.name, value.name))
     return type(value)(_read(v, names) for v in value) if isinstance(value, tuple | list) else value
 
 
-def over(recipes: Mapping[str, Recipe], change: Any) -> FrozenDict[str, Recipe]:
+def over(recipes: Mapping[str, Recipe], change: Callable[[Recipe], Recipe]) -> FrozenDict[str, Recipe]:
     """Recipes, each changed."""
     return FrozenDict({name: change(recipe) for name, recipe in recipes.items()})

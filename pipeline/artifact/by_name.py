@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from pipeline.aten.types import Function, Leaf
 from pipeline.program import Output, Port, Program
 
 
@@ -21,13 +21,13 @@ def named_outputs(program: Program) -> tuple[tuple[str, Output], ...]:
     return tuple((output.name or f"output.{i}", output) for i, output in enumerate(users))
 
 
-def outputs_by_name(program: Program, result: Any) -> dict[str, Any]:
+def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
     """What a call gave, by the outputs' names; those that are None are left out."""
     rows = zip(named_outputs(program), tree_leaves(result), strict=True)
     return {name: value for (name, _), value in rows if value is not None}
 
 
-def called_by_name(program: Program, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def called_by_name(program: Program, call: Function, given: Mapping[str, Leaf]) -> dict[str, Leaf]:
     """Call a program with tensors and numbers by its inputs' names; gives its outputs by theirs."""
     leaves = [port.value if port.kind == "constant" else given[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)

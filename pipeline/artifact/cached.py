@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -12,6 +12,7 @@ from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, packe
 from pipeline.artifact.engine_fsspec import FsspecStore
 from pipeline.artifact.engine_key import Canonical, canonical, digests, engine_key
 from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as_files, warn
+from pipeline.aten.types import Function
 from pipeline.build.plans import Order, Plan
 from pipeline.compose.pipelines import StageLike, report
 from pipeline.frozen import FrozenDict
@@ -52,7 +53,7 @@ class Wanted:
         the program's values its inputs and outputs are."""
         form = canonical(order.network, order.sizes, places)
         known = digests({name: handle.weights[name] for name in form.weights})
-        loose = {name for name in form.weights if order.refittable and name in refitted}
+        loose = {name for name in form.weights if order.replaceable(name) and name in refitted}
         fixed = {name: digest for name, digest in known.items() if name not in loose}
         values = {name: known[name] for name in form.weights if name in loose}
         return cls(order, handle, form, engine_key(order, form, fixed), values)
@@ -62,7 +63,7 @@ class Wanted:
         values = tuple(self.values.get(name, "") for name in self.form.weights)
         return EngineEntry(self.key, made.library, made.digest, self.form.bindings, self.form.weights, values)
 
-    def engine(self, entry: EngineEntry, plan: Any) -> Engine | None:
+    def engine(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
         """The engine that an entry gives, refitted where it holds other weights; None where it cannot be."""
         made = evolve(
             engine(self.order, Plan(entry.digest, entry.library), plan),
@@ -71,7 +72,7 @@ class Wanted:
         )
         held = dict(zip(self.form.weights, entry.values, strict=True))
         changed = {name for name, value in self.values.items() if held[name] != value}
-        if not changed:
+        if not changed or made.stripped:
             return made
         weights = {name: self.handle.weights[name] for name in self.form.weights}
         return refit(made, weights, changed) if has_gpu() else None
@@ -94,7 +95,7 @@ class Cached:
     """
 
     store: EngineStore = field(hash=False)
-    build: Any = build
+    build: Function = build
     reuse: bool = True
     keep: bool = True
     name: str = field(default="build", repr=False)

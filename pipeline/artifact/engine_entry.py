@@ -7,13 +7,14 @@ import json
 import mmap
 import struct
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from attrs import frozen
 
 from pipeline.artifact import codec
 from pipeline.artifact.values import MalformedError
 
+Buffer: TypeAlias = "bytes | memoryview | mmap.mmap"
 MAGIC = b"trtp-engine\n"
 _FOOT = struct.Struct(f"<Q32s{len(MAGIC)}s")
 PIECE = 1 << 22
@@ -47,7 +48,7 @@ class EngineEntry:
     values: tuple[str, ...] = ()
 
 
-def packed(entry: EngineEntry, plan: Any) -> Iterator[memoryview | bytes]:
+def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
     """The parts of an entry: the plan, so that it can be mapped alone; the text; and how long and what both are."""
     text = json.dumps(codec.written(entry, EngineEntry), separators=(",", ":")).encode()
     yield memoryview(plan)
@@ -55,7 +56,7 @@ def packed(entry: EngineEntry, plan: Any) -> Iterator[memoryview | bytes]:
     yield _FOOT.pack(len(text), hashlib.sha256(text).digest(), MAGIC)
 
 
-def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, Any]:
+def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
     """The entry that the first bytes of an open file are, and its plan: mapped where it is a file of the system's.
 
     Raises:
@@ -91,7 +92,7 @@ def _read(text: bytes) -> EngineEntry:
         raise CorruptEntryError(f"its description is none: {error}") from None
 
 
-def _plan(file: BinaryIO, size: int) -> Any:
+def _plan(file: BinaryIO, size: int) -> bytes | mmap.mmap:
     if not size:
         raise CorruptEntryError("it has no plan")
     try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 from attrs import field, frozen
 
+from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
 
 
@@ -27,8 +27,8 @@ class FsspecStore:
     """
 
     url: str
-    options: FrozenDict[str, Any] = field(factory=FrozenDict, converter=FrozenDict, hash=False)
-    _system: Any = field(init=False, eq=False, repr=False)
+    options: FrozenDict[str, object] = field(factory=FrozenDict, converter=FrozenDict, hash=False)
+    _system: Leaf = field(init=False, eq=False, repr=False)
     _root: str = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:

@@ -122,7 +122,8 @@ def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
     held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(form.weights))
-    parts = (FORMAT, form.text, *held, f"refittable={order.refittable}", *settings, *_around())
+    streams = f"streamed={order.settings.weight_streaming_budget is not None}"
+    parts = (FORMAT, form.text, *held, f"refit={order.refit_flags}", streams, *settings, *_around())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -9,13 +9,14 @@ import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 import filelock
 from attrs import field, frozen
 
+from pipeline.artifact.engine_entry import Buffer
 from pipeline.errors import ArtifactWarning
 from pipeline.runtime.atomic import replacing
 from pipeline.runtime.engine_cache import cache_folder
@@ -53,13 +54,13 @@ class FileStore(EngineStore, Protocol):
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
         """The entry as an open file and its size in bytes, or None."""
 
-    def write(self, key: str, parts: Iterable[object]) -> None:
+    def write(self, key: str, parts: Iterable[Buffer]) -> None:
         """Keep an entry, given in parts."""
 
     def drop(self, key: str) -> None:
         """Forget an entry."""
 
-    def building(self, keys: Iterable[str]) -> Any:
+    def building(self, keys: Iterable[str]) -> AbstractContextManager[None]:
         """A context in which nobody else builds the engines of these keys."""
 
 
@@ -82,22 +83,23 @@ class InMemory:
         data = self.load(key)
         return None if data is None else (io.BytesIO(data), len(data))
 
-    def write(self, key: str, parts: Iterable[Any]) -> None:
+    def write(self, key: str, parts: Iterable[Buffer]) -> None:
         """Saves the parts joined."""
         self.save(key, b"".join(parts))
 
     def drop(self, key: str) -> None:
         """Nothing: the entry is replaced when its engine is built."""
 
-    @contextmanager
-    def building(self, keys: Iterable[str]) -> Iterator[None]:
+    def building(self, keys: Iterable[str]) -> AbstractContextManager[None]:
         """Nothing: two processes may build the same engine, and the later one's is kept."""
-        yield
+        return nullcontext()
 
 
 def as_files(store: EngineStore) -> FileStore:
-    """Any store as one of files."""
-    return store if isinstance(store, FileStore) else InMemory(store)
+    """A store as one of files."""
+    if isinstance(store, FileStore):
+        return store
+    return InMemory(store)
 
 
 def _folder(value: str | os.PathLike[str] | None) -> Path:
@@ -108,7 +110,7 @@ def _folder(value: str | os.PathLike[str] | None) -> Path:
 class DiskStore:
     """A folder of entries. Beyond its size, those that were not used for longest are deleted.
 
-    Any number of threads and processes may share it. An entry appears whole or not at all, also if a process is killed;
+    However many threads and processes may share it. An entry appears whole or not at all, also if a process is killed;
     one that was altered is deleted with a warning. While one process builds an engine, others that want the same one
     wait for it.
 
@@ -150,7 +152,7 @@ class DiskStore:
             return None
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
-    def write(self, key: str, parts: Iterable[Any]) -> None:
+    def write(self, key: str, parts: Iterable[Buffer]) -> None:
         """As `save`, in parts that are never joined. A folder that cannot be written to is a warning."""
         path, views = self._path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST

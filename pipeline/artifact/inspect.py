@@ -59,7 +59,7 @@ def _lines(made: Description) -> Iterator[str]:
     yield from (f"{segment.kind} {segment.name}: {len(segment.nodes)} nodes" for segment in kept.segments)
     for engine in kept.engines:
         targets = f", for {', '.join(versions.targets)}" if versions.targets else ""
-        refit = ", refittable" if engine.refittable else ""
+        refit = ", refittable" * engine.refittable + ", without weights" * engine.stripped
         yield f"engine {engine.name}: {in_bytes(made.sizes[engine.entry])}, {engine.library}{targets}{refit}"
     yield _weights(made)
     yield from (f"in PyTorch: {fallback}" for fallback in kept.fallbacks)

@@ -252,7 +252,9 @@ def check_whole(compiled: Compiled, reader: Reader) -> None:
 
 
 def _engine(kept: KeptEngine, plan: memoryview) -> Engine:
-    return Engine(kept.name, plan, kept.library, kept.refittable, kept.digest, kept.bindings, kept.weights)
+    return Engine(
+        kept.name, plan, kept.library, kept.refittable, kept.digest, kept.bindings, kept.weights, kept.stripped
+    )
 
 
 def _verdict(kept: KeptVerdict) -> Verdict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from attrs import evolve
 
@@ -17,7 +16,7 @@ from pipeline.recipes import Recipe
 
 
 def with_lora(
-    compiled: Compiled, adapters: Mapping[str, Any], scale: float = 1.0, fan_in_fan_out: bool | None = None
+    compiled: Compiled, adapters: Mapping[str, object], scale: float = 1.0, fan_in_fan_out: bool | None = None
 ) -> Compiled:
     """Give a compiled program the adapters in the place of those that it has: see `Compiled.with_lora`."""
     if not isinstance(adapters, Mapping):

@@ -49,6 +49,7 @@ class KeptEngine:
     digest: str = ""
     bindings: FrozenDict[str, str] = field(factory=FrozenDict)
     weights: FrozenDict[str, str] = field(factory=FrozenDict)
+    stripped: bool = False
 
 
 @frozen

@@ -204,7 +204,8 @@ def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[
         recipes = {w.name: compiled.refit_map[w.name] for w in network.weights if w.name in compiled.refit_map}
         weights = {w.name: present(compiled.literals, w.name) for w in network.weights if w.name not in recipes}
         weights |= {name: recipe.evaluate(parameters) for name, recipe in recipes.items()}
-        engines.append(refit(engine, weights, recipes.keys() & changed) if engine.refittable else engine)
+        given = engine.stripped and not compiled.settings.immutable_weights
+        engines.append(refit(engine, weights, recipes.keys() & changed) if engine.refittable and not given else engine)
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 

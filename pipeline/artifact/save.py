@@ -103,7 +103,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
     engines = []
     for i, engine in enumerate(compiled.engines):
         entries[f"engines/{i}.plan"] = ([memoryview(engine.plan)], engine.nbytes)
-        names = engine.bindings, engine.weights
+        names = engine.bindings, engine.weights, engine.stripped
         kept = KeptEngine(engine.name, f"engines/{i}.plan", engine.library, engine.refittable, engine.digest, *names)
         engines.append(kept)
     networks = [f"networks/{i}.json" for i in range(len(compiled.networks))]

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import sympy
 import torch
@@ -17,6 +16,7 @@ from pipeline.artifact import by_name
 from pipeline.artifact.container import Reader
 from pipeline.artifact.load import load, manifest_of, opened
 from pipeline.aten.tensor_type import TensorType
+from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.program import Port, Program
@@ -187,7 +187,7 @@ def _text(value: str) -> str:
     return f'"{"".join(plain)}"'
 
 
-def taken(port: Port, tensor: torch.Tensor) -> Any:
+def taken(port: Port, tensor: torch.Tensor) -> Leaf:
     """An input as a program takes it, from the tensor that Triton has: numbers and tensors without dims are [1] there,
     and bools are bytes."""
     if port.kind != "tensor":
@@ -196,7 +196,7 @@ def taken(port: Port, tensor: torch.Tensor) -> Any:
     return tensor.reshape(()) if not port.shape else tensor
 
 
-def sent(value: Any) -> torch.Tensor:
+def sent(value: Leaf) -> torch.Tensor:
     """An output as Triton has it."""
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
     tensor = tensor.detach().contiguous()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton_python_backend_utils as pb_utils
@@ -18,6 +17,7 @@ from torch.utils import dlpack
 from pipeline.artifact.by_name import called_by_name, inputs_of
 from pipeline.artifact.load import load
 from pipeline.artifact.serving import sent, taken
+from pipeline.aten.types import Leaf
 
 
 class TritonPythonModel:
@@ -35,9 +35,9 @@ class TritonPythonModel:
             self.module = self.compiled.module("tensorrt" if on_gpu else "reference")
         self.inputs = inputs_of(self.compiled.program)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[Leaf]) -> list[Leaf]:
         """A response for each request, in order."""
-        responses: list[Any] = []
+        responses: list[Leaf] = []
         for _, group in groupby(((request, self._inputs(request)) for request in requests), self._alike):
             rows = [values for _, values in group]
             try:
@@ -51,17 +51,17 @@ class TritonPythonModel:
         """Let go of the engines."""
         del self.module, self.compiled
 
-    def _inputs(self, request: Any) -> dict[str, Any]:
+    def _inputs(self, request: Leaf) -> dict[str, Leaf]:
         """The tensors and numbers of a request, by name."""
         given = {port.name: pb_utils.get_input_tensor_by_name(request, port.name) for port in self.inputs}
         return {port.name: taken(port, dlpack.from_dlpack(given[port.name].to_dlpack())) for port in self.inputs}
 
-    def _alike(self, row: tuple[Any, dict[str, Any]]) -> Any:
+    def _alike(self, row: tuple[Leaf, dict[str, Leaf]]) -> Leaf:
         """Equal for requests that can be one call; of its own for each where nothing is batched."""
         request, values = row
         return [v.shape[1:] for v in values.values()] if self.batched else id(request)
 
-    def _called(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _called(self, rows: list[dict[str, Leaf]]) -> list[dict[str, Leaf]]:
         """The outputs of each request."""
         with torch.cuda.device(self.device):
             if len(rows) == 1:
@@ -72,7 +72,7 @@ class TritonPythonModel:
             parts = {name: value.split(counts) for name, value in found.items()}
             return [{name: part[i] for name, part in parts.items()} for i in range(len(rows))]
 
-    def _tensors(self, found: dict[str, Any]) -> list[Any]:
+    def _tensors(self, found: dict[str, Leaf]) -> list[Leaf]:
         rows = ((name, sent(found[name])) for name in self.outputs)
         return [
             pb_utils.Tensor(name, value.numpy())

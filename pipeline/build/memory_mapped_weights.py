@@ -35,7 +35,7 @@ class MemoryMappedWeights:
             leave_memory(self.mapping)
 
 
-def leave_memory(mapping: mmap.mmap) -> None:
+def leave_memory(mapping: bytes | mmap.mmap) -> None:
     """The pages of a mapped file leave this process's memory; reading them brings them back, unchanged."""
     if hasattr(mmap, "MADV_DONTNEED") and hasattr(mapping, "madvise"):
         mapping.madvise(mmap.MADV_DONTNEED)

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,30 @@ class Order:
         sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
         return cls(network, sizes, settings.evolve(torch_executed_ops=()))
 
+    def replaceable(self, name: str) -> bool:
+        """Whether the engine's weight of this name can be given another value."""
+        settings = self.settings
+        return not settings.immutable_weights or any(fnmatchcase(name, each) for each in settings.refittable_weights)
+
     @property
     def refittable(self) -> bool:
-        """Whether the engine's weights can be replaced."""
-        return not self.settings.immutable_weights and bool(self.network.weights)
+        """Whether any of the engine's weights can be given another value."""
+        return any(self.replaceable(weight.name) for weight in self.network.weights)
+
+    @property
+    def stripped(self) -> bool:
+        """Whether the plan has no weights: they are given to the engine when it is loaded."""
+        return self.settings.strip_engine_weights and bool(self.network.weights)
+
+    @property
+    def refit_flags(self) -> tuple[str, ...]:
+        """TensorRT's flags for engines that take weights after they are built."""
+        settings, kind = self.settings, ""
+        if self.refittable:
+            kind = "REFIT_INDIVIDUAL" if settings.immutable_weights else "REFIT"
+        elif self.network.weights and (settings.refit_identical_engine_weights or self.stripped):
+            kind = "REFIT_IDENTICAL"
+        return tuple(filter(None, (kind, "STRIP_PLAN" if self.stripped else "")))
 
     @property
     def name(self) -> str:
@@ -68,12 +89,16 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
         BuildError: TensorRT could not, in its own words.
         KeyboardInterrupt: Ctrl-C, at the builder's next step.
     """
-    if order.refittable and not has_gpu():
+    if order.refit_flags and not has_gpu():
         raise BuildError(
-            f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU",
+            f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
+            + (", and so one that has no weights (strip_engine_weights)" if order.stripped else ""),
             "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
         )
     mark = handle.log.mark()
+    for weight in handle.weights if "REFIT_INDIVIDUAL" in order.refit_flags else ():
+        if order.replaceable(weight):
+            handle.net.mark_weights_refittable(weight)
     _name_in_plan(handle.net)
     with interruptible(monitor), _repeated(handle.leave_memory):
         built = _written(handle, _config(handle.builder, order, monitor), plan)
@@ -158,12 +183,10 @@ def _mapped(file: Any) -> mmap.mmap:
 
 def _config(builder: trt.Builder, order: Order, monitor: Monitor) -> trt.IBuilderConfig:
     config, settings = builder.create_builder_config(), order.settings
-    for wanted, flag in (
-        (order.refittable, "REFIT"),
-        (settings.version_compatible, "VERSION_COMPATIBLE"),
-    ):
-        if wanted:
-            config.set_flag(trt.BuilderFlag.__members__[flag])
+    streams = settings.weight_streaming_budget is not None
+    wanted = {"VERSION_COMPATIBLE": settings.version_compatible, "WEIGHT_STREAMING": streams}
+    for flag in (*order.refit_flags, *(name for name, on in wanted.items() if on)):
+        config.set_flag(trt.BuilderFlag.__members__[flag])
     if settings.optimization_level is not None:
         config.builder_optimization_level = settings.optimization_level
     if settings.workspace_size is not None:

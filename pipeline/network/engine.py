@@ -14,7 +14,8 @@ class Engine:
     """A serialized engine. ``plan`` is what TensorRT loads, as a buffer; it is good for one version of the library.
 
     ``bindings`` and ``weights``: what the plan calls inputs, outputs and weights, by the network's names, where the two
-    differ: a plan from a cache may have been built for a program with other names.
+    differ: a plan from a cache may have been built for a program with other names. A ``stripped`` plan
+    has no weights: the program gives them to the engine when it is loaded.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Engine:
     digest: str = ""
     bindings: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
     weights: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
+    stripped: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY, Log, enum_member, has_gpu, trt
 
 LOG = Log()
 Said: TypeAlias = Callable[[], str]
+Prepare: TypeAlias = Callable[[Any], None]
 
 _loading = threading.Lock()
 _hearing = threading.Lock()
@@ -74,13 +75,18 @@ class LoadedEngine:
     cache: RuntimeCache | None = None
 
     @classmethod
-    def of(cls, engine: Engine, network: Network, **options: Any) -> LoadedEngine:
+    def of(
+        cls, engine: Engine, network: Network, prepare: Prepare = lambda loaded: None, **options: Any
+    ) -> LoadedEngine:
         """Loads a serialized engine on the current GPU; with its compiled kernels if a ``cache`` is among the options.
+
+        ``prepare`` is called with the engine before anything else is made of it.
 
         Raises:
             ExecutionError: there is no GPU, or the engine does not load; with TensorRT's words.
         """
         loaded = cls(load(engine), as_bound(network, engine.bindings), **options)
+        prepare(loaded.cuda_engine)
         if loaded.cache is not None:
             loaded.cache.attach(loaded.cuda_engine)
         return loaded

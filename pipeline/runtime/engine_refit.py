@@ -48,7 +48,23 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
         if plan is None:
             reason = f"the refitted {engine.name} could not be serialized ({said()})"
             raise RefitError(dict.fromkeys(sorted(due), reason))
-    return evolve(engine, plan=plan, digest=hashlib.sha256(memoryview(plan)).hexdigest())
+    return evolve(engine, plan=plan, stripped=False, digest=hashlib.sha256(memoryview(plan)).hexdigest())
+
+
+def supply(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give an engine that was loaded from a plan without weights those of its network, by name.
+
+    Raises:
+        RefitError: names each weight that TensorRT refuses or misses.
+    """
+    named = {engine.weights.get(name, name): value for name, value in weights.items()}
+    with listening() as said:
+        refitter = trt.Refitter(loaded, LOG)
+        kept = {name: _weight(value) for name, value in named.items()}
+        due = frozenset(refitter.get_all_weights())
+        if _supply(refitter, kept, due) and not refitter.refit_cuda_engine():
+            reason = f"TensorRT refused the weights of {engine.name} ({said()})"
+            raise RefitError(dict.fromkeys(sorted(due), reason))
 
 
 def _weight(value: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
+from pipeline.runtime.engine_refit import supply
 from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
@@ -29,10 +30,11 @@ from pipeline.runtime.snapshot import Snapshot, present, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.turn import Told, untold
+from pipeline.runtime.weight_streaming import stream_weights
 from pipeline.runtime.worker import Pool, SegmentExecutor, Worker
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import number_of
-from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
+from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu, trt
 
 log = logging.getLogger(__name__)
 
@@ -297,27 +299,40 @@ def _part(
     network = compiled.networks[index]
     if module.executor == "reference":
         return _reference(compiled, network, parameters)
-    return _loaded(module, index, network)
+    return _loaded(module, index, network, lambda: _weights(compiled, network, parameters))
 
 
-def _loaded(module: CompiledModule, index: int, network: Network) -> LoadedEngine:
+def _loaded(
+    module: CompiledModule, index: int, network: Network, weights: Callable[[], Mapping[str, torch.Tensor]]
+) -> LoadedEngine:
 
     settings, engine = module.settings, module.compiled.engines[index]
     cache = RuntimeCache.of(network, settings.runtime_cache)
-    return LoadedEngine.of(engine, network, specialization=settings.kernel_specialization, cache=cache)
+
+    def prepare(loaded: trt.ICudaEngine) -> None:
+        if engine.stripped:
+            supply(engine, loaded, weights())
+        if settings.weight_streaming_budget is not None:
+            stream_weights(engine.name, loaded, settings.weight_streaming_budget)
+
+    return LoadedEngine.of(engine, network, prepare, specialization=settings.kernel_specialization, cache=cache)
 
 
 def _reference(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> Runner:
 
-    weights = {
-        w.name: held(compiled.refit_map[w.name].evaluate(parameters))
-        if w.name in compiled.refit_map
-        else present(compiled.literals, w.name)
-        for w in network.weights
-    }
-    engine = ReferenceEngine(network, weights)
+    engine = ReferenceEngine(network, _weights(compiled, network, parameters))
 
     def run(inputs: list[Leaf]) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])
 
     return run
+
+
+def _weights(compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of an engine's network, by name."""
+    return {
+        w.name: held(compiled.refit_map[w.name].evaluate(parameters))
+        if w.name in compiled.refit_map
+        else present(compiled.literals, w.name)
+        for w in network.weights
+    }

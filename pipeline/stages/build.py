@@ -84,7 +84,7 @@ class Build:
 build = Build()
 
 
-def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
+def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """The record of an engine. A warning says which of its kernels are wrong, as far as that can be seen."""
     found = sources(data)
     wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data, found)]
@@ -102,7 +102,7 @@ def engine(order: Order, plan: Plan, data: mmap.mmap) -> Engine:
     if required and (apart := [pair for pair in pairs(order.network, data) if not pair.fused]):
         raise QuantizationError(order.name, apart)
     leave_memory(data)
-    return Engine(order.name, data, plan.library, order.refittable, plan.digest)
+    return Engine(order.name, data, plan.library, order.refittable, plan.digest, stripped=order.stripped)
 
 
 def _has_bfloat16(network: Network) -> bool:

@@ -160,6 +160,25 @@ def test_an_engine_that_can_be_refitted_is_found_by_other_weights_too() -> None:
     assert found[0] != keys(Model(lambda x, y, w: x @ w + y * 2))
 
 
+def test_how_weights_get_into_an_engine_changes_the_key() -> None:
+    forms: list[dict[str, Any]] = [
+        {},
+        REFIT,
+        {"refit_identical_engine_weights": True},
+        {"strip_engine_weights": True},
+        {"strip_engine_weights": True, **REFIT},
+        {"refittable_weights": ("weight",)},
+        {"weight_streaming_budget": 0},
+    ]
+    found = [keys(Model(product), **form) for form in forms]
+    assert len({*found}) == len(forms)
+    other = [keys(Model(product, seed=1), **form) for form in forms]
+    shared = [one == another for one, another in zip(found, other, strict=True)]
+    assert shared == [False, True, False, False, True, True, False], "values count where no refit replaces them"
+    assert keys(Model(product), weight_streaming_budget=7) == found[-1], "the budget is set when an engine is loaded"
+    assert keys(Model(product), refittable_weights=("other",)) == found[0]
+
+
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
 def test_random_programs_that_differ_in_one_place_have_different_keys(chance: random.Random) -> None:

@@ -16,7 +16,8 @@ from pipeline import Compiled, RefitError
 from pipeline.network.engine import Engine
 from pipeline.runtime import engine_refit
 from pipeline.runtime.engine_load import LIBRARY
-from pipeline.runtime.engine_refit import refit
+from pipeline.runtime.engine_refit import refit, supply
+from pipeline.runtime.weight_streaming import stream_weights
 from pipeline.trt import dtype_name, to_trt, trt
 from tests.runtime.fake_engine import say
 
@@ -190,3 +191,48 @@ def test_a_model_trained_since_counts_as_changed(calls: Calls) -> None:
         model.weight.add_(1)
     pipeline.refit_module_weights(compiled, model)
     assert calls[0][1] == {"weight"}
+
+
+def test_an_engine_without_weights_is_given_those_of_its_network(fake: Fake) -> None:
+    stripped = attrs.evolve(ENGINE, stripped=True, weights={"ours": "a"})
+    supply(stripped, fake, {"ours": A, "b": B, "folded": B})
+    assert set(fake.given) == {"a", "b"}
+    with pytest.raises(RefitError, match="no such weight"):
+        supply(stripped, fake, {"b": B})
+    fake.works = False
+    with pytest.raises(RefitError, match="fake refit error"):
+        supply(stripped, fake, {"ours": A, "b": B})
+
+
+def test_a_plan_with_other_names_is_refitted_by_them(fake: Fake) -> None:
+    renamed = attrs.evolve(ENGINE, weights={"ours": "a"})
+    refit(renamed, {"ours": A, "b": B}, changed={"ours"})
+    assert set(fake.given) == {"a", "b"}
+
+
+class Streaming:
+    """An engine whose weights can be streamed, down to a least budget."""
+
+    def __init__(self, size: int, least: int = 0) -> None:
+        self.streamable_weights_size, self.least, self.budget = size, least, size
+
+    @property
+    def weight_streaming_budget_v2(self) -> int:
+        """What was set last and taken."""
+        return self.budget
+
+    @weight_streaming_budget_v2.setter
+    def weight_streaming_budget_v2(self, value: int) -> None:
+        self.budget = value if value >= self.least else self.budget
+
+
+def test_a_budget_for_weights_is_set_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    loaded: Any = Streaming(1000)
+    stream_weights("engine_0", loaded, 300)
+    assert loaded.budget == 300
+    stream_weights("engine_0", loaded, 5000)
+    assert loaded.budget == 1000
+    with pytest.raises(pipeline.ExecutionError, match="1000 bytes of weights"):
+        stream_weights("engine_0", Streaming(1000, least=500), 300)  # type: ignore[arg-type]
+    stream_weights("engine_0", Streaming(0), 300)  # type: ignore[arg-type]
+    assert "no weights that can be streamed" in caplog.text

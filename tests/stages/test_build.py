@@ -267,3 +267,27 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
         gathered(processes, jobs, report)
     with pytest.raises(BuildError, match="engine_0: the executor takes no work"):
         Build(processes)(converted)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"immutable_weights": False},
+        {"strip_engine_weights": True},
+        {"refit_identical_engine_weights": True},
+        {"refittable_weights": ("0.*",)},
+    ],
+)
+def test_engines_that_take_weights_later_need_a_gpu(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.build.plans.has_gpu", lambda: False)
+    with pytest.raises(pipeline.BuildError, match="can only be built on a machine with a GPU"):
+        pipeline.default(**fields)(torch.nn.Sequential(torch.nn.Linear(4, 4)).eval(), args=(torch.randn(2, 4),))
+
+
+def test_what_has_no_such_weights_is_built_anywhere() -> None:
+    linear = torch.nn.Sequential(torch.nn.Linear(4, 4)).eval()
+    for fields in ({"refittable_weights": ("other.*",)}, {"weight_streaming_budget": 1 << 20}):
+        made = pipeline.default(**fields)(linear, args=(torch.randn(2, 4),))
+        assert [(engine.refittable, engine.stripped) for engine in made.engines] == [(False, False)]
+    made = pipeline.default(strip_engine_weights=True)(torch.nn.ReLU(), args=(torch.randn(2, 4),))
+    assert not made.engines[0].stripped
