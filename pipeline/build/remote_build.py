@@ -1,11 +1,10 @@
-"""Build networks in the workers of an executor: send descriptions with the weights in a file, collect plans."""
+"""Networks that are built elsewhere: descriptions that can be pickled, with the weights in a file."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ from attrs import define, field, frozen
 from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
-from pipeline.errors import BuildError, PipelineError
+from pipeline.errors import BuildError
 from pipeline.network.codes import PACKED
 from pipeline.network.description import Network, Weight, describe
 from pipeline.network.handle import NetworkHandle
@@ -61,6 +60,11 @@ class RemoteBuild:
                 self.index = write(self.path, self.handle.weights, {w.name: w.dtype for w in self.network.weights})
         return RemoteBuild, (self.network, self.path, None, self.index)
 
+    @property
+    def reachable(self) -> bool:
+        """Whether this process has the network, or sees the file that its weights were written to."""
+        return self.handle is not None or is_there(self.path, self.index or {})
+
     def opened(self) -> NetworkHandle:
         """The network, replayed in a process that is not its own. `BuildError` where it cannot be."""
         if self.handle is None:
@@ -70,6 +74,12 @@ class RemoteBuild:
                 hint = "build it in this process: leave the stage build without an executor"
                 raise BuildError(f"{self.network.name}: {error}", hint) from None
         return self.handle
+
+
+def is_there(path: Path, index: Index) -> bool:
+    """Whether a file is here that holds the weights of an index. Its folder's name is random, so no other is there."""
+    size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
+    return path.is_file() and path.stat().st_size == size + 1
 
 
 def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
@@ -130,74 +140,9 @@ class Job:
     remote_build: RemoteBuild
     path: Path
 
-    def __call__(self) -> Plan:
-        """What a worker does."""
+    def __call__(self) -> Plan | None:
+        """What a worker does: the plan, or None where it does not see this machine's files."""
+        if not self.remote_build.reachable:
+            return None
         file = PlanFile(self.path)
         return serialize(self.remote_build.opened(), self.order, file, Monitor(stopped=self.remote_build.stopped))
-
-
-def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
-    """The plans of the jobs, in their order. After an error or Ctrl-C nothing more is begun, and threads stop building.
-    ``report`` is told how many are built, of how many, and which came last.
-
-    Raises:
-        BuildError: the first that a worker met, or that a worker ended.
-    """
-    futures: dict[Future[Plan], Job] = {}
-    try:
-        for job in jobs:
-            futures[_submitted(executor, job)] = job
-        for done, future in enumerate(as_completed(futures), 1):
-            _result(future, futures)
-            report(done, len(jobs), futures[future].order.name)
-    except BaseException:
-        for future, job in futures.items():
-            future.cancel()
-            job.remote_build.stopped.set()
-        raise
-    return [future.result() for future in futures]
-
-
-def _submitted(executor: Executor, job: Job) -> Future[Plan]:
-    try:
-        future: object = executor.submit(job)
-    except RuntimeError as error:
-        hint = "pass an executor that has not been shut down, and whose workers live"
-        raise BuildError(f"{job.order.name}: the executor takes no work: {error}", hint) from error
-    if not isinstance(future, Future):
-        raise BuildError(f"{job.order.name}: the executor's submit() gave a {type(future).__name__}, no Future", _NONE)
-    return future
-
-
-def _result(future: Future[Plan], futures: Mapping[Future[Plan], Job]) -> Plan:
-    name = futures[future].order.name
-    try:
-        plan: Any = future.result()
-    except PipelineError:
-        raise
-    except CancelledError as error:
-        raise BuildError(f"{name}: the executor cancelled it", "keep the executor open until all is built") from error
-    except BrokenExecutor as error:
-        names = ", ".join(_suspects(futures)) or name
-        raise BuildError(f"{names}: a process that was building it ended abruptly ({error})", _ENDED) from error
-    except Exception as error:
-        raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
-    if not isinstance(plan, Plan):
-        raise BuildError(f"{name}: its worker gave a {type(plan).__name__}, what a job returns is due", _NONE)
-    return plan
-
-
-_NONE = "leave the executor out: the engines are then built in this process"
-
-_ENDED = (
-    "TensorRT can crash on a network that it does not check, or the machine was out of memory: build one engine at a "
-    "time (an executor with one worker), and run what the engine is of in PyTorch (torch_executed_ops)"
-)
-
-
-def _suspects(futures: Mapping[Future[Plan], Job]) -> Iterator[str]:
-    """The engines that were begun and not finished."""
-    for future, job in futures.items():
-        finished = future.done() and not future.cancelled() and future.exception() is None
-        if job.path.exists() and not finished:
-            yield job.order.name

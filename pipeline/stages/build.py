@@ -12,10 +12,11 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from pipeline.build.gathering import gathered
 from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
-from pipeline.build.remote_build import Job, RemoteBuild, gathered
+from pipeline.build.remote_build import Job, RemoteBuild
 from pipeline.build.wrong_kernels import of_one_batch, of_other_batches, rounded_last, sources, unwritten
 from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
@@ -32,10 +33,12 @@ log = logging.getLogger(__name__)
 class Build:
     """The stage. Engines are built one after the other in this process, or at the same time by an executor.
 
-    executor: any ``concurrent.futures.Executor`` whose workers see this machine's files; it stays the caller's, who
-        shuts it down. Threads build the networks themselves (TensorRT lets go of the interpreter while it builds);
+    executor: any ``concurrent.futures.Executor``; it stays the caller's, who shuts it down.
+        Threads build the networks themselves (TensorRT lets go of the interpreter while it builds);
         other processes replay them from their descriptions, with the weights mapped from a file. Have them spawned,
         as forked ones may hang in PyTorch or TensorRT: ``ProcessPoolExecutor(4, mp_context=get_context("spawn"))``.
+        Workers of a cluster (``dask.distributed.Client(…).get_executor()``) get weights and give plans as bytes, where
+        they do not see this machine's files.
     folder: where the files are that go to and from the executor's workers; None for the system's temporary folder.
         The weights of all networks and all plans have to fit, and are deleted at the end.
     """

@@ -20,9 +20,10 @@ from torch import nn
 import pipeline
 from pipeline import BuildError, CompilationSettings, Converted
 from pipeline.build import plans
+from pipeline.build.gathering import gathered
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, PlanFile, serialize
-from pipeline.build.remote_build import Job, RemoteBuild, gathered
+from pipeline.build.remote_build import Job, RemoteBuild
 from pipeline.compose.events import report
 from pipeline.network.description import describe
 from pipeline.network.handle import NetworkHandle

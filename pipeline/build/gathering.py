@@ -1,0 +1,102 @@
+"""The builds of an executor's workers: submitted, waited for, and what went wrong told by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
+from typing import TypeAlias
+
+from pipeline.build.plans import Plan
+from pipeline.build.remote_build import Job
+from pipeline.build.sent import SentJob, SentPlan
+from pipeline.errors import BuildError, PipelineError
+
+Pending: TypeAlias = dict["Future[object]", Job]
+
+
+def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
+    """The plans of the jobs, in their order. After an error or Ctrl-C nothing more is begun, and threads stop building.
+
+    A worker that does not see the files of this machine says so, and is sent the weights as bytes; its plan comes back
+    as bytes and is written to the job's path. ``report`` is told how many are built, of how many, and which came last.
+
+    Raises:
+        BuildError: the first that a worker met, or that a worker ended.
+    """
+    futures: Pending = {}
+    plans: dict[str, Plan] = {}
+    try:
+        for job in jobs:
+            futures[_submitted(executor, job, job)] = job
+        pending = {*futures}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                job = futures[future]
+                found = _result(future, futures)
+                if found is None:
+                    again = _submitted(executor, job, SentJob.of(job))
+                    futures[again] = job
+                    pending.add(again)
+                    continue
+                plans[str(job.path)] = _kept(job, found)
+                report(len(plans), len(jobs), job.order.name)
+    except BaseException:
+        for future, job in futures.items():
+            future.cancel()
+            job.remote_build.stopped.set()
+        raise
+    return [plans[str(job.path)] for job in jobs]
+
+
+def _kept(job: Job, found: Plan | SentPlan) -> Plan:
+    """The plan, whose bytes are at the job's path now."""
+    if isinstance(found, Plan):
+        return found
+    job.path.write_bytes(found.data)
+    return found.plan
+
+
+def _submitted(executor: Executor, job: Job, work: Callable[[], object]) -> Future[object]:
+    try:
+        future: object = executor.submit(work)
+    except RuntimeError as error:
+        hint = "pass an executor that has not been shut down, and whose workers live"
+        raise BuildError(f"{job.order.name}: the executor takes no work: {error}", hint) from error
+    if not isinstance(future, Future):
+        raise BuildError(f"{job.order.name}: the executor's submit() gave a {type(future).__name__}, no Future", _NONE)
+    return future
+
+
+def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Plan | SentPlan | None:
+    name = futures[future].order.name
+    try:
+        plan = future.result()
+    except PipelineError:
+        raise
+    except CancelledError as error:
+        raise BuildError(f"{name}: the executor cancelled it", "keep the executor open until all is built") from error
+    except BrokenExecutor as error:
+        names = ", ".join(_suspects(futures)) or name
+        raise BuildError(f"{names}: a process that was building it ended abruptly ({error})", _ENDED) from error
+    except Exception as error:
+        raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
+    if not isinstance(plan, Plan | SentPlan | None):
+        raise BuildError(f"{name}: its worker gave a {type(plan).__name__}, what a job returns is due", _NONE)
+    return plan
+
+
+_NONE = "leave the executor out: the engines are then built in this process"
+
+_ENDED = (
+    "TensorRT can crash on a network that it does not check, or the machine was out of memory: build one engine at a "
+    "time (an executor with one worker), and run what the engine is of in PyTorch (torch_executed_ops)"
+)
+
+
+def _suspects(futures: Mapping[Future[object], Job]) -> Iterator[str]:
+    """The engines that were begun and not finished."""
+    for future, job in futures.items():
+        finished = future.done() and not future.cancelled() and future.exception() is None
+        if job.path.exists() and not finished:
+            yield job.order.name

@@ -1,0 +1,46 @@
+"""Builds on machines that do not see this one's files: weights go and plans come back as bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from attrs import field, frozen
+
+from pipeline.build.monitor import Monitor
+from pipeline.build.plans import Order, Plan, PlanFile, serialize
+from pipeline.build.remote_build import Index, Job, RemoteBuild
+
+
+@frozen
+class SentPlan:
+    """A plan that came as bytes."""
+
+    plan: Plan
+    data: bytes = field(repr=False)
+
+
+@frozen
+class SentJob:
+    """One engine to build elsewhere, with the weights of its network in it."""
+
+    order: Order
+    index: Index = field(repr=False)
+    weights: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, job: Job) -> SentJob:
+        """The job of a worker that cannot map its file, which was written when the job was first sent."""
+        build = job.remote_build
+        build.__reduce__()
+        return cls(job.order, build.index or {}, build.path.read_bytes())
+
+    def __call__(self) -> SentPlan:
+        """What a worker does: it maps a file of its own."""
+        with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
+            path = Path(folder, "weights")
+            path.write_bytes(self.weights)
+            file = PlanFile()
+            handle = RemoteBuild(self.order.network, path, None, self.index).opened()
+            plan = serialize(handle, self.order, file, Monitor())
+            return SentPlan(plan, bytes(file.mapped()))
