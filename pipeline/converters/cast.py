@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +16,6 @@ from pipeline.network.net import Net
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-
-Args = Sequence[Any]
-Kwargs = Mapping[str, Any]
 
 
 def _converted(net: Net, x: Any) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 
 from pipeline.aten.arguments import argument
@@ -18,9 +15,6 @@ from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
-
-Args = Sequence[Any]
-Kwargs = Mapping[str, Any]
 
 
 @converts(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor, aten.new_full.default)

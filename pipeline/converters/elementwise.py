@@ -9,66 +9,39 @@ import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.converters.binding import converts
-from pipeline.converters.results import as_result, by_row, result_of
+from pipeline.converters.results import as_result, by_operator, by_row, result_of
 from pipeline.impl import base, elementwise, elementwise_division, elementwise_power, unary
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
 aten = torch.ops.aten
 
-Args = Sequence[Any]
-Kwargs = Mapping[str, Any]
 
-TABLE: Mapping[Any, tuple[Any, ...]] = {
-    aten.add.Tensor: (elementwise.add, "SUM"),
-    aten.add.Scalar: (elementwise.add, "SUM"),
-    aten.sub.Tensor: (elementwise.add, "SUB"),
-    aten.sub.Scalar: (elementwise.add, "SUB"),
-    aten.mul.Tensor: (elementwise.binary, "PROD"),
-    aten.mul.Scalar: (elementwise.binary, "PROD"),
-    aten.div.Tensor: (elementwise_division.divide,),
-    aten.div.Scalar: (elementwise_division.divide,),
-    aten.div.Tensor_mode: (elementwise_division.divide,),
-    aten.div.Scalar_mode: (elementwise_division.divide,),
-    aten.floor_divide.default: (elementwise_division.floor_divide,),
-    aten.floor_divide.Scalar: (elementwise_division.floor_divide,),
-    aten.fmod.Tensor: (elementwise_division.fmod,),
-    aten.fmod.Scalar: (elementwise_division.fmod,),
-    aten.remainder.Tensor: (elementwise_division.remainder,),
-    aten.remainder.Scalar: (elementwise_division.remainder,),
-    aten.remainder.Scalar_Tensor: (elementwise_division.remainder,),
-    aten.pow.Tensor_Scalar: (elementwise_power.power,),
-    aten.pow.Tensor_Tensor: (elementwise_power.power,),
-    aten.pow.Scalar: (elementwise_power.power,),
-    aten.atan2.default: (unary.atan2,),
-    aten.fmax.default: (elementwise.ignoring_nan, "MAX"),
-    aten.fmin.default: (elementwise.ignoring_nan, "MIN"),
-    aten.maximum.default: (elementwise.extremum, "MAX"),
-    aten.minimum.default: (elementwise.extremum, "MIN"),
-    aten.eq.Tensor: (elementwise.compare, "EQUAL"),
-    aten.eq.Scalar: (elementwise.compare, "EQUAL"),
-    aten.ne.Tensor: (elementwise.not_equal,),
-    aten.ne.Scalar: (elementwise.not_equal,),
-    aten.gt.Tensor: (elementwise.compare, "GREATER"),
-    aten.gt.Scalar: (elementwise.compare, "GREATER"),
-    aten.lt.Tensor: (elementwise.compare, "LESS"),
-    aten.lt.Scalar: (elementwise.compare, "LESS"),
-    aten.ge.Tensor: (elementwise.compare_or_equal, "GREATER"),
-    aten.ge.Scalar: (elementwise.compare_or_equal, "GREATER"),
-    aten.le.Tensor: (elementwise.compare_or_equal, "LESS"),
-    aten.le.Scalar: (elementwise.compare_or_equal, "LESS"),
-    aten.logical_and.default: (elementwise.logical, "AND"),
-    aten.logical_or.default: (elementwise.logical, "OR"),
-    aten.logical_xor.default: (elementwise.logical, "XOR"),
-    aten.where.self: (elementwise.where,),
-    aten.clamp.default: (elementwise.clamp,),
-    aten.clamp.Tensor: (elementwise.clamp,),
-    aten.clip.default: (elementwise.clamp,),
-    aten.clip.Tensor: (elementwise.clamp,),
-    aten.clamp_min.default: (elementwise.extremum, "MAX"),
-    aten.clamp_min.Tensor: (elementwise.extremum, "MAX"),
-    aten.clamp_max.default: (elementwise.extremum, "MIN"),
-    aten.clamp_max.Tensor: (elementwise.extremum, "MIN"),
+TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
+    (elementwise.add, "SUM"): (aten.add.Tensor, aten.add.Scalar),
+    (elementwise.add, "SUB"): (aten.sub.Tensor, aten.sub.Scalar),
+    (elementwise.binary, "PROD"): (aten.mul.Tensor, aten.mul.Scalar),
+    (elementwise_division.divide,): (aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode),
+    (elementwise_division.floor_divide,): (aten.floor_divide.default, aten.floor_divide.Scalar),
+    (elementwise_division.fmod,): (aten.fmod.Tensor, aten.fmod.Scalar),
+    (elementwise_division.remainder,): (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
+    (elementwise_power.power,): (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar),
+    (unary.atan2,): (aten.atan2.default,),
+    (elementwise.ignoring_nan, "MAX"): (aten.fmax.default,),
+    (elementwise.ignoring_nan, "MIN"): (aten.fmin.default,),
+    (elementwise.extremum, "MAX"): (aten.maximum.default, aten.clamp_min.default, aten.clamp_min.Tensor),
+    (elementwise.extremum, "MIN"): (aten.minimum.default, aten.clamp_max.default, aten.clamp_max.Tensor),
+    (elementwise.compare, "EQUAL"): (aten.eq.Tensor, aten.eq.Scalar),
+    (elementwise.not_equal,): (aten.ne.Tensor, aten.ne.Scalar),
+    (elementwise.compare, "GREATER"): (aten.gt.Tensor, aten.gt.Scalar),
+    (elementwise.compare, "LESS"): (aten.lt.Tensor, aten.lt.Scalar),
+    (elementwise.compare_or_equal, "GREATER"): (aten.ge.Tensor, aten.ge.Scalar),
+    (elementwise.compare_or_equal, "LESS"): (aten.le.Tensor, aten.le.Scalar),
+    (elementwise.logical, "AND"): (aten.logical_and.default,),
+    (elementwise.logical, "OR"): (aten.logical_or.default,),
+    (elementwise.logical, "XOR"): (aten.logical_xor.default,),
+    (elementwise.where,): (aten.where.self,),
+    (elementwise.clamp,): (aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor),
 }
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -95,7 +68,7 @@ def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
     return list(map(wrapped, values, metas))
 
 
-@converts(TABLE)
+@converts(by_operator(TABLE))
 def of_two(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
     """Give an elementwise function the operator's arguments."""
     return by_row(net, row, among_bytes(net, operands))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -14,9 +13,6 @@ from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
 prims = torch.ops.prims
-
-Args = Sequence[Any]
-Kwargs = Mapping[str, Any]
 
 
 @converts(prims.div.default)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from pipeline.aten.support import Target
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
@@ -23,6 +24,11 @@ def as_result(net: Net, x: ITensor) -> ITensor:
     """``x`` in the dtype of the node's result; bytes wrap."""
     dtype = result_of(net).dtype
     return base.byte(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
+
+
+def by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
+    """A table of rows with their operators, as operators with their rows."""
+    return {target: row for row, targets in table.items() for target in targets}
 
 
 def by_row(net: Net, row: Sequence[Any], operands: Sequence[Value]) -> ITensor:

@@ -14,7 +14,7 @@ from pipeline.runtime.engine_profiles import ProfiledSession
 from pipeline.runtime.engine_session import Session
 from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.plan import CallPlan, Layout, Runner, Step
-from pipeline.runtime.turn import Told, Turn, untold
+from pipeline.runtime.turn import ON_CPU, Told, Turn, untold
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.settings import CompilationSettings
 
@@ -44,7 +44,7 @@ class CudaWorker:
         settings: CompilationSettings,
         graphs: CudaGraphs | None,
     ) -> None:
-        self.lane, self.graphs = Lane(device), graphs
+        self.lane, self.graphs, self._turn = Lane(device), graphs, ON_CPU
         self._static = layout.static
         arena = Arena(device)
 
@@ -84,7 +84,10 @@ class CudaWorker:
         return self.lane.run(self._on, plan, leaves)
 
     def _on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        return self.executor(plan, leaves, Turn(stream, plan if self._static else None))
+        shapes = plan if self._static else None
+        if self._turn.stream is not stream or self._turn.plan is not shapes:
+            self._turn = Turn(stream, shapes)  # most calls are as the last one was
+        return self.executor(plan, leaves, self._turn)
 
 
 def _inner(layout: Layout, step: Step) -> bool:
