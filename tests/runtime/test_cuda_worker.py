@@ -157,6 +157,23 @@ def test_a_refused_call_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(module(x), model(x).detach())
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_segments_run_by_what_wraps_them(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Chosen().eval()
+    compiled = pipeline.default(min_block_size=1)(model, args=(torch.randn(4, 3),))
+    module = driven(compiled, monkeypatch)[0] if on_gpu else compiled.module(executor="reference")
+    ran: list[tuple[str, bool]] = []
+
+    def told(name: str, run: Callable[..., Any], inputs: list[Any], turn: Turn) -> Any:
+        ran.append((name, turn.stream is not None))
+        return run(inputs, turn)
+
+    module.instrument(lambda segment, run: partial(told, segment.name, run))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(module(x), model(x).detach())
+    assert ran == [(segment.name, on_gpu) for segment in compiled.partitioned.segments]
+
+
 def test_an_engine_is_told_of_each_run_by_an_argument() -> None:
     calls: list[Any] = []
 
