@@ -173,3 +173,10 @@ def test_the_weights_holder_is_empty_after_the_build() -> None:
     del converted
     assert [ctx.cpu_weights_reference_holder for ctx in contexts] == [[], []]
     assert [ctx.weight_refit_map for ctx in contexts] == [{}, {}]
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_tensorrt_builds_an_engine_of_a_piece(name: str) -> None:
+    piece = PIECES[name]
+    compile = pipeline.default(registry=DYNAMO_CONVERTERS.register(piece.converter), require_full_compilation=True)
+    assert all(engine.nbytes > 0 for engine in compile(piece.model().eval(), args=(piece.x,)).engines)

@@ -118,8 +118,8 @@ class _Graph:
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, trt.ITensor):
-            size = self.stand_ins.unknown(value, None)
-            return self.placeholder(SymbolicInt(expression(size)), size)
+            size = self.stand_ins.number(value)
+            return size if isinstance(size, int) else self.placeholder(SymbolicInt(expression(size)), size)
         return self.placeholder(value, self.stand_ins.symbolic(value)) if isinstance(value, SymbolicInt) else value
 
     def placeholder(self, value: Argument, fake: Argument) -> torch.fx.Node:

@@ -19,6 +19,13 @@ from pipeline.shapes.environment import LARGEST, Range, expression
 from pipeline.trt import trt
 
 
+def remembered(ctx: ConversionContext, tensor: trt.ITensor, size: Argument) -> trt.ITensor:
+    """A tensor that holds a size which the program knows: an int, or an expression (None: it knows it not)."""
+    if size is not None:
+        ctx.memo["holds a size", id(tensor)] = (size, tensor)
+    return tensor
+
+
 @frozen(eq=False)
 class StandIns:
     """The stand-ins of one network's values, in the fake mode of the program that is converted."""
@@ -45,6 +52,11 @@ class StandIns:
         shape = list(value.shape) if given else [self.size(value, dim) for dim in range(base.rank(value))]
         with quietly(self.mode), unnamed_sizes(self.mode):
             return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
+
+    def number(self, value: trt.ITensor) -> int | torch.SymInt:
+        """The number that a tensor of one element holds, as a size."""
+        size, _ = self.ctx.memo.get(("holds a size", id(value)), (None, value))
+        return size if isinstance(size, int) else self.unknown(value, None) if size is None else self.symbolic(size)
 
     def size(self, value: trt.ITensor, dim: int) -> int | torch.SymInt:
         """The size of a dim: what the program calls it, or a symbol of its own where the program does not know it."""

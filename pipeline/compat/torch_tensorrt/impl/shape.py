@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.aten.types import Argument, Target
+from pipeline.compat.torch_tensorrt.layer_shapes import sizes_of
 from pipeline.compat.torch_tensorrt.network import Conversion, context_of
 from pipeline.compat.torch_tensorrt.source_ir import SourceIR
+from pipeline.compat.torch_tensorrt.stand_ins import remembered
 from pipeline.impl import base
 from pipeline.trt import trt
 
@@ -17,8 +19,9 @@ def shape(
     """The size of a dim as an int64 tensor of shape [1]; without ``dim`` all sizes, of shape [rank]."""
     ctx = context_of(ctx)
     x = base.tensor(ctx, name, input_val)
-    sizes = base.sizes(ctx, name, x) if dim is None else [base.size(ctx, name, x, dim)]
-    return base.shape_tensor(ctx, name, sizes)
+    if dim is None:
+        return base.shape_tensor(ctx, name, base.sizes(ctx, name, x))
+    return remembered(ctx, base.size_tensor(ctx, name, base.size(ctx, name, x, dim)), sizes_of(ctx, x)[dim])
 
 
 def get_shape_with_dynamic_shape(
