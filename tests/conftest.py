@@ -10,9 +10,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from pipeline.trt import CAPABILITIES
+from tests.everyday import is_slow
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 
+settings.register_profile("quick", max_examples=4, derandomize=True, **COMMON)
 settings.register_profile("ci", max_examples=15, derandomize=True, **COMMON)
 settings.register_profile("dev", max_examples=100, **COMMON)
 settings.register_profile("deep", max_examples=2000, **COMMON)
@@ -32,7 +34,10 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests are skipped, saying why, on a machine that has no GPU."""
+    """What is not for every day is marked slow; GPU tests are skipped, saying why, on a machine that has no GPU."""
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -196,10 +196,13 @@ def test_casts_between_the_rest() -> None:
     assert cast(torch.tensor([1e5]), torch.float16).tolist() == [float("inf")]
 
 
-def test_select_and_parametric_relu_broadcast() -> None:
+def test_select_broadcasts() -> None:
     condition, a, b = torch.tensor([[True, False, True]]), torch.randn(2, 3), torch.randn(2, 1)
     chosen = computed(lambda n, c, x, y: n.net.add_select(c, x, y), condition, a, b)
     torch.testing.assert_close(chosen, torch.where(condition, a, b))
+
+
+def test_parametric_relu_broadcasts() -> None:
     x, slope = torch.randn(2, 3, 4), torch.rand(1, 3, 1)
     result = computed(lambda n, y, s: n.net.add_parametric_relu(y, s), x, slope)
     torch.testing.assert_close(result, torch.where(x >= 0, x, slope * x))

@@ -1,0 +1,38 @@
+"""What ``make test`` leaves to ``make test-all``, and why: at most 0.4 of its time is the everyday's.
+
+Every property runs every day, with fewer calls (Hypothesis's profile ``quick``): in what the fuzzer and the properties have
+found, a call among the first few did. Left out are tests of the tests, what is measured rather than checked, and most
+of what runs the same code once more for another model.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+LEFT_OUT: Final[Mapping[str, str]] = {
+    "tests/meta": "tests of the tests: faults that the others have to find",
+    "tests/benchmarks/test_capture.py": "measures seconds",
+    "tests/artifact/test_elsewhere.py": "each starts a process that loads a program without the model's code",
+    "tests/build/test_kernels": "looks at the kernels of plans, which change with TensorRT and not with us",
+    "tests/docs/test_demo.py": "ResNet-50 and BERT-base at full size",
+    "tests/frontend/test_work.py": "counts what captures cost",
+}
+"""By the beginning of a test's path."""
+
+SAMPLED: Final[Mapping[str, int]] = {
+    "tests/models/": 8,
+    "tests/test_zoo_devices.py": 8,
+    "tests/testing/test_fuzz.py": 4,
+}
+"""One test in so many, always the same, of those whose path begins so."""
+
+
+def is_slow(nodeid: str) -> bool:
+    """Whether a test is left to ``make test-all``."""
+    nodeid = nodeid.replace("\\", "/")
+    if any(nodeid.startswith(path) for path in LEFT_OUT):
+        return True
+    every = next((count for path, count in SAMPLED.items() if nodeid.startswith(path)), 1)
+    return zlib.crc32(nodeid.encode()) % every != 0
