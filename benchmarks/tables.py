@@ -14,11 +14,14 @@ from benchmarks.markdown import filled, table, where
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Written and drawn by `python -m benchmarks.tables` from the files in `benchmarks/results`; each says when and on what
-it was measured. `python -m benchmarks.capture` measures capture beside torch.export, and `python -m benchmarks.stages`
-what compiling costs after it; neither needs a GPU. `python -m benchmarks.gpu` compares ways to run models on one GPU,
-all in one run: compare the columns of a table, never those of two; `python -m benchmarks.gpu_compile` compares how long
-compiling takes.
+After this page you know what compiling and running cost with `pipeline`, beside eager PyTorch, `torch.compile`,
+Torch-TensorRT and the bare engine, and can measure it again on your machine. Compare the columns of one table, never those
+of two: each table is one run, and says when and on what it was measured.
+
+`python -m benchmarks.capture` measures capture beside torch.export, and `python -m benchmarks.stages` what compiling costs
+after it; neither needs a GPU. `python -m benchmarks.gpu` compares ways to run models on one GPU, `python -m
+benchmarks.gpu_compile` how long compiling takes. `python -m benchmarks.tables` writes and draws this page from the files in
+`benchmarks/results`.
 """
 
 
