@@ -15,13 +15,13 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
 After this page you know what compiling and running cost with `pipeline`, beside eager PyTorch, `torch.compile`,
-Torch-TensorRT and the bare engine, and can measure it again on your machine. Compare the columns of one table, never those
-of two: each table is one run, and says when and on what it was measured.
+Torch-TensorRT and the bare engine, and can measure it again on your machine. Compare the columns of one table, never
+those of two: each table is one run, and says when and on what it was measured.
 
-`python -m benchmarks.capture` measures capture beside torch.export, and `python -m benchmarks.stages` what compiling costs
-after it; neither needs a GPU. `python -m benchmarks.gpu` compares ways to run models on one GPU, `python -m
-benchmarks.gpu_compile` how long compiling takes. `python -m benchmarks.tables` writes and draws this page from the files in
-`benchmarks/results`.
+`python -m benchmarks.capture` measures capture beside torch.export, and `python -m benchmarks.stages` what compiling
+costs after it; neither needs a GPU. `python -m benchmarks.gpu` compares ways to run models on one GPU, `python -m
+benchmarks.gpu_compile` how long compiling takes. `python -m benchmarks.tables` writes and draws this page from the
+files in `benchmarks/results`.
 """
 
 

@@ -15,10 +15,10 @@ PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
 HEAD = """# Models
 
-After this page you know which of your models' architectures compile, how much of each runs in engines, how far the results
-are from float64, and what stays in PyTorch and why. Small models with random weights, made from their configurations, are
-compiled and run on the reference executor beside eager PyTorch, at the sizes of the example and at some others
-(`python -m benchmarks.zoo`; `python -m benchmarks.tables` writes this page).
+After this page you know which of your models' architectures compile, how much of each runs in engines, how far the
+results are from float64, and what stays in PyTorch and why. Small models with random weights, made from their
+configurations, are compiled and run on the reference executor beside eager PyTorch, at the sizes of the example and
+at some others (`python -m benchmarks.zoo`; `python -m benchmarks.tables` writes this page).
 
 The dims that vary are those that torch.export lets vary. An error is the largest of an output relative to the largest
 element, against the same model in float64; where that model does not run in float64, against eager PyTorch. What an

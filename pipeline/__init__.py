@@ -1,4 +1,4 @@
-"""pipeline: compiles PyTorch models to TensorRT engines, by composing pure stages over frozen records.
+"""pipeline: compile PyTorch models to TensorRT engines by composing pure stages over frozen records.
 
 import pipeline
 

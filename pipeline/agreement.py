@@ -1,4 +1,4 @@
-"""``Agreement``: how well a compiled program agrees with eager PyTorch; and what was healed, because it did not."""
+"""``Agreement``: the errors of a compiled program beside eager PyTorch's, and the nodes that were healed."""
 
 from __future__ import annotations
 

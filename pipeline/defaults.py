@@ -1,4 +1,4 @@
-"""``pipeline.default``: the stages, joined; ``pipeline.bisect``, which compiles by them."""
+"""``pipeline.default``, the stages joined, and ``pipeline.bisect``, which compiles by them."""
 
 from __future__ import annotations
 

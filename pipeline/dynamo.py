@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend=pipeline.backend())``: each graph that Dynamo finds is a program like any other.
+"""``pipeline.backend``: a backend of ``torch.compile``, which compiles each graph that Dynamo finds.
 
 Dynamo hands over a model's parameters and buffers as inputs, and sizes that vary and floats too. Here the first are
 weights again, sizes are read off the tensors, and floats are part of the program. What the program asks of its sizes

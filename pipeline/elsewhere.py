@@ -1,4 +1,4 @@
-"""Settings that Torch-TensorRT has and we have not, and what takes their place: said where one of them is given."""
+"""Advice for settings that Torch-TensorRT has or that were renamed: what takes the place of each here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong, as a user reads it: what it is about, why, and how to go on."""
+"""Errors and warnings: each names the thing, says why it failed, and how to go on."""
 
 import os
 import re

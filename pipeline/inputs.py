@@ -1,4 +1,4 @@
-"""A model's input described by shape and dtype, so that nobody has to make a tensor to compile for a range of sizes."""
+"""``Input``: a model input described by shape and dtype, so that no tensor is needed for a range of sizes."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The records that stages pass on: what is known of a model after each of them.
+"""The records that stages pass on, from ``Program`` to ``Built``.
 
 ``Program`` comes from capture and ``decompose``; then come ``Validated``, ``Partitioned``, ``Converted``, ``Built``
 and ``Compiled`` (in ``compiled.py``). Every record is frozen. Graphs and tensors are handles (``eq=False``).

@@ -1,4 +1,4 @@
-"""Recipes: how a constant is made from a model's parameters, so that engines can be refitted exactly.
+"""``Recipe``: how a constant is computed from a model's parameters, so that engines can be refitted exactly.
 
 A converter does no arithmetic on weights. ``decompose`` folds what depends on parameters alone and keeps it as a
 recipe: a short list of ATen calls. Evaluating a recipe on other parameters gives the other constant: absolute, never

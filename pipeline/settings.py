@@ -1,4 +1,4 @@
-"""What a compilation may be told: one frozen record, validated when it is made."""
+"""``CompilationSettings``: one frozen record of every setting, validated when it is made."""
 
 import difflib
 import math

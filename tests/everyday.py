@@ -1,8 +1,8 @@
 """What ``make test`` leaves to ``make test-all``, and why: at most 0.4 of its time is the everyday's.
 
-Every property runs every day, with fewer calls (Hypothesis's profile ``quick``): in what the fuzzer and the properties have
-found, a call among the first few did. Left out are tests of the tests, what is measured rather than checked, and most
-of what runs the same code once more for another model.
+Every property runs every day, with 4 calls instead of 15 (Hypothesis's profile ``quick``): of the 33 faults of
+``tests/meta/mutants.py`` 4 calls find 31, 3 find 29 and 15 find all. Left out are tests of the tests, what is
+measured rather than checked, and most of what runs the same code once more for another model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls by name: a program's inputs and outputs as mappings, as files, servers and command lines have them."""
+"""Call programs by the names of inputs and outputs, as files, servers and command lines do."""
 
 from __future__ import annotations
 

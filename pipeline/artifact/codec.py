@@ -1,4 +1,4 @@
-"""Records as JSON and back, by the types of their fields: one rule for each kind of type.
+"""Write records as JSON and read them back by the types of their fields: one rule for each kind of type.
 
 A field that has its default is left out, so that files stay readable as records grow. Reading checks every type: what
 it gives is what the record's annotations say, or an error that names the place.

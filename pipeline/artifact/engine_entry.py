@@ -1,4 +1,4 @@
-"""An engine as an entry of a cache: its plan, and what the program needs to know of it; checked before it is used."""
+"""Cache entries: an engine's plan with what the program needs to know of it, checked before it is used."""
 
 from __future__ import annotations
 

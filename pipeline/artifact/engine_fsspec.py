@@ -1,4 +1,4 @@
-"""A store of engines at a URL that fsspec opens, so that a fleet builds each engine once."""
+"""Store engines at a URL that fsspec opens, so that a fleet builds each engine once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key of an engine in a cache: the digest of everything that reaches it, in which names do not matter."""
+"""Compute the cache key of an engine: the digest of everything that reaches it, independent of names."""
 
 from __future__ import annotations
 

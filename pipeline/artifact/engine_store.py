@@ -1,4 +1,4 @@
-"""Where a cache keeps engines: an interface of two methods, and a folder of this machine that is bounded."""
+"""Engine stores: an interface of two methods, and a bounded folder of this machine."""
 
 from __future__ import annotations
 

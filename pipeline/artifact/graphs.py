@@ -1,4 +1,4 @@
-"""Graphs of torch.fx as JSON, a row a node: name, target, arguments, and the dtype and sizes of what it gives.
+"""Write torch.fx graphs as JSON, one row a node: name, target, arguments, dtype and sizes of the result.
 
 What runs in PyTorch is looked up again among torch's operators. Of what runs in engines only the names are kept.
 """

@@ -1,4 +1,4 @@
-"""What a kept program says of itself, without loading it: needs no GPU, no operator and no weights."""
+"""Describe a kept program without loading it: needs no GPU, no operator and no weights."""
 
 from __future__ import annotations
 

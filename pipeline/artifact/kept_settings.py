@@ -1,4 +1,4 @@
-"""Settings in a file: those that differ from the default. Predicates are code, and are kept by name alone."""
+"""Write settings that differ from the default. Predicates are code, and are kept by name alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file becomes a compiled program again: engines and weights are mapped, graphs are made of their rows."""
+"""Load a compiled program from a file: engines and weights are mapped, graphs are made from their rows."""
 
 from __future__ import annotations
 

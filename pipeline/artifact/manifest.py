@@ -1,4 +1,4 @@
-"""``Manifest``: what the file of a kept program says of it, one record that the codec writes and reads.
+"""``Manifest``: the record of everything textual in a kept program, written and read by the codec.
 
 Beside it the file has the engines, the networks' descriptions, the graph, and the weights.
 """

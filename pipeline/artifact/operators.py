@@ -1,4 +1,4 @@
-"""Operators by name: ``aten.add.Tensor``, ``higher_order.cond``, ``operator.add``, ``torch.sym_max``.
+"""Look operators up by name: ``aten.add.Tensor``, ``higher_order.cond``, ``operator.add``, ``torch.sym_max``.
 
 Reading a name looks it up among torch's operators and a fixed list of functions; it imports nothing.
 """

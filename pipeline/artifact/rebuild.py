@@ -1,4 +1,4 @@
-"""Engines of a loaded program are built anew from the networks' descriptions, since its converters are not kept."""
+"""Rebuild the engines of a loaded program from network descriptions, since its converters are not kept."""
 
 from __future__ import annotations
 

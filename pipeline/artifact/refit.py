@@ -1,4 +1,4 @@
-"""New weights for a compiled program: a new ``Compiled``; the old one stays as it is."""
+"""Refit a compiled program with new weights: a new ``Compiled``; the old one stays as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled program becomes a file: written beside its place and put there in one step, so that nobody sees a part."""
+"""Save a compiled program to a file, written beside its place and moved there in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""serve-config: a kept program as a model repository of NVIDIA Triton's Inference Server."""
+"""Write a kept program as a model repository of NVIDIA Triton's Inference Server (``serve-config``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in the safetensors format: a JSON header, then each tensor's bytes. They are mapped, and not read."""
+"""Read and write tensors in the safetensors format; they are memory-mapped, not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain values as JSON: arguments of operators, constants, what a field of any type holds.
+"""Write plain values as JSON: arguments of operators, constants, values of any type.
 
 What JSON has stands for itself; everything else is an object with one key, which says what it is:
 ``{"tuple": [1, 2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.

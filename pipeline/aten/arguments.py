@@ -1,4 +1,4 @@
-"""Arguments of an operator call, in the order of its schema and with its defaults."""
+"""Bind the arguments of an operator call in the order of its schema, with its defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dtypes operators take, where eager refuses others on every device and torch's fake tensors take them."""
+"""Dtype checks: which dtypes eager refuses on every device where torch's fake tensors accept them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of operators: what they return, and modules that run them."""
+"""Helpers for graphs of operators: their results, copies of their nodes, and modules that run them."""
 
 from __future__ import annotations
 

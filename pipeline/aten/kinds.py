@@ -1,4 +1,4 @@
-"""What a call in a graph does, by the traits of its operator and its arguments."""
+"""Classify calls in a graph by the traits of their operators and by their arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of ours that give a tensor as it is and say what is known of it, so that programs print what was found."""
+"""Marker operators, which return a tensor as it is and record a fact about it in the printed program."""
 
 from __future__ import annotations
 

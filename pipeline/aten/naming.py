@@ -1,4 +1,4 @@
-"""Where in the model a node comes from, and what its layers are called after it."""
+"""Name layers after the module and node that they come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is declared of an operator: who converts it, what that one can do, and why none does."""
+"""Declarations of operator support: converter, validator and capabilities, or the reason for a rejection."""
 
 from __future__ import annotations
 

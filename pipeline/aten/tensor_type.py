@@ -1,4 +1,4 @@
-"""``TensorType``: what is known of a tensor in the graph of a loaded program, in the place of a fake tensor."""
+"""``TensorType``: dtype and sizes of a tensor in the graph of a loaded program, in place of a fake tensor."""
 
 from __future__ import annotations
 

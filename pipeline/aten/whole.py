@@ -1,4 +1,4 @@
-"""Operators that stay whole while torch traces: composites that it would write out, step by step or by device.
+"""Keep composite operators whole while torch traces, which would decompose them step by step or by device.
 
 ``SHAPES`` says what shapes they give. A decomposition that is traced calls the stand-in of one (``stand_in``), in whose
 place the graph gets the operator itself.

@@ -1,4 +1,4 @@
-"""The C heap while TensorRT builds: what it frees goes back to the operating system."""
+"""Return memory that TensorRT frees while it builds to the operating system."""
 
 from __future__ import annotations
 

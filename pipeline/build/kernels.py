@@ -1,4 +1,4 @@
-"""The kernels of an engine, read in its plan, with the network's layers that each of them computes.
+"""Read the kernels of an engine from its plan, with the network layers that each computes.
 
 A plan of TensorRT-RTX 1.4 holds, in words, the program that its engine runs: a line for each kernel. That is documented
 nowhere, so no compilation depends on it: reports, comparisons and tests do. A plan for several compute capabilities

@@ -1,4 +1,4 @@
-"""What TensorRT is asked and told while it builds: how far it is, and whether to stop."""
+"""Monitor a TensorRT build: report its progress, and stop it on request."""
 
 from __future__ import annotations
 

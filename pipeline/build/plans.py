@@ -1,4 +1,4 @@
-"""From a network to a plan: TensorRT's builder, what it is told, and the file that takes what it serializes."""
+"""Serialize a network to a plan: configure TensorRT's builder, and write what it serializes to a file."""
 
 from __future__ import annotations
 

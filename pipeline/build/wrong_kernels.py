@@ -1,4 +1,4 @@
-"""Kernels that TensorRT-RTX is known to get wrong, as far as an engine's plan tells.
+"""Detect kernels that TensorRT-RTX is known to get wrong, as far as an engine's plan shows them.
 
 Plans hold the kernels' descriptions and sources, in a form that is documented nowhere: so what is found here is a
 warning, and a plan in which nothing is found has passed no test.

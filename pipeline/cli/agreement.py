@@ -1,4 +1,4 @@
-"""How well a compiled program agrees with eager PyTorch: inputs to try it with, and the error measured."""
+"""Measure the error of a compiled program against eager PyTorch, on random inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The support table as ``pipeline support`` prints it."""
+"""Print the support table of ``pipeline support``."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ HEAD = """# Operators
 
 After this page you know where an operator runs, and within which limits. `pipeline support --markdown` writes it.
 
-An operator of the first table runs in an engine, within the limits. One of the second is taken apart before conversion, and
-its parts are looked up again; so are composite operators, which PyTorch itself writes in terms of others and which are not
-listed. Every other operator runs in PyTorch, and `Compiled.coverage` says so with the reason; for those of the third table
-the reason is known beforehand.
+An operator of the first table runs in an engine, within the limits. One of the second is taken apart before
+conversion, and its parts are looked up again; so are composite operators, which PyTorch itself writes in terms of
+others and which are not listed. Every other operator runs in PyTorch, and `Compiled.coverage` says so with the
+reason; for those of the third table the reason is known beforehand.
 
 For all of them: a tensor has rank {rank} at most and one of the dtypes {dtypes}.
 int8 is taken by TensorRT 10 and 11 but not by TensorRT-RTX, which has it for quantized weights only. float64 is

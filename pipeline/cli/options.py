@@ -1,4 +1,4 @@
-"""What a command is told: the model and its inputs, precision, and a flag for each setting."""
+"""Command-line options: the model and its inputs, precision, and a flag for each setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line writes of a compilation: engines, a report to read (text), and the same to process (JSON)."""
+"""Write the results of a compilation: engines, and a report as text and as JSON."""
 
 from __future__ import annotations
 

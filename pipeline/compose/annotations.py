@@ -1,4 +1,4 @@
-"""Record types as they are annotated: whether one fits where another is taken, and how they print.
+"""Compare annotated record types: whether one fits where another is taken, and how they print.
 
 A union fits if each of its members does. What cannot be checked when the program runs (Any, a type variable, a protocol
 that is not runtime-checkable) fits everywhere.

@@ -1,4 +1,4 @@
-"""What observers are told while a pipeline runs, and how a stage tells them how far it is."""
+"""Events for observers of a running pipeline, and ``report``, by which a stage tells its progress."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Whether stages fit, and what is said where they do not."""
+"""Check that stages fit together and to what they are called with, and word the errors where they do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ledger of a compilation: what each stage took of time and memory, and who holds the weights after it."""
+"""``Ledger``: an observer that records the seconds and memory of each stage, and who holds weights after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages, and how they compose: a pipeline is a value, checked when it is made.
+"""Stages and pipelines: a pipeline is an immutable value, checked when it is made.
 
 A stage takes one record and gives one. `@stage` makes one from an annotated function; a frozen record with an annotated
 `__call__` is one as it stands. `|` joins stages and pipelines to a `Pipeline`, and the names of the stages address the

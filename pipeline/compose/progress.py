@@ -1,4 +1,4 @@
-"""Progress of a pipeline as an observer: what each stage takes, and a bar for each on a terminal."""
+"""Progress bars on a terminal as an observer of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory processes have resident, as Linux tells; elsewhere nothing is told."""
+"""Measure the resident memory of processes, on Linux; elsewhere it is 0."""
 
 from __future__ import annotations
 

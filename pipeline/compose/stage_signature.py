@@ -1,4 +1,4 @@
-"""What a stage is, and what the signature of its function says."""
+"""The protocol of stages, and the record types that a stage function's annotations declare."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""What a decomposition has to give: tensors as its operator's, in number, dtype, rank and size."""
+"""Check that a decomposition returns tensors like its operator's: in number, dtype, rank and size."""
 
 from __future__ import annotations
 

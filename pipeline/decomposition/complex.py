@@ -1,4 +1,4 @@
-"""Complex numbers in ``decompose``: a complex value becomes a pair of real ones, its real and its imaginary part.
+"""Rewrite complex numbers as pairs of real ones: the real and the imaginary part.
 
 TensorRT has no complex dtype. A rule of ``RULES`` says an operator on pairs, in torch, and ``decompose`` puts its trace
 in place of the node as it does with a decomposition. It is part of ``decompose``, and no stage before it, because each

@@ -1,4 +1,4 @@
-"""Fourier transforms on pairs of reals: products with matrices of roots of unity.
+"""Fourier transforms on pairs of reals, as products with matrices of roots of unity.
 
 TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one product; a longer one is split into two
 factors, and transforms of these lengths with a turn between them (Cooley and Tukey's), so that no matrix is larger than

@@ -1,4 +1,4 @@
-"""What operators on complex numbers are on pairs of reals: one table, ``RULES``.
+"""Rules for operators on complex numbers in terms of pairs of reals: one table, ``RULES``.
 
 A rule takes the operator's arguments with a ``Pair`` for each complex tensor or number, and gives a ``Pair`` for each
 complex result. It is written in torch, and traced like a decomposition. Parts of a result may still be broadcast, and

@@ -1,4 +1,4 @@
-"""What composites are made of: which calls, taken apart, have an operator among them that somebody waits for."""
+"""Find which composites contain an operator that a user has a converter for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph copied node by node, with the traced decomposition in the place of a node where one applies."""
+"""Copy a graph node by node, with traced decompositions in the place of the nodes that they apply to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decompositions as graphs: each traced on the fake tensors of a call, once for each distinct signature."""
+"""Trace decompositions to graph templates, once for each distinct signature of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user has registered, and nothing uses though the model has its operator: each with the reason."""
+"""Report converters and decompositions of the user's that nothing used, each with the reason."""
 
 from __future__ import annotations
 

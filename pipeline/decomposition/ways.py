@@ -1,4 +1,4 @@
-"""Which functions take an operator apart: the registered decompositions, torch's, and torch's own composites."""
+"""List the functions that decompose an operator: registered ones, torch's, and torch's own composites."""
 
 from __future__ import annotations
 

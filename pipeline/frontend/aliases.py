@@ -1,4 +1,4 @@
-"""Which nodes of a graph may share memory, and which of these do: the tensors that a write to one of them changes."""
+"""Alias analysis: find the tensors that share memory with one that is written to."""
 
 from __future__ import annotations
 

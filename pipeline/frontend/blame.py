@@ -1,4 +1,4 @@
-"""Inputs of a dtype or on a device that the model does not take, named: eager's words are about an operator."""
+"""Name the inputs whose dtype or device the model does not take, where eager's error names an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front door: an ``nn.Module``, ``ExportedProgram`` or TorchScript becomes a ``Program``.
+"""Capture an ``nn.Module``, ``ExportedProgram`` or TorchScript as a ``Program``.
 
 Capture exports the module, lifts its parameters and buffers, names its inputs and keeps the ranges of its dynamic dims.
 Nothing it is given is changed.

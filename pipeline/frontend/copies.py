@@ -1,4 +1,4 @@
-"""A flaw of torch.export, mended while it traces: what is copied into a buffer keeps the buffer's shape and dtype.
+"""Keep a buffer's shape and dtype when torch.export traces a copy into it.
 
 ``run_decompositions`` puts the source of a copy into a buffer in the place of its result, for every reader, even where
 the copy casts or expands (torch 2.11 to 2.13).

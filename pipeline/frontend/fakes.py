@@ -1,4 +1,4 @@
-"""The fake tensors of a graph: what a new node's value would be, without computing it."""
+"""Compute the fake tensor of a new node, without computing its value."""
 
 from __future__ import annotations
 

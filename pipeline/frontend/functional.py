@@ -1,4 +1,4 @@
-"""Functionalisation: a graph without mutation, as every later stage expects it.
+"""Functionalize an exported program: remove mutation, as every later stage expects it.
 
 Writes are taken out by rewriting (``frontend.mutation``), in linear time. What no rule tells (writes to parameters,
 training, operators of the user's own that write, autocast within the model) goes through torch's own functionalisation,

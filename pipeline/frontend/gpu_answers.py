@@ -1,4 +1,4 @@
-"""What a GPU would answer while torch traces for one on a machine that has none.
+"""Answer torch's questions about a GPU while it traces for one on a machine that has none.
 
 Models and torch ask ``torch.cuda`` about the GPU, and torch chooses its kernel of attention by it, whose result lies in
 memory in another way than that of plain attention. Where there is a GPU, it answers for itself.

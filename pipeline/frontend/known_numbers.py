@@ -1,4 +1,4 @@
-"""Numbers that Python reads from tensors, where sizes tell them: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
+"""Track numbers that Python reads from tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
 
 torch makes up a symbol for each number that is read while it traces, and then no engine knows what comes of it. Here a
 tensor of ints that is made from sizes and numbers carries its largest element, an expression, along through what moves

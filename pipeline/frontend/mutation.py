@@ -1,4 +1,4 @@
-"""Functionalisation by rewriting: an exported graph without mutation, made from the one with it in linear time.
+"""Functionalize by rewriting: turn an exported graph with mutation into one without, in linear time.
 
 torch's own functionalisation traces the program again. Here each write becomes a new value of the tensor that is
 written to and of those that it views, by the rules of ``views``; who reads another view of them afterwards gets that

@@ -1,4 +1,4 @@
-"""What a program's outputs are called: by their keys in the structure that the model returns, or as the user says."""
+"""Name a program's outputs by their keys in what the model returns, or as the user says."""
 
 from __future__ import annotations
 

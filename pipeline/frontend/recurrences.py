@@ -1,4 +1,4 @@
-"""Recurrent layers stay whole while a model is exported, so that the length of a sequence may be dynamic.
+"""Keep recurrent layers whole during export, so that the length of a sequence may be dynamic.
 
 torch.export infers the shapes of ``aten.lstm`` and its like by writing the steps out, which takes a length for a
 constant and time that grows with it. Here their shapes are worked out from those of their inputs.

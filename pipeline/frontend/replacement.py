@@ -1,4 +1,4 @@
-"""Functions of ours in the place of torch's own, while we trace and for the thread that traces alone.
+"""Replace functions of torch's while we trace, and for the tracing thread alone.
 
 torch looks its kernels up in tables that all threads read. Here a place in such a table gets a function that asks which
 thread calls it: one that traces for us gets ours, every other one torch's own, whatever it exports meanwhile. Places

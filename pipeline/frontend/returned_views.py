@@ -1,4 +1,4 @@
-"""Views among the results of a graph of Dynamo's: PyTorch takes them, of the tensors that the program gives.
+"""Compute views among the results of a Dynamo graph in PyTorch, from the tensors that the program returns.
 
 A program gives every result memory of its own, while what Dynamo runs after a graph may write to a view of an input, or
 to one of two results that share memory, and read the other.

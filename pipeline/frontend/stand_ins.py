@@ -1,4 +1,4 @@
-"""Capture as on another device: what torch traces is a copy of the model whose tensors are fakes there.
+"""Capture as on another device: trace a copy of the model whose tensors are fakes there.
 
 torch takes the graph of a model from the device that its tensors say they are on, and fake tensors can say that they
 are on a GPU where there is none. They have no values, and take no memory; the program gets the user's own tensors.

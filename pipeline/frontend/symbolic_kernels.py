@@ -1,4 +1,4 @@
-"""What torch traces sizes that vary with, where its own kernels would lose one, or take it for a constant.
+"""Kernels for symbolic sizes, where torch's own would lose a symbol or take it for a constant.
 
 torch 2.13 says the size of ``x[: n // 2]`` in terms of ``n``. Before it, torch made up a symbol that nothing tells, and
 took an exponent that varies (``x ** (n / 2)``) to stay what it was in the example. torch 2.11 to 2.13 divide by the

@@ -1,4 +1,4 @@
-"""What torch traces with: the one table of what stands in for its own functions, and when it does."""
+"""The table of what replaces torch's own functions while it traces, and when."""
 
 from __future__ import annotations
 

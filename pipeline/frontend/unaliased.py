@@ -1,4 +1,4 @@
-"""Example tensors that torch tells apart, from each other and from the model's own."""
+"""Copy example tensors so that torch tells them apart, from each other and from the model's own."""
 
 from __future__ import annotations
 

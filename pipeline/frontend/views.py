@@ -1,4 +1,4 @@
-"""View operators: what the tensor that is viewed becomes when its view is written to.
+"""Rules for view operators: the new value of the viewed tensor when its view is written to.
 
 Each rule takes a ``View`` and the new value of the view, and gives the new value of the viewed tensor. Operators that
 have no rule are left to torch's functionalisation.

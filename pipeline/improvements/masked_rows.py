@@ -1,4 +1,4 @@
-"""masked_rows: rows of attention with nothing to attend to are 0 by PyTorch's definition, where softmax gives NaN.
+"""masked_rows: give rows that have nothing to attend to PyTorch's value 0, where softmax gives NaN, at least cost.
 
 To select them costs a kernel after each attention. A mask that is the same for all queries, of padding say, leaves
 whole batches nothing: their values are 0 instead, in the kernel that brings them into order anyway. Else, most often, a

@@ -1,4 +1,4 @@
-"""The rules of mixed precision: which operators are computed in halves, which in float32, which as their inputs come.
+"""Rules of mixed precision: which operators run in halves, in float32, or in the dtype of their inputs.
 
 An operator that no rule names is computed in float32: what is not known to be safe in halves is not done in halves.
 """

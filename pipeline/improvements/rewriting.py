@@ -1,4 +1,4 @@
-"""What a pass works on: a fresh copy of a program's graph, and the few ways in which it may be changed."""
+"""``Rewriting``: a fresh copy of a program's graph, and the ways in which a pass may change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that a program writes rows to, such as caches of keys and values, are updated where they lie.
+"""update_in_place: update buffers that a program writes rows to, such as key and value caches, where they lie.
 
 A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place: its cache is the buffer
 itself, or its first batches, seen as [B, N, S, D]. One more output of the program says whether all rows were inside.

@@ -1,4 +1,4 @@
-"""What every layer kind has: the one table of attributes and weights, and how each attribute is read."""
+"""The table of attributes and weights of every layer kind, and how each attribute is read."""
 
 import hashlib
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What a converter is given: the network it appends to, and what is known of the node; it lives in ``convert``."""
+"""``ConversionContext``: the network that converters append to, and what is known of the current node."""
 
 from __future__ import annotations
 

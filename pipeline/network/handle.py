@@ -1,4 +1,4 @@
-"""A TensorRT network in memory, with all that it points to."""
+"""A TensorRT network in memory, with everything that it points to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Net``: where a converter adds layers and what they are called, as one thing."""
+"""``Net``: a network with the name of the node that layers are added for."""
 
 from __future__ import annotations
 

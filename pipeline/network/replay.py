@@ -1,4 +1,4 @@
-"""A TensorRT network made from its frozen description: `describe` backwards.
+"""Replay a frozen description as a TensorRT network: `describe` backwards.
 
 It is how another process gets a network, which cannot be pickled; and it shows that a description leaves nothing out:
 the description of a replayed network is the one that it was replayed from.

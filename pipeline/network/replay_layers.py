@@ -1,4 +1,4 @@
-"""How each kind of layer is made again from its row: the arguments TensorRT wants at once, and how attributes are set.
+"""Constructors of each layer kind from its row: the arguments that TensorRT wants, and how attributes are set.
 
 A layer is first made with what its `add_` method takes; whatever then differs from its row is set. Optional inputs and
 those that a later layer gives are connected at the end, by `replay`.

@@ -1,4 +1,4 @@
-"""Partitioning: how a program is cut into segments for engines and segments for PyTorch.
+"""Cut a program into segments for engines and segments for PyTorch.
 
 `flow` shows a program as operators and values, `units` says what no cut may part, `levels` which units share a segment,
 `borders` and `settle` which units run in engines, and `assemble` makes the segments. Each is a pure function; the

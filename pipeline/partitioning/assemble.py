@@ -1,4 +1,4 @@
-"""From groups of operators to segments: what each reads and gives, what is copied into it, what crosses the cuts."""
+"""Assemble segments from groups of operators: their inputs, outputs, copied constants and cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Borders: cheap operators beside PyTorch go to the side on which fewer bytes cross.
+"""Move cheap operators at the borders of engines to the side on which fewer bytes cross.
 
 Engines give up what is cheap (views, casts, elementwise operators) where only PyTorch reads it, or only PyTorch makes
 what it reads, as far as that makes the values smaller that cross: an ``expand`` is done after the cut, a cast to half

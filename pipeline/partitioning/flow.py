@@ -1,4 +1,4 @@
-"""A program as a partitioner sees it: operators, the values between them, and what each value weighs.
+"""The data flow that partitioners see: operators, the values between them, and the bytes of each value.
 
 Operators are numbered in the order of the graph. What depends on constants and sizes alone and is cheap to make (a
 range, a filled tensor, a view of one) is no operator here: it is copied to wherever it is read, so nothing is cut for

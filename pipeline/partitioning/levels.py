@@ -1,4 +1,4 @@
-"""Levels: which units share a segment.
+"""Assign units to levels: units of one level share a segment.
 
 Segments alternate, PyTorch first: level 0 is PyTorch's, level 1 an engine, and so on. The level of a unit is how often
 a path from the inputs to it changes between the two, so no segment can depend on itself, parallel branches share one,

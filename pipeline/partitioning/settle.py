@@ -1,4 +1,4 @@
-"""Which units run in engines: all that can, less what makes cuts dearer, small engines, and engines beyond a limit."""
+"""Decide which units run in engines: all that can, less those that make cuts dearer or engines too small or many."""
 
 from __future__ import annotations
 

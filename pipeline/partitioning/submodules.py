@@ -1,4 +1,4 @@
-"""Whole submodules: which submodule an operator belongs to, and the runs of operators that each is."""
+"""Find the submodule of each operator, and the runs of operators that each submodule is."""
 
 from __future__ import annotations
 

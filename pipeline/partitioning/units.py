@@ -1,4 +1,4 @@
-"""Units: operators that no cut may part, and the order between them.
+"""Group operators that no cut may part into units, and order the units.
 
 A unit is a pattern that TensorRT fuses, a submodule that is to stay whole, or one operator. Every member of a pattern
 but the last is read inside the pattern alone, so all of it may run where the last does; and a submodule is a run of

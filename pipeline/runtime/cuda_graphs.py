@@ -1,4 +1,4 @@
-"""CUDA graphs of a whole program, PyTorch segments included: one for each shape, a bounded number of them.
+"""Capture CUDA graphs of a whole program, PyTorch segments included: one a shape, up to a limit.
 
 A shape's first call runs as ever, its second is captured, later ones are replayed. The graph reads an input where it
 is as long as it is there at every call, and a copy of it once it was elsewhere; its outputs are copied out, so that

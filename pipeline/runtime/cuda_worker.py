@@ -1,4 +1,4 @@
-"""A worker whose engines run on a GPU: execution contexts of its own, one arena, and CUDA graphs if asked for."""
+"""A worker that runs engines on a GPU: its execution contexts, one arena, and CUDA graphs if asked for."""
 
 from __future__ import annotations
 

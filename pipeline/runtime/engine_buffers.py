@@ -1,4 +1,4 @@
-"""What an engine reads and writes: its bindings, and memory for outputs whose size only running tells."""
+"""Bindings of an engine, and allocation of outputs whose size only running tells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that TensorRT-RTX compiled for an engine, kept on disk: the next start finds them.
+"""Keep the kernels that TensorRT-RTX compiles for an engine on disk for the next start.
 
 Making the first context of ResNet-50 takes 1.6 s on an H200 without the cache and 0.07 s with it (docs/benchmarks.md).
 """

@@ -1,4 +1,4 @@
-"""Plans become engines: one TensorRT runtime a process, and what TensorRT said when something failed."""
+"""Load plans as engines, by one TensorRT runtime a process, and report what TensorRT says when it fails."""
 
 from __future__ import annotations
 

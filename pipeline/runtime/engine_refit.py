@@ -1,4 +1,4 @@
-"""New weights for a serialized engine: a new serialized engine."""
+"""Refit a serialized engine with new weights: a new serialized engine."""
 
 from __future__ import annotations
 

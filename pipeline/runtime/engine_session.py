@@ -1,4 +1,4 @@
-"""An engine with an execution context: shapes and addresses are set when they change, a run only enqueues."""
+"""``Session``: an engine with an execution context; shapes and addresses are set only when they change."""
 
 from __future__ import annotations
 

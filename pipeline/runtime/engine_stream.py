@@ -1,4 +1,4 @@
-"""On which CUDA stream a worker's runs go, after what, and before what."""
+"""Order a worker's runs on CUDA streams: after the caller's work, and before what follows."""
 
 from __future__ import annotations
 

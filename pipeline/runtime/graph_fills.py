@@ -1,4 +1,4 @@
-"""The memsets of a CUDA graph as kernels.
+"""Replace the memset nodes of a CUDA graph by kernels.
 
 TensorRT-RTX clears counters before a product that several blocks work on, and each clearing is a memset node. They make
 a launch dear: on an H200 that of ResNet-50's graph, of 65 kernels and 7 memsets, took the host 11.7 us, and 2.6 us with

@@ -1,4 +1,4 @@
-"""Replays of a captured CUDA graph: which inputs it reads, which memory it writes to, which instance of it is launched.
+"""Replay a captured CUDA graph: choose the instance to launch, and the memory that it reads and writes.
 
 A graph is told an address between launches, which costs the host 4 us. Callers most often drop each result when the
 next one comes, so that their memory returns: an instance for each of a few addresses never needs to be told. Where the

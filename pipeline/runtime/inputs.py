@@ -1,4 +1,4 @@
-"""What is asked of the inputs of a call before anything runs: structure, types, dtypes, sizes, ranges, relations."""
+"""Check the inputs of a call before anything runs: structure, types, dtypes, sizes, ranges, relations."""
 
 from __future__ import annotations
 

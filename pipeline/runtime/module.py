@@ -1,4 +1,4 @@
-"""A whole compiled program as an ``nn.Module``: checks inputs, runs the segments in order, gives back the pytree."""
+"""``CompiledModule``: a compiled program as an ``nn.Module``, which checks inputs and runs the segments in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that lie, in part, in the same memory: a program that writes to one input must not be given it as another."""
+"""Detect inputs that overlap in memory: one that the program writes to must not share memory with another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a call does not depend on the call: which value goes where, and for given shapes the value of every size.
+"""Plan calls: number a program's values, and compute every size for given input shapes once.
 
 A program's values live in *slots*, a list that each call copies and fills. ``Layout`` numbers them, once for each
 module. ``CallPlan`` is made at the first call with certain shapes, dtypes and devices, after every check, and found

@@ -1,4 +1,4 @@
-"""The model's parameters as they were when it was compiled."""
+"""Keep the model's parameters as they were when it was compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A segment that runs in PyTorch: its nodes as a graph module of its own, on the device of the engines beside it.
+"""Run a segment in PyTorch: its nodes as a graph module, on the device of the engines beside it.
 
 It runs eagerly, on the stream that is current. It holds the constants that its nodes read and the branches of its
 control flow, and nothing else of the program: weights that only engines use can be freed.

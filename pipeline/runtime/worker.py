@@ -1,4 +1,4 @@
-"""One call at a time through a program's segments, and a pool of those who do it, for threads and streams."""
+"""Workers, which run one call at a time through a program's segments, and a pool of them for threads and streams."""
 
 from __future__ import annotations
 

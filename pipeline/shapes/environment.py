@@ -1,4 +1,4 @@
-"""The shape environment: what is known of the sizes that vary, from ``capture`` to the artifact.
+"""``ShapeEnvironment``: the symbols of dynamic sizes with their ranges and relations, from capture to the artifact.
 
 A size that varies is a symbol, or an expression over symbols. The environment has each symbol's range and where it can
 be read, and the relations that a call must meet. Ranges of everything else are derived from it, never asked for.

@@ -1,4 +1,4 @@
-"""autocast: ``Program`` → ``Program``. Products are computed in halves, what needs more than halves in float32.
+"""autocast: ``Program`` → ``Program``. Compute products in halves, and what needs a wider range in float32.
 
 Before: a model in float32, or part of it. After: the same model in mixed precision, by the rules of
 ``pipeline.improvements.precision``, with the same inputs, outputs and mutated buffers. Weights are cast by recipe,

@@ -1,4 +1,4 @@
-"""build: ``Converted`` → ``Built``. TensorRT serializes an engine for each network; needs no GPU with TensorRT-RTX."""
+"""build: ``Converted`` → ``Built``. Serialize an engine for each network; needs no GPU with TensorRT-RTX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""convert: ``Partitioned`` → ``Converted``. Each engine segment becomes a TensorRT network and its frozen description.
+"""convert: ``Partitioned`` → ``Converted``. Make a TensorRT network of each engine segment, and its description.
 
 For each node, its converter appends layers to the real network, and TensorRT's own dtype, rank and static dims of the
 result are compared with the node's fake tensor. Layers are named after the node; weights after their recipe.

@@ -1,4 +1,4 @@
-"""decompose: ``Program`` → ``Program``. ATen becomes the opset the registry knows, and constants are folded.
+"""decompose: ``Program`` → ``Program``. Decompose ATen to the registry's opset, and fold constants.
 
 Before: any functional ATen graph. After: each operator is one that a converter takes, or one that nothing can take
 apart. What depends on parameters alone is a placeholder with a recipe; dead nodes are gone. No tensor is computed here.

@@ -1,4 +1,4 @@
-"""improve: ``Program`` → ``Program``. What TensorRT would not make better by itself is made better.
+"""improve: ``Program`` → ``Program``. Rewrite the graph where TensorRT would not make it better by itself.
 
 Before: a program in the registry's opset. After: the same program with fewer, larger operators: attention as one, batch
 norms in the convolutions before them, linear layers that read one tensor as one. Constants that come of it are folded

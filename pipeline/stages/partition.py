@@ -1,4 +1,4 @@
-"""partition: ``Validated`` → ``Partitioned``. The graph is cut into segments for engines and segments for PyTorch.
+"""partition: ``Validated`` → ``Partitioned``. Cut the graph into segments for engines and for PyTorch.
 
 A partitioner is any stage from the one record to the other. Two are here: the default, `Partition`, whose engines are
 as large and as few as they can be; and `BySubmodule`, which keeps whole submodules together. Both leave to

@@ -1,4 +1,4 @@
-"""unbuilt: ``Converted`` → ``Built`` without engines, in the place of ``build``: for the reference executor alone."""
+"""unbuilt: ``Converted`` → ``Built``. Replace ``build`` where only the reference executor runs: no engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""validate: ``Program`` → ``Validated``. For each node, the converter that takes it, or every reason why none does."""
+"""validate: ``Program`` → ``Validated``. Find the converter of each node, or every reason why none takes it."""
 
 from __future__ import annotations
 

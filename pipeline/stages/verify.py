@@ -1,4 +1,4 @@
-"""verify: ``Compiled`` → ``Compiled``. The program runs beside eager PyTorch, and the record says how well they agree.
+"""verify: ``Compiled`` → ``Compiled``. Run the program beside eager PyTorch and record how well they agree.
 
 Before: any compiled program. After: the same with its ``agreement``; or, where it does not agree and healing was asked
 for, one in which the nodes at fault run in another form, with their rows in ``coverage.healed``.

@@ -1,4 +1,4 @@
-"""``check``: everything that a converter promises, tried on one call."""
+"""``check``: try everything that a converter promises on one call."""
 
 from __future__ import annotations
 

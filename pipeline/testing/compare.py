@@ -1,4 +1,4 @@
-"""Is a result no worse than eager's? Both are measured against float64; integers and bools must be eager's own."""
+"""Compare results with float64: no worse than eager's; integers and bools must be eager's own."""
 
 from __future__ import annotations
 

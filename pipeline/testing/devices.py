@@ -1,4 +1,4 @@
-"""Programs of one model as on two devices: whether they compute alike."""
+"""Compare the programs that one model gives on two devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shares memory with whom: results, inputs, and what was handed out before."""
+"""Find which results, inputs and earlier results share memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``check_model``: everything that a compilation promises of a whole model, tried at several sizes."""
+"""``check_model``: try everything that a compilation promises of a whole model, at several sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``check_converter``: a converter against its operator, over calls that Hypothesis draws."""
+"""``check_converter``: compare a converter with its operator over calls that Hypothesis draws."""
 
 from __future__ import annotations
 

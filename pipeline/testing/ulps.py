@@ -1,4 +1,4 @@
-"""How far from float64 a result may be: the one table of it, each row with its reason.
+"""The table of tolerances: how far from float64 a result may be, each row with its reason.
 
 An error may be as large as eager's own in that dtype, plus a number of units in the last place. A unit is the distance
 between neighbouring numbers of the dtype at the *scale* of the row:

@@ -1,4 +1,4 @@
-"""Are the results of a whole program no worse than eager's? The leaves of pytrees, beside eager's and float64's."""
+"""Compare the results of a whole program with eager's and float64's, leaf by leaf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a program is compiled again: by the stages of its own pipeline, from `validate` on."""
+"""Compile a program again by the stages of its own pipeline, from `validate` on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the nodes whose engine is wrong: parts of a program run in TensorRT, the rest in PyTorch."""
+"""Bisect a program to the nodes whose engine is wrong: some run in TensorRT, the rest in PyTorch."""
 
 from __future__ import annotations
 

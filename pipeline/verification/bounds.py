@@ -1,4 +1,4 @@
-"""What an error may be, and how it is measured: one output of a program beside eager's and the exact one."""
+"""Error bounds: measure an output beside eager's and the exact one, and decide whether it is too far off."""
 
 from __future__ import annotations
 

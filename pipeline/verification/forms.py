@@ -1,4 +1,4 @@
-"""The forms in which nodes may run whose engine is wrong: in float32, by another lowering, in PyTorch."""
+"""Alternative forms for nodes whose engine is wrong: float32, another lowering, PyTorch."""
 
 from __future__ import annotations
 

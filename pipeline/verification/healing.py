@@ -1,4 +1,4 @@
-"""Healing: the nodes whose engine is wrong are compiled again in other forms, until the program agrees with eager."""
+"""Heal a program: compile nodes whose engine is wrong in other forms, until it agrees with eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agreement of a compiled program with eager, on samples."""
+"""Measure the agreement of a compiled program with eager PyTorch on samples."""
 
 from __future__ import annotations
 

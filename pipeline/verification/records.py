@@ -1,4 +1,4 @@
-"""What a search for faults finds, as frozen records that print."""
+"""``Bisection`` and ``Fault``: what a search finds, as frozen records that print."""
 
 from __future__ import annotations
 

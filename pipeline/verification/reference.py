@@ -1,4 +1,4 @@
-"""What a program should give for a sample: eager's results and exact ones, made once and asked of many programs."""
+"""Reference results for a sample: eager's and exact ones, computed once for many programs."""
 
 from __future__ import annotations
 

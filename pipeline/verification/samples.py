@@ -1,4 +1,4 @@
-"""Inputs to try a program with: the user's own, or made for the smallest, optimal and largest sizes."""
+"""Sample inputs: the user's own, or made for the smallest, optimal and largest sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault as a script that runs by itself: the nodes as a module, inputs like those that they had, the errors."""
+"""Write a fault as a script that runs by itself: the nodes as a module, their inputs, the errors."""
 
 from __future__ import annotations
 

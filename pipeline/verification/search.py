@@ -1,4 +1,4 @@
-"""The search for the smallest sets of nodes that are wrong, by asking of sets whether they are. It knows no programs.
+"""Search for the smallest failing sets of nodes by a predicate on sets; it knows no programs.
 
 The nodes are in order, and the first prefix that is wrong ends with a node that has to do with the fault: it is found
 by halves, log2(n) questions. If that node is wrong by itself, it is the fault; if not, it is wrong together with nodes

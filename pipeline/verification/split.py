@@ -1,4 +1,4 @@
-"""A program of which only some nodes run in TensorRT: one question of a search."""
+"""Run only some nodes of a program in TensorRT: one question of a search."""
 
 from __future__ import annotations
 

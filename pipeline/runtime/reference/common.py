@@ -1,4 +1,4 @@
-"""What the functions of all kinds share."""
+"""Helpers for the functions of all layer kinds."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Runs a network description on the CPU: layer after layer, loops and conditionals on demand."""
+"""Run a network description on the CPU: layer after layer, loops and conditionals on demand."""
 
 from collections.abc import Collection, Mapping, Sequence
 

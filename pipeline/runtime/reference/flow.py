@@ -1,4 +1,4 @@
-"""Which layers belong to a loop or a conditional, read from their boundary layers."""
+"""Find the layers that belong to a loop or a conditional, from its boundary layers."""
 
 from collections.abc import Mapping
 

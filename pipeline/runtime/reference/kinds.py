@@ -1,4 +1,4 @@
-"""The meaning of every layer kind, gathered; and the reason for each that has none."""
+"""The table of layer kinds and their functions, with the reason for each kind that has none."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""A random program: its inputs and buffers, its statements, what it returns, and what it is compiled with."""
+"""Draw a random program: inputs and buffers, statements, results, and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest program that fails as another does: parts are left out, and statements replaced by what they read."""
+"""Shrink a failing program: leave parts out, and replace statements by what they read."""
 
 from __future__ import annotations
 
