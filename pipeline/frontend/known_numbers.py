@@ -35,7 +35,14 @@ def _last(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Ar
 
 
 def _quotient(a: Argument, b: Argument, *, rounding_mode: str | None = "floor") -> object:
-    return a // b if rounding_mode == "floor" and isinstance(b, int) and b > 0 else None
+    if not isinstance(b, int) or b <= 0:
+        return None
+    return a // b if rounding_mode == "floor" or (rounding_mode == "trunc" and _is_no_less_than_0(a)) else None
+
+
+def _is_no_less_than_0(a: Number) -> bool:
+    """Whether a number is known to be 0 or more, so that to round down is to truncate."""
+    return bool(a.node.expr.is_nonnegative) if isinstance(a, torch.SymInt) else isinstance(a, int) and a >= 0
 
 
 def _clamped(a: object, min: object = None, max: object = None) -> object:

@@ -92,6 +92,22 @@ def test_a_trace_is_a_model(tmp_path: Path) -> None:
         equal(compiled(x), net(x))
 
 
+def test_layers_of_torch_are_taken_apart_as_in_eager() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    rows = pipeline.Input(min_shape=(1, 5, 16), opt_shape=(2, 5, 16), max_shape=(4, 5, 16))
+    compiled = pipeline.default(require_full_compilation=True)(torch.jit.script(layer), (rows,))
+    equal(compiled(x), layer(x))
+
+
+def test_what_a_trace_divides_sizes_by_is_known() -> None:
+    attention = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    traced = torch.jit.trace(attention, (x, x, x))
+    compiled = pipeline.default(require_full_compilation=True)(traced, (x, x, x))
+    equal(compiled(x, x, x), attention(x, x, x))
+
+
 def test_sizes_may_vary() -> None:
     script = torch.jit.script(scripts.Sizes())
     rows = pipeline.Input(min_shape=(1, 4), opt_shape=(2, 4), max_shape=(9, 4))

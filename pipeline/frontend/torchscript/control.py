@@ -109,9 +109,10 @@ CONTROL: Final[Mapping[str, Evaluator]] = {
     "prim::Print": lambda call, *values: None,
     "aten::warn": lambda call, *values: None,
     "aten::set_grad_enabled": lambda call, value: None,
-    "aten::is_grad_enabled": lambda call: False,
+    "aten::is_grad_enabled": lambda call: True,
     "aten::is_scripting": lambda call: True,
     "aten::_get_tracing_state": lambda call: False,
     "aten::has_torch_function": lambda call, *values: False,
 }
-"""Evaluators of nodes that decide what is evaluated, and of those that only the interpreter of torch acts on."""
+"""Evaluators of nodes that decide what is evaluated, and of those that only torch's own interpreter acts on. Gradients
+count as wanted: without them torch's own modules call kernels of a whole layer, which no engine knows."""

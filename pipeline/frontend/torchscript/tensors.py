@@ -125,7 +125,7 @@ _ATTRIBUTES: Final = (
 
 TENSORS: Final[Mapping[str, Evaluator]] = {
     **{f"prim::{name}": _attribute(name) for name in _ATTRIBUTES},
-    "prim::requires_grad": lambda call, x: False,
+    "prim::requires_grad": lambda call, x: x.is_floating_point(),
     "prim::dtype": lambda call, x: codes()[x.dtype],
     "prim::layout": _layout,
     "prim::data": _of(torch.Tensor.detach),
