@@ -125,6 +125,18 @@ REASONS: Final[dict[Any, str]] = {
 """By operator."""
 
 
+_BLOCKS = "TensorRT has blocks of 16 in FP4 and of 32 in E4M3, which divide the last dim"
+_FORMAT = "TensorRT has INT8, INT4, E4M3 and FP4, and none of its other formats"
+
+BY_NAME: Final = {
+    "tensorrt::dynamic_block_quantize_op": _BLOCKS,
+    "tensorrt::dynamic_block_quantize_op.overload": _BLOCKS,
+    "tensorrt::quantize_op": _FORMAT,
+    "torchao::quantize_affine_float8_non_decomposed": _FORMAT,
+    "torchao::dequantize_affine_float8_non_decomposed": _FORMAT,
+}
+"""By the name of operators that other libraries define."""
+
 _CONTROL_FLOW = "control flow: which of its graphs runs, and how often, is known only when it runs"
 _WRITES = "it calls an operator of one's own that writes to its arguments, which converters do not take"
 
@@ -133,4 +145,5 @@ def reason(target: Any) -> str:
     """Why an operator has no converter; empty if nobody knows."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return _WRITES if target.name().startswith("auto_functionalized") else _CONTROL_FLOW
-    return REASONS.get(target, "")
+    name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
+    return REASONS.get(target, BY_NAME.get(name, ""))

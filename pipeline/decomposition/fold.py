@@ -19,6 +19,7 @@ from pipeline.aten.naming import layer_name, unlike
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
+from pipeline.decomposition.quantized_forms import FORMS
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
@@ -38,7 +39,8 @@ _UNDEFINED = (
 )
 
 KEPT: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
-"""Operators that engines do even where all they read is constant: weights stay in the bits that they have."""
+"""Operators that engines do even where all they read is constant: weights stay in the bits that they have. So do those
+of quantized forms that nothing takes apart."""
 
 
 def fold(program: Program) -> Program:
@@ -47,7 +49,7 @@ def fold(program: Program) -> Program:
     graph = program.graph
     constant: dict[torch.fx.Node, bool] = {}
     for node in graph.nodes:
-        constant[node] = is_constant(node, constant, program)
+        constant[node] = is_constant(node, constant, program) and not _is_quantizer(node.target)
     recipes = _Recipes(program)
     first = next(iter(graph.nodes))
     for node in [n for n in graph.nodes if n.op == "call_function" and constant[n] and _is_tensor(n)]:
@@ -111,6 +113,11 @@ def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], pro
     if node.target in KEPT:
         return False
     return node.target is operator.getitem or (is_pure(node.target) and (is_codes(node.target) or _is_small(node)))
+
+
+def _is_quantizer(target: object) -> bool:
+    """Whether an operator is of a quantized form that nothing took apart: its weights would become numbers."""
+    return isinstance(target, torch._ops.OpOverload) and target.name() in FORMS
 
 
 def is_codes(target: object) -> bool:

@@ -99,7 +99,7 @@ def integers(x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Ten
     inverse = 1.0 / per_element(scale, x.shape, codes.block) if codes.inverse is None else codes.inverse
     result = x * inverse if codes.early else (x * inverse).round()
     if zero is not None:
-        result = result + per_element(zero, x.shape, codes.block)
+        result = result + per_element(zero.to(result.dtype), x.shape, codes.block)
     return (result.round() if codes.early else result).clamp(codes.low, codes.high)
 
 

@@ -254,8 +254,8 @@ def _step(
     known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype, out: Argument
 ) -> Argument:
     """One step of a pair: to codes, where ``x`` are numbers, or back; both at once where ``out`` is `Pair`."""
-    if scale.dtype == torch.float64:
-        scale = scale.float()
+    zero = None if known.zero == 0 else zero
+    scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:
         return fake(known, x, scale, zero, codes)
     if x.dtype.is_floating_point:

@@ -193,7 +193,7 @@ class _Layout:
         dim alone."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
-        dim = max(range(len(block)), key=lambda d: block[d])
+        dim = max(range(len(block)), key=lambda d: (block[d] > 1, block[d] == -1, shape[d]))
         for d, each in enumerate(block):
             if d == dim and shape[d] % max(each, 1):
                 each = math.gcd(each, shape[d])

@@ -57,7 +57,7 @@ def _multiplied(rewriting: Rewriting, node: Node) -> None:
     places, inside = [2 + 2 * i for i in range(dims)], [3 + 2 * i for i in range(dims)]
     ordered = made(aten.permute.default, cut, [0, *places, 1, *inside])
     rows = made(aten.reshape.default, ordered, [-1, math.prod(counts), channels * math.prod(kernel)])
-    matrix = made(aten.view.default, weight, [features, channels * math.prod(kernel)])
+    matrix = made(aten.reshape.default, weight, [features, channels * math.prod(kernel)])
     product = made(aten.linear.default, rows, matrix, bias)
     turned = made(aten.permute.default, product, [0, 2, 1])
     new = made(aten.view.default, turned, [-1, features, *counts])

@@ -17,7 +17,7 @@ from pipeline.aten.types import Argument, Target
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.claims import Claims
 from pipeline.converters.registry import ConverterRegistry
-from pipeline.decomposition.fold import fold, is_pure
+from pipeline.decomposition.fold import KEPT, fold, is_pure
 from pipeline.frontend.fakes import fake_mode, fake_result, signature
 from pipeline.program import Program
 from pipeline.shapes.environment import expression, shape_of
@@ -134,12 +134,14 @@ class Rewriting:
                 self.graph.erase_node(dead)
 
     def is_constant(self, node: object) -> bool:
-        """Whether a value is the same at every call: a number, or made of the model's own tensors."""
+        """Whether a value is the same at every call, and folded: a number, or made of the model's tensors."""
         if not isinstance(node, Node):
             return True
         if node.op == "placeholder":
             return node.name in self.program.constants
-        return is_pure(node.target) and all(self.is_constant(n) for n in node.all_input_nodes)
+        return (
+            node.target not in KEPT and is_pure(node.target) and all(self.is_constant(n) for n in node.all_input_nodes)
+        )
 
     def literal(self, node: Argument) -> torch.Tensor | None:
         """The value of a small constant that none of the model's own tensors has a part in."""

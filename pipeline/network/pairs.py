@@ -96,13 +96,13 @@ def _found(
 
 def _fate(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tuple[bool, str]:
     inside = [step for step in steps if layer.name in step.layers]
-    for step in inside:
-        if step.is_product and step.codes:
-            if len(step.codes) > 1:
-                return True, f"{step.name} multiplies {' by '.join(step.codes[:2])}"
-            if of == "weight":
-                return True, f"{step.name} reads {step.codes[0]}, and dequantizes it inside"
     readers = _readers(network, layer.outputs[0].name)
+    names = {reader.name for reader in readers}
+    for step in steps:  # equal pairs are one in a plan, which names the layers of one: their products tell
+        if step.is_product and len(step.codes) > 1 and (layer.name in step.layers or names & step.layers):
+            return True, f"{step.name} multiplies {' by '.join(step.codes[:2])}"
+        if step.is_product and step.codes and layer.name in step.layers and of == "weight":
+            return True, f"{step.name} reads {step.codes[0]}, and dequantizes it inside"
     said = ", ".join(sorted({reader.kind for reader in readers})) or "nothing"
     apart = next((step for step in inside if step.codes and not step.is_product), None)
     if apart is not None:
