@@ -82,7 +82,8 @@ def _joined(
         if isinstance(value, Mapping):
             return {key: walk(f"{path}_{key}", part, [_part(s, key) for s in specs]) for key, part in value.items()}
         if isinstance(value, list | tuple):
-            return [walk(f"{path}_{i}", part, [_part(s, i) for s in specs]) for i, part in enumerate(value)]
+            parts = [walk(f"{path}_{i}", part, [_part(s, i) for s in specs]) for i, part in enumerate(value)]
+            return parts if isinstance(value, list) else tuple(parts)
         leaf = next(counter, -1)
         if not isinstance(value, torch.Tensor | Input):
             return next((spec for spec in specs if spec is not None), None)

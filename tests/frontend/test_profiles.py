@@ -120,3 +120,18 @@ def test_inputs_check_their_profiles(fields: dict[str, Any]) -> None:
         pipeline.Input(**fields)
     with pytest.raises(TypeError, match="a profile is"):
         pipeline.Input(profiles=[(1, 2)])  # type: ignore[list-item]
+
+
+def test_profiles_reach_into_containers() -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, parts: tuple[torch.Tensor, ...], other: list[torch.Tensor]) -> torch.Tensor:
+            return parts[0] + parts[1] + other[0]
+
+    x = torch.randn(2, 4)
+    one, few = ({1: n} for n in (1, length(2, 8)))
+    profiles = [{"parts": (dim, dim), "other": [dim]} for dim in (one, few)]
+    compiled = pipeline.default()(Sum().eval(), args=((x, x.clone()), [x.clone()]), profiles=profiles)
+    module = compiled.module("reference")
+    for n in (1, 7):
+        a, b, c = (torch.randn(2, n) for _ in range(3))
+        torch.testing.assert_close(module((a, b), [c]), a + b + c)
