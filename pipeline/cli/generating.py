@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from pipeline.cli.options import UsageError
-from pipeline.cli.sources import load
+from pipeline.cli.sources import made_by
 from pipeline.compiled import Executor
 
 
@@ -83,7 +83,8 @@ def _model(spec: str, seed: int) -> Any:
         else:
             model = kind.from_config(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
     else:
-        model = load(spec).model
+        model = made_by(spec)
+        model = model.eval() if isinstance(model, torch.nn.Module) else model
     if not isinstance(model, transformers.GenerationMixin) or model.config.is_encoder_decoder:  # type: ignore[attr-defined]
         raise UsageError(f"{spec} is a {type(model).__name__}; a decoder-only model of transformers is due")
     return model

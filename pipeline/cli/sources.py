@@ -106,6 +106,15 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
 
 
 def _made(spec: str) -> Source:
+    return _source(spec, spec.partition(":")[2].rpartition(".")[2], made_by(spec))
+
+
+def made_by(spec: str) -> object:
+    """What ``package.module:factory`` gives: the factory's result, or the module that stands there.
+
+    Raises:
+        SourceError: there is no such module or factory, or it fails.
+    """
     module_name, _, attribute = spec.partition(":")
     factory = _attribute(_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):
@@ -113,7 +122,7 @@ def _made(spec: str) -> Source:
             factory = factory()
         except (Exception, SystemExit) as error:
             raise SourceError(f"the factory {spec} raised {type(error).__name__}: {first_line(error)}") from error
-    return _source(spec, attribute.rpartition(".")[2], factory)
+    return factory
 
 
 def _module(name: str) -> Any:

@@ -1,0 +1,65 @@
+"""``pipeline generate``: ids of a prompt go in, ids of new tokens come out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.cli.commands import main
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "eos_token_id": None,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return tmp_path
+
+
+def test_tokens_are_printed_a_line_for_each_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    arguments = ["generate", str(folder), "--prompt-ids", "5,17,2", "--prompt-ids", "9", "--max-new-tokens", "4"]
+    assert main(arguments) == 0
+    printed = [[int(token) for token in line.split(",")] for line in capsys.readouterr().out.split()]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
+    ids, mask = torch.tensor([[5, 17, 2], [0, 0, 9]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    assert printed == expected[:, 3:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt-ids", "5,x"], "whole numbers"),
+        (["--prompt-ids", "5,99"], "the model has 50 tokens"),
+        (["--prompt-ids", "-5"], "not negative"),
+        (["--prompt-ids", "5", "--max-new-tokens", "0"], "at least 1"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(
+    folder: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    joined = [f"{arguments[0]}={arguments[1]}", *arguments[2:]]
+    assert main(["generate", str(folder), *joined]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_other_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "examples.unet:UNet", "--prompt-ids", "5"]) == 2
+    assert "decoder-only model of transformers" in capsys.readouterr().err
