@@ -184,11 +184,21 @@ def _export(
             exported = _exported(model, args, kwargs, other, device)
             if _relaxed(exported, model, args, kwargs, shapes):
                 return exported, shapes
+    with suppress(Exception):  # what reads Python's own state, some caches say, Dynamo traces
+        exported = _exported(model, args, kwargs, shapes, device, strict=True)
+        if _relaxed(exported, model, args, kwargs, shapes):
+            return exported, shapes
     raise blamed(first, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device)) from first
 
 
 def _exported(
-    model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Argument], shapes: Spec, device: str | None
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, Argument],
+    shapes: Spec,
+    device: str | None,
+    *,
+    strict: bool = False,
 ) -> ExportedProgram:
     place = checks.places(model, (args, kwargs), device)
     positional, named = ranges.examples(model, args, kwargs, shapes, place)
@@ -196,7 +206,7 @@ def _exported(
         model, positional, named = shown_on(device, model, positional, named)
     with torch.no_grad(), warnings.catch_warnings(), exporting(), unwritten(model), quantizers_whole():
         warnings.simplefilter("ignore")
-        exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=False)
+        exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=strict)
     ranges.attended(exported)
     return exported
 

@@ -256,7 +256,8 @@ def _about_strides(guard: Argument) -> bool:
     expr, file = guard.expr, getattr(guard.sloc.framework_loc, "filename", "")
     if isinstance(expr, sympy.Ne):
         one, other = expr.args  # a stride that is 8 * s is compared with 8
-        asked = any(b != 0 and sympy.cancel(a / b).is_Symbol for a, b in ((one, other), (other, one)))
+        alike = ((a, b) for a, b in ((one, other), (other, one)) if b != 0)
+        asked = 1 in expr.args or any(sympy.cancel(a / b).is_Symbol for a, b in alike)
     elif isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
         asked = expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2)
     else:
