@@ -101,8 +101,9 @@ def read_value(data: JsonData) -> Any:
 
 
 def kept_graph(module: torch.fx.GraphModule, name: str, tensors: Tensors) -> KeptGraph:
-    """A graph of control flow, with those inside it."""
-    nodes = tuple(evolve(kept_node(n, calls=True), value=None) for n in module.graph.nodes)
+    """A graph of control flow, with those inside it. Where its nodes come from is told by the node that runs it."""
+    rows = (kept_node(node, calls=True) for node in module.graph.nodes)
+    nodes = tuple(evolve(row, value=None, module="", where="") for row in rows)
     graphs, held = attributes(module, module.graph.nodes, name, tensors)
     return KeptGraph(nodes, graphs, held)
 

@@ -188,7 +188,7 @@ def test_loading_says_where_it_runs(tmp_path: Path) -> None:
 LEFT_OUT = {
     Program: {"graph_module", "versions", "examples", "source", "decomposed"},
     Partitioned: {"program"},
-    Compiled: {"partitioned"},
+    Compiled: {"partitioned", "took"},
     Verdict: {"choice", "others"},
     Engine: {"plan"},
 }
