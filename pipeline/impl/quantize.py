@@ -27,12 +27,14 @@ def axis_of(block: Sequence[int]) -> int | None:
     return ones[0] if len(ones) == 1 and sum(each == -1 for each in block) == len(block) - 1 else None
 
 
+@building_block
 def codes(net: Net, value: torch.Tensor, type: str) -> ITensor:
     """A constant layer of codes, in the bits that they have."""
     shape = (*value.shape[:-1], 2 * value.shape[-1]) if is_packed(value, type) else tuple(value.shape)
     return net.add("constant", shape, net.ctx.trt_codes(value, NAMES[type], shape)).get_output(0)
 
 
+@building_block
 def scale_of(net: Net, scale: Value, block: Sequence[int], dtype: torch.dtype) -> ITensor:
     """Scales as the layers take them: one, one for each place along a dim, or one a block; those of blocks in the dtype
     of the numbers, others in float32, since products of INT8 add up in the dtype of the scales."""
