@@ -1,4 +1,4 @@
-"""``python -m benchmarks.quantized``: quantized models, what their engines hold and fuse, and on a GPU what a call takes.
+"""``python -m benchmarks.quantized``: what engines of quantized models hold and fuse, and on a GPU what a call takes.
 
 ViT, BERT and a Llama-like decoder with random weights, quantized by NVIDIA ModelOpt and by torchao, are built for 8.9
 and for 12.0. Without a GPU the plans are all there is: nothing is said of speed. It needs a
