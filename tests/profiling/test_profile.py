@@ -168,3 +168,14 @@ def test_what_is_no_nodes_is_named() -> None:
 def test_without_a_gpu_it_says_so() -> None:
     with pytest.raises(ExecutionError, match="a profile is measured on a GPU"):
         fallbacks().profile(torch.randn(4, 8))
+
+
+def test_what_a_benchmark_keeps_of_a_profile() -> None:
+    from benchmarks.gpu_layers import main, row
+
+    kept = row("ten", 4, assembled(fallbacks(), measured(fallbacks())))
+    assert kept["layers_ms"] == pytest.approx(sum(kept["modules"].values()) + kept["unassigned_ms"])
+    assert len(kept["dearest"]) == 20
+    assert json.dumps(kept)
+    if not torch.cuda.is_available():
+        assert main([]) == 2

@@ -47,11 +47,17 @@ const Details = (() => {
         ["Reads", links((each.inputs || []))],
         ["Read by", links(state.model.readers.get(each.name) || [])],
       ].filter(([, value]) => value && value.length !== 0)),
-      ...section("Layers", (each.layers || []).length && table(["Kind", "Name"], each.layers.map((l) => [l.kind, code(l.name)]))),
+      ...section("Layers", (each.layers || []).length && layers(each.layers)),
       ...section("Kernels in the plan", (each.kernels || []).length && list(each.kernels.map((i) => kernel(state.program.kernels[i], each.name)))),
       ...section("Weights", (each.weights || []).length && element("div", {}, ...each.weights.map(weight))),
       ...section("Errors from verify", each.kind === "output" && agreement(state.program.agreement)),
     ].filter(Boolean);
+  }
+
+  function layers(rows) {
+    const made = table(["Kind", "Name"], rows.map((l) => [l.kind.toLowerCase(), code(l.name)]));
+    made.className = "layers";
+    return made;
   }
 
   function kernel(each, own) {

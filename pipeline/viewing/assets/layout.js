@@ -3,7 +3,7 @@
 // the work grows with what is unfolded, and with that alone.
 
 const Layout = (() => {
-  const HEAD = 30, PAD = 14, LEAF = 42, MODULE = 54;
+  const HEAD = 30, LIFT = 24, PAD = 14, LEAF = 42, MODULE = 54;
 
   const measured = (text, size) => Math.min(30, text.length) * size;
   function leafSize(each) {
@@ -85,7 +85,8 @@ const Layout = (() => {
     const { width, height } = graph.graph();
     const least = moduleSize(each).width;
     each.shift = Math.max(0, (least - width) / 2);
-    return (each.box = { width: Math.max(width, least), height: height + HEAD });
+    each.up = rows.enter.size ? LIFT : 0;
+    return (each.box = { width: Math.max(width, least), height: height + HEAD - each.up - (rows.leave.size ? LIFT : 0) });
   }
 
   function put(each, x, y, inner, placed, sizes) {
@@ -93,7 +94,7 @@ const Layout = (() => {
     each.y = y;
     placed.boxes.push(each);
     if (each.leaf || !each.open) return;
-    const graph = each.graph, left = x + each.shift, top = y + HEAD;
+    const graph = each.graph, left = x + each.shift, top = y + HEAD - each.up;
     for (const child of each.children.filter((child) => drawn(child, sizes))) {
       const at = graph.node(child.id);
       put(child, left + at.x - child.box.width / 2, top + at.y - child.box.height / 2, inner, placed, sizes);

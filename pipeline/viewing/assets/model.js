@@ -31,6 +31,7 @@ const Model = (() => {
     const times = new Map(((program.profile || {}).nodes || []).map((each) => [each.node, each.milliseconds]));
     const edges = connect(nodes, leaves);
     splice(root, edges, leaves);
+    merge(root);
     measure(root, times);
     group(root);
     const all = new Map();
@@ -51,6 +52,19 @@ const Model = (() => {
       child.children.forEach((inner) => { inner.parent = each; if (!inner.leaf) inner.label = `${child.label}.${inner.label}`; });
       return child.children;
     });
+  }
+
+  // A module that holds one module and nothing else is drawn as one with it.
+  function merge(each) {
+    for (const child of each.children) {
+      if (child.leaf) continue;
+      while (child.children.length === 1 && !child.children[0].leaf) {
+        const [inner] = child.children;
+        Object.assign(child, { label: `${child.label}.${inner.label}`, path: inner.path, type: inner.type || child.type, children: inner.children });
+        child.children.forEach((below) => (below.parent = child));
+      }
+      merge(child);
+    }
   }
 
   function circles(module, edges, leaves) {
@@ -158,7 +172,7 @@ const Model = (() => {
       const inner = level.flatMap((each) => each.children).filter((each) => !each.leaf);
       level = [];
       for (const each of inner.sort((a, b) => b.count - a.count)) {
-        const main = each.count > 0.6 * model.root.count && each.children.length <= WIDEST;
+        const main = each.parent === model.root && each.count > 0.6 * model.root.count && each.children.length <= WIDEST;
         if (each.count < 0.1 * model.root.count || each.count < 2 || (shown + each.children.length - 1 > room && !main)) continue;
         each.open = true;
         shown += each.children.length - 1;

@@ -27,7 +27,7 @@ const Tree = (() => {
     li.setAttribute("aria-selected", "false");
     li.setAttribute("aria-label", `${each.label} ${each.type}, ${Words.count(each.count, "operator")}, ${Words.place(Model.place(each))}`);
     const row = Html.element("div", { class: "row" });
-    row.style.paddingLeft = 6 + level * 10 + "px";
+    row.style.paddingLeft = 4 + level * 8 + "px";
     const label = Html.element("span", { class: "label" }, Html.element("span", { class: "twist" }, inner(each).length ? "▸" : ""), Html.dot(Model.place(each)), " ", each.label, " ");
     label.append(Html.element("small", {}, each.type.split(".").pop()));
     label.title = `${each.path || each.label} ${each.type}`;

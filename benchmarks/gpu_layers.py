@@ -1,0 +1,73 @@
+"""``python -m benchmarks.gpu_layers``: where the milliseconds of a call go on this GPU, by module, node and layer.
+
+The layers' sum beside the engine's own time without CUDA graphs tells whether the profile is to be believed: they are
+within 10 % of each other, and what belongs to no node is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import asdict
+
+import pipeline
+from benchmarks.environment import save
+from benchmarks.gpu import gpu_name
+from examples.models import full
+from pipeline.profiling.records import Profile
+
+MODELS = ("resnet50", "vit", "bert")
+DEAREST = 20
+
+
+def profiled(model: str, batch: int) -> Profile:
+    """The profile of a model in float16."""
+    case = full(model, torch.float16)
+    compiled = pipeline.default()(case.model, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
+    return compiled.profile(**case.inputs(batch=batch))
+
+
+def row(model: str, batch: int, profile: Profile) -> dict[str, Any]:
+    """What is kept of a profile."""
+    layers = sorted((layer for s in profile.segments for layer in s.layers), key=lambda layer: -layer.milliseconds)
+    return {
+        "model": model,
+        "batch": batch,
+        "call_ms": profile.call,
+        "graph_ms": profile.graph,
+        "engine_ms": sum(segment.milliseconds for segment in profile.segments),
+        "layers_ms": profile.layers_sum,
+        "unassigned_ms": sum(layer.milliseconds for layer in profile.unassigned),
+        "unassigned": [layer.name for layer in profile.unassigned],
+        "modules": profile.by_module(4),
+        "dearest": [asdict(layer) for layer in layers[:DEAREST]],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, saves and prints; 1 where a sum of layers is not the engine's time, 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(description="where the time of a call goes on this GPU")
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--batches", nargs="+", type=int, default=(1, 8))
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("benchmarks.gpu_layers: there is no GPU here", file=sys.stderr)
+        return 2
+    rows = []
+    for model in options.models:
+        for batch in options.batches:
+            profile = profiled(model, batch)
+            print(f"{model}, batch {batch}\n{profile}\n", flush=True)
+            rows.append(row(model, batch, profile))
+            path = save(f"gpu-layers-{gpu_name()}", {"dtype": "float16", "layers": rows})
+    print(f"written to {path}")
+    off = [r["model"] for r in rows if abs(r["layers_ms"] - r["engine_ms"]) > 0.1 * r["engine_ms"]]
+    return 1 if off else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
