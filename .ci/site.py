@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the API reference has every public name, and the navigation only pages that are there."""
+"""Hooks of mkdocs: the API reference has every public name, and the navigation every page that is there."""
 
 import ast
 from pathlib import Path
@@ -35,9 +35,24 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Leave out of the navigation what this checkout has no page for."""
-    config["nav"] = there(config["nav"], Path(config["docs_dir"]))
+    """Leave out of the navigation what this checkout has no page for, and put what it has besides at the end."""
+    docs = Path(config["docs_dir"])
+    nav = there(config["nav"], docs)
+    named = set(pages(nav))
+    rest = sorted(path.name for path in docs.glob("*.md") if path.name not in named)
+    config["nav"] = nav + ([{"More": [{heading(docs / name): name} for name in rest]}] if rest else [])
     return config
+
+
+def pages(entries: list[Any]) -> list[str]:
+    """The pages of a navigation, at any depth."""
+    targets = [target for entry in entries for target in entry.values()]
+    return [page for target in targets for page in (pages(target) if isinstance(target, list) else [target])]
+
+
+def heading(path: Path) -> str:
+    """What a page calls itself."""
+    return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
 def there(entries: list[Any], docs: Path) -> list[Any]:
