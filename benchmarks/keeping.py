@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(NAMES), help="example models; default: resnet50 and bert")
     warnings.simplefilter("ignore", pipeline.ArtifactWarning)
-    collect("keeping", "rows", rows(parser.parse_args().names), of=("model",), add=True)
+    collect("keeping", "kept", rows(parser.parse_args().names), of=("model",), add=True)
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(line(row) + "\n")
         sys.stdout.flush()
     if options.save:
-        save("quantized", {"rows": found})
+        save("quantized", {"quantized": found})
     return 0
 
 

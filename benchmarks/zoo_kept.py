@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--build", action="store_true", help="build engines")
     options = parser.parse_args()
     found = rows(options.tables, options.first, build=options.build)
-    collect("zoo_kept", "rows", found, of=("table", "name"), add=True)
+    collect("zoo_kept", "zoo_kept", found, of=("table", "name"), add=True)
 
 
 if __name__ == "__main__":

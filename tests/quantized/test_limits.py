@@ -1,0 +1,121 @@
+"""What the converters of quantized networks refuse, each with its reason; numbers within are in test_cells."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from pipeline.aten.quantized import operators
+from pipeline.converters import quantized
+from pipeline.settings import CompilationSettings
+
+FLOAT, HALF = torch.float32, torch.float16
+NEWEST = CompilationSettings(compute_capabilities=("12.0",))
+
+
+def node(target: Any, value: torch.Tensor, *args: Any, computed: tuple[int, ...] = ()) -> torch.fx.Node:
+    """A call whose tensors are placeholders, but for those that are ``computed``; ``value`` is what it gives."""
+    graph = torch.fx.Graph()
+
+    def given(position: int, arg: Any) -> Any:
+        if not isinstance(arg, torch.Tensor):
+            return arg
+        source = graph.placeholder(f"x{position}")
+        source.meta["val"] = arg
+        if position in computed:
+            source = graph.call_function(torch.ops.aten.abs.default, (source,))
+            source.meta["val"] = arg
+        return source
+
+    call = graph.call_function(target, tuple(given(i, arg) for i, arg in enumerate(args)))
+    call.meta["val"] = value
+    return call
+
+
+def codes(*shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def dequantize(
+    kind: str = "int8", *, of: torch.Tensor | None = None, block: tuple[int, int] = (-1, -1), **more: Any
+) -> torch.fx.Node:
+    scale = torch.ones(()) if block == (-1, -1) else torch.ones(1, 8)
+    value = torch.zeros(6, 8, dtype=more.pop("dtype", HALF))
+    given = codes(6, 8) if of is None else of
+    return node(operators.dequantize.default, value, given, scale, kind, [*block], value.dtype, **more)
+
+
+def fake_quantize(kind: str = "fp8", dtype: torch.dtype = HALF, **more: Any) -> torch.fx.Node:
+    value = torch.zeros(6, 8, dtype=dtype)
+    return node(operators.fake_quantize.default, value, value, torch.ones(()), kind, [-1, -1], **more)
+
+
+def blocks(*shape: int, size: int = 16) -> torch.fx.Node:
+    value = torch.zeros(shape, dtype=HALF)
+    return node(operators.fake_quantize_blocks.default, value, value, torch.ones(()), "fp4", size)
+
+
+Case = tuple[Callable[..., Any], Callable[[], torch.fx.Node], str]
+REFUSED: dict[str, Case] = {
+    "computed codes": (quantized.dequantizes, lambda: dequantize(computed=(0,)), "its codes are computed"),
+    "an odd row": (quantized.dequantizes, lambda: dequantize("int4"), "a row of its int4 codes is odd"),
+    "ragged blocks": (quantized.dequantizes, lambda: dequantize(block=(4, 1)), "its blocks of 4 do not divide dim 0"),
+    "float64": (quantized.dequantizes, lambda: dequantize(dtype=torch.float64), "its numbers are torch.float64"),
+    "a computed scale": (quantized.fake_quantizes, lambda: fake_quantize(computed=(1,)), "its scale is computed"),
+    "float64 again": (
+        quantized.fake_quantizes,
+        lambda: fake_quantize(dtype=torch.float64),
+        "its numbers are torch.float64",
+    ),
+    "a rank of 4": (quantized.quantizes_blocks, lambda: blocks(2, 2, 2, 16), "its rank is 4"),
+    "a ragged row": (quantized.quantizes_blocks, lambda: blocks(4, 24), "do not divide its last dim, 24"),
+}
+
+
+@pytest.fixture
+def builds_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a TensorRT that builds quantized networks: 1.4, which the tests run with, refuses them all."""
+    monkeypatch.setattr(quantized, "CAPABILITIES", attrs.evolve(quantized.CAPABILITIES, quantization=True))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.usefixtures("builds_quantized")
+def test_what_is_refused_says_why(name: str) -> None:
+    validator, make, says = REFUSED[name]
+    verdict = validator(make(), NEWEST)
+    assert not verdict and says in verdict.reason
+
+
+@pytest.mark.usefixtures("builds_quantized")
+def test_what_is_within_the_limits_is_taken() -> None:
+    assert quantized.dequantizes(dequantize(), NEWEST) is True
+    assert quantized.dequantizes(dequantize("int4", of=codes(6, 4, dtype=torch.uint8), block=(2, 1)), NEWEST) is True
+    assert quantized.fake_quantizes(fake_quantize(), NEWEST) is True
+    assert quantized.quantizes_blocks(blocks(4, 32), NEWEST) is True
+
+
+@pytest.mark.usefixtures("builds_quantized")
+def test_fp4_is_for_gpus_that_have_it() -> None:
+    refused = quantized.quantizes_blocks(blocks(4, 32), CompilationSettings(compute_capabilities=("8.9", "12.0")))
+    assert not refused and "8.9 is asked for" in refused.reason and "12.0" in refused.hint
+    refused = quantized.quantizes_blocks(blocks(4, 32), CompilationSettings())
+    assert not refused and "by default" in refused.reason
+
+
+def test_a_tensorrt_that_builds_none_names_the_version_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "CAPABILITIES", attrs.evolve(quantized.CAPABILITIES, quantization=False))
+    refused = quantized.fake_quantizes(fake_quantize(), NEWEST)
+    assert not refused and "builds no quantized network" in refused.reason and ">=1.6.1" in refused.hint
+
+
+def test_every_reason_is_here() -> None:
+    """`tests/converters/test_limits.py` leaves this family to us."""
+    source = ast.parse(Path(quantized.__file__).read_text(encoding="utf-8"))
+    stated = [n for n in ast.walk(source) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Rejection"]
+    assert len(stated) == len(REFUSED) - 1 + 2  # two share one; FP4's, and that of versions
