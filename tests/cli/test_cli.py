@@ -126,7 +126,7 @@ def report(folder: Path) -> dict[str, Any]:
 def test_what_a_factory_gives_is_compiled(factory: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", f"{HERE}:{factory}"]) == 0
     out = folder / f"{factory}.engines"
-    assert sorted(p.name for p in out.iterdir()) == ["engine_0.engine", "report.json", "report.txt"]
+    assert sorted(p.name for p in out.iterdir()) == ["engine_0.engine", "program.json", "report.json", "report.txt"]
     text = (out / "report.txt").read_text()
     captured = capsys.readouterr()
     assert captured.out == f"{text}written to {factory}.engines\n"
@@ -224,7 +224,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "a file of another kind": (["compile", "text.pt2"], "'text.pt2' is not what torch.export.save writes"),
     "no spec at all": (
         ["compile", "model.onnx"],
-        "'model.onnx' is no model: write FILE.pt2, or package.module:factory",
+        "'model.onnx' is no model: write FILE.pt2, FILE.pt (of torch.jit.save), or package.module:factory",
     ),
     "no such package": (["compile", "nowhere.models:net"], "there is no module 'nowhere'"),
     "no such module": (["compile", "tests.nowhere:net"], "there is no module 'tests.nowhere'"),
