@@ -15,7 +15,7 @@ from pipeline.artifact.by_name import called_by_name, inputs_of
 from pipeline.artifact.inspect import inspect
 from pipeline.artifact.load import load
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.options import UsageError
+from pipeline.cli.options import UsageError, add_file, add_inputs
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
@@ -25,7 +25,7 @@ from pipeline.runtime.atomic import replacing
 def add_inspect(commands: Any) -> None:
     """The command ``pipeline inspect``."""
     parser = commands.add_parser("inspect", help="what a kept program is: inputs, outputs, engines; loads nothing")
-    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+    add_file(parser)
     parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
     parser.set_defaults(text=inspected)
 
@@ -33,15 +33,8 @@ def add_inspect(commands: Any) -> None:
 def add_run(commands: Any) -> None:
     """The command ``pipeline run``."""
     parser = commands.add_parser("run", help="run a kept program on arrays; write its outputs")
-    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
-    parser.add_argument(
-        "--input",
-        metavar="NAME=FILE.npy",
-        dest="inputs",
-        action="append",
-        default=[],
-        help="an input by its name: a file that numpy.save wrote, or the number that a model takes; may be repeated",
-    )
+    add_file(parser)
+    add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
     parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
     parser.set_defaults(text=ran)
@@ -50,7 +43,7 @@ def add_run(commands: Any) -> None:
 def add_serve_config(commands: Any) -> None:
     """The command ``pipeline serve-config``."""
     parser = commands.add_parser("serve-config", help="write a model repository for NVIDIA Triton from a kept program")
-    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+    add_file(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
     parser.add_argument("--name", metavar="NAME", help="the model's name; default: the file's")
     parser.set_defaults(text=served)

@@ -45,6 +45,17 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Add the argument FILE, a kept program."""
+    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+
+
+def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--input NAME=FILE.npy``, for each input; ``what`` says what may be given for one."""
+    metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"
+    parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
+
+
 def add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import load
 from pipeline.cli.kept import input_value, inputs_by_name
-from pipeline.cli.options import UsageError
+from pipeline.cli.options import UsageError, add_file, add_inputs
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
 from pipeline.profiling.measure import RUNS
@@ -24,15 +24,8 @@ from pipeline.viewing.page import write_report
 def add_profile(commands: Any) -> None:
     """The command ``pipeline profile``."""
     parser = commands.add_parser("profile", help="where the milliseconds of a call go, by layer and node; needs a GPU")
-    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
-    parser.add_argument(
-        "--input",
-        metavar="NAME=FILE.npy",
-        dest="inputs",
-        action="append",
-        default=[],
-        help="an input by its name, as for `pipeline run`; those left out are random, of the optimal sizes",
-    )
+    add_file(parser)
+    add_inputs(parser, "as for `pipeline run`; those left out are random, of the optimal sizes")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="runs of each pass (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the program's page, with times")
     parser.add_argument("--trace", metavar="FILE.json", type=Path, help="write a trace that ui.perfetto.dev reads")
