@@ -86,6 +86,7 @@ TABLE: Final = (
         recurrences.whole(CELLS[aten.lstm_cell.default]),
         "has no shapes for a GPU's kernel of a cell without biases",
         during="export",
+        before=(2, 15),
     ),
     Replacement(
         aten.gru_cell.default,
@@ -93,6 +94,7 @@ TABLE: Final = (
         recurrences.whole(CELLS[aten.gru_cell.default]),
         "has no shapes for a GPU's kernel of a cell, and runs it to have them",
         during="gpu",
+        before=(2, 15),
     ),
     *(
         Replacement(
