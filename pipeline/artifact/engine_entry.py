@@ -13,6 +13,7 @@ from attrs import frozen
 
 from pipeline.artifact import codec
 from pipeline.artifact.values import MalformedError
+from pipeline.errors import PipelineError
 
 Buffer: TypeAlias = "bytes | memoryview | mmap.mmap"
 MAGIC = b"trtp-engine\n"
@@ -22,7 +23,7 @@ MOST = 1 << 26
 """No entry has more bytes of text than this."""
 
 
-class CorruptEntryError(ValueError):
+class CorruptEntryError(PipelineError):
     """An entry that is not what was written."""
 
 
