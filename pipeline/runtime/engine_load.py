@@ -101,8 +101,13 @@ class LoadedEngine:
         if self.cache is not None:
             self.cache.save()
 
-    def context(self, said: Said, *, graph: bool = False) -> Leaf:
-        """A new execution context that is given its memory; with ``graph`` TensorRT-RTX launches it as a CUDA graph."""
+    def context(self, said: Said, *, graph: bool = False) -> tuple[Leaf, Leaf]:
+        """A new execution context that is given its memory, and its configuration, which has to outlive it.
+
+        A context of TensorRT-RTX reads its configuration when it is told another profile than the first: without it the
+        process ends. With ``graph`` TensorRT-RTX launches the context as a CUDA graph.
+        """
+        config = None
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if CAPABILITIES.runtime_config:
             config = self.cuda_engine.create_runtime_config()
@@ -119,7 +124,7 @@ class LoadedEngine:
             made = self.cuda_engine.create_execution_context(strategy)
         if made is None:
             raise ExecutionError(f"{self.network.name}: TensorRT refused an execution context ({said()})")
-        return made
+        return made, config
 
 
 def as_bound(network: Network, names: Mapping[str, str]) -> Network:

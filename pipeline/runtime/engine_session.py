@@ -107,7 +107,7 @@ class Session:
         self.arena.reserve(loaded.device_memory)
         self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, self.known.values()))
         with listening() as said:
-            self.context = loaded.context(said, graph=self._graph)
+            self.context, self._config = loaded.context(said, graph=self._graph)
             taken = self.context.set_optimization_profile_async(profile, stream.cuda_stream)
             self._require(taken, f"profile {profile}", said)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,15 +42,23 @@ def say(text: str) -> None:
 
 
 class FakeContext:
-    """Computes with `function` on memory at the addresses it was given; what is named in `refuse` returns False."""
+    """Computes with `function` on memory at the addresses it was given; what is named in `refuse` returns False.
 
-    config: FakeConfig
+    As TensorRT-RTX's it does not hold its configuration, and reads it when it is told a profile.
+    """
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: FakeEngine, config: FakeConfig) -> None:
+        self._config = weakref.ref(config)
         self.engine, self.calls, self.refuse = engine, engine.calls, engine.refuse
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.allocators: dict[str, Any] = {}
+
+    @property
+    def config(self) -> FakeConfig:
+        made = self._config()
+        assert made is not None, "the context's configuration is gone: TensorRT-RTX would end the process"
+        return made
 
     def answer(self, call: str, *details: Any) -> bool:
         self.calls.append((call, *details))
@@ -58,6 +67,7 @@ class FakeContext:
         return call not in self.refuse
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        assert self.config.strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
         return self.answer("set_optimization_profile_async", index, stream)
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -167,13 +177,10 @@ class FakeEngine:
         return FakeConfig()
 
     def create_execution_context(self, runtime_config: FakeConfig) -> FakeContext | None:
-        assert runtime_config.strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if "create_execution_context" in self.refuse:
             say("fake out of memory")
             return None
-        context = FakeContext(self)
-        context.config = runtime_config
-        return context
+        return FakeContext(self, runtime_config)
 
 
 def _tensors(rows: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:
