@@ -28,20 +28,25 @@ def attention(
     """Attention of queries [batch, heads, length, width] to keys of as many heads or fewer, where the mask is.
 
     It is what transformers calls ``sdpa``, without its branches on the number of queries. Queries that share a head of
-    keys have a dim of their own, so that no key and no value is repeated.
+    keys are rows of one product with it: keys and values are read where the cache has them, once, and none is repeated.
     """
-    groups = query.shape[1] // key.shape[1]
+    shape, heads = query.shape, key.shape[1]
+    groups = shape[1] // heads
     bias = _bias(attention_mask, position_bias, query.dtype)
-    if groups > 1:
-        query, key, value = query.unflatten(1, (key.shape[1], groups)), key.unsqueeze(2), value.unsqueeze(2)
-        bias = None if bias is None else bias.unsqueeze(2) if bias.shape[1] == 1 else bias.unflatten(1, (-1, groups))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
-    scores = scores if bias is None else scores + bias
+    scale = shape[-1] ** -0.5 if scaling is None else scaling
+    rows = query.reshape(shape[0], heads, groups * shape[2], shape[3])
+    scores = torch.matmul(rows, key.transpose(-2, -1)) * scale
+    if bias is not None:
+        scores = scores.unflatten(2, (groups, shape[2])) + _by_group(bias, heads)
     weights = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    result = torch.matmul(weights, value)
-    result = result.flatten(1, 2) if groups > 1 else result
+    weights = weights if bias is None else weights.flatten(2, 3)
+    result = torch.matmul(weights, value).reshape(shape[0], shape[1], shape[2], value.shape[-1])
     return result.transpose(1, 2).contiguous(), None
+
+
+def _by_group(bias: torch.Tensor, heads: int) -> torch.Tensor:
+    """A bias [batch, 1 or query heads, length, positions] for scores [batch, heads, groups, length, positions]."""
+    return bias.unsqueeze(2) if bias.shape[1] == 1 else bias.unflatten(1, (heads, -1))
 
 
 def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

@@ -74,7 +74,7 @@ class Filled(Cache):
 
     def __init__(self, max_cache_len: int) -> None:
         super().__init__(layers=[])
-        self.max_cache_len, self.length = max_cache_len, 0
+        self.positions, self.length = max_cache_len, 0
         self.mask: torch.Tensor | None = None
         self.cross: tuple[torch.Tensor, ...] = ()
         self.is_updated: dict[int, bool] = {}
@@ -95,7 +95,7 @@ class Filled(Cache):
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """How many there are."""
-        return self.max_cache_len
+        return self.positions
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Beams exchange rows, which the program's cache does not do."""
