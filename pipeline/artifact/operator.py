@@ -47,10 +47,11 @@ class Entry:
 
     def __init__(self, module: CompiledModule, compiled: Compiled) -> None:
         program: Program = module.program
-        self.refusal = _refusal(program)
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+        self.plain = tuple(_plain(values, o) for o in program.outputs if o.kind == "user")
+        self.refusal = _refusal(program, self.plain)
         self.key = uuid.uuid4().hex
-        self.facts = "" if self.refusal else _facts(program, self.key)
-        self.plain = tuple(_plain(program, o) for o in program.outputs if o.kind == "user")
+        self.facts = "" if self.refusal else _facts(program, values, self.key)
         self.kinds = tuple(port.kind for port in program.inputs)
         self.compiled = weakref.ref(compiled)
         _MODULES[self.key] = module
@@ -67,33 +68,30 @@ class Entry:
         return module._rebuilt([next(results) if is_tensor else value for is_tensor, value in self.plain])
 
 
-def _refusal(program: Program) -> str:
+def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
     """Why a program cannot be a call in a graph; empty if it can. What it changes, the graph would not know."""
     if program.buffers:
         return f"the compiled program updates {next(iter(program.buffers.values()))}, which no graph around it sees"
     if any(o.kind == "input" for o in program.outputs):
         return "the compiled program writes to its inputs, which no graph around it sees"
-    numbers = [o.name for o in program.outputs if o.kind == "user" and not _plain(program, o)[0] and not o.constant]
+    users = (o for o in program.outputs if o.kind == "user")
+    numbers = [o.name for o, (is_tensor, _) in zip(users, plain, strict=True) if not is_tensor and not o.constant]
     return f"the compiled program gives {numbers[0]}, a number that varies" if numbers else ""
 
 
-def _plain(program: Program, output: Output) -> tuple[bool, Leaf]:
+def _plain(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
     """Whether an output is a tensor, and its value where it is a constant."""
     if output.constant:
         return False, output.value
-    return isinstance(_value(program, output), torch.Tensor | TensorType), None
+    return isinstance(values[output.value], torch.Tensor | TensorType), None
 
 
-def _value(program: Program, output: Output) -> Argument:
-    return next(node.meta.get("val") for node in program.graph.nodes if node.name == output.value)
-
-
-def _facts(program: Program, key: str) -> str:
+def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
     """What the fake implementation knows: the key, the inputs' sizes, the results' dtypes and sizes."""
     tensors = [[written(size) for size in port.shape] for port in program.inputs if port.kind == "tensor"]
     sizes = [written(port.value) for port in program.inputs if port.kind == "symint"]
-    values = [_value(program, o) for o in program.outputs if o.kind == "user" and not o.constant]
-    results = [[str(v.dtype).removeprefix("torch."), [written(size) for size in shape_of(v)]] for v in values]
+    given = [values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
+    results = [[str(v.dtype).removeprefix("torch."), [written(size) for size in shape_of(v)]] for v in given]
     facts: dict[str, JsonData] = {"key": key, "tensors": tensors, "sizes": sizes, "results": results}
     return json.dumps(facts)
 
@@ -120,13 +118,19 @@ def run(
     inputs, sizes: its inputs that are tensors, and those that are whole numbers.
     facts: the key of the module, and the shapes of inputs and results.
     """
-    module = _module(program, json.loads(facts)["key"])
+    module = _module(program, _key(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
     leaves = [next(given[port.kind]) if port.kind in given else port.value for port in ports]
     args, kwargs = tree_unflatten(leaves, module.program.in_spec)
     results = [leaf for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
     return _apart(results, inputs)
+
+
+@lru_cache(maxsize=256)
+def _key(facts: str) -> str:
+    """The key of the module that a call tells."""
+    return str(json.loads(facts)["key"])
 
 
 def _module(program: torch.Tensor | None, key: str) -> CompiledModule:

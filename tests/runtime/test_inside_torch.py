@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from json import loads
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import pipeline
+from pipeline.artifact import operator
 
 ROOT = Path(__file__).parents[2]
 ROWS = pipeline.Input(min_shape=(1, 4), opt_shape=(2, 4), max_shape=(8, 4))
@@ -101,6 +103,29 @@ print("equal")
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.stdout == "equal\n", done.stderr
+
+
+def test_calls_decode_their_facts_once(compiled: pipeline.Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = torch.compile(Around(compiled.module()), backend="eager", dynamic=True)
+    made(torch.randn(2, 4))
+    decoded: list[str] = []
+    monkeypatch.setattr(operator.json, "loads", lambda text: decoded.append(text) or loads(text))
+    for batch in (3, 4, 5, 6):
+        made(torch.randn(batch, 4))
+    assert len(decoded) <= 1
+
+
+def test_a_module_reads_its_graph_once_for_all_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Many(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [x + i for i in range(20)]
+
+    compiled = pipeline.default()(Many(), (torch.ones(2),))
+    module, read = compiled.module(), []
+    nodes = torch.fx.Graph.nodes
+    monkeypatch.setattr(torch.fx.Graph, "nodes", property(lambda graph: read.append(graph) or nodes.fget(graph)))
+    entry = operator.Entry(module, compiled)
+    assert len(entry.plain) == 20 and len(read) == 1
 
 
 def test_a_graph_outside_of_the_ranges_is_told(compiled: pipeline.Compiled) -> None:
