@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from attrs import evolve, frozen
 
+from pipeline.artifact.sums import SharedFile, SummedWriter
 from pipeline.errors import ArtifactError
 
 ALIGNMENT = 4096
-PIECE = 1 << 22
 MANIFEST = "manifest.json"
 NAME = re.compile(r"[a-z]+(/[0-9]{1,6})?\.(json|plan|safetensors)", re.ASCII)
 
@@ -84,41 +83,35 @@ def tail(entries: Sequence[Entry], manifest: str) -> bytes:
 
 
 class Writer:
-    """Writes entries one after the other to a file that can be sought, the manifest last."""
+    """Writes entries one after the other to a file that can be sought, the manifest last. A context."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file = file
+        self.file, self.summed = file, SummedWriter(file)
         self.entries: list[Entry] = []
         self.digests: dict[str, str] = {}
 
-    def add(self, name: str, parts: Iterable[memoryview | bytes], size: int) -> str:
-        """Writes an entry, whose parts have ``size`` bytes together; gives their SHA-256."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.summed.__exit__(kind, *rest)
+
+    def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
+        """Writes an entry, whose parts have ``size`` bytes together; gives their SHA-256, which may be known."""
         entry = Entry(name, self.entries[-1].end if self.entries else 0, size)
         self.file.write(entry.header())
-        sha256, crc = hashlib.sha256(), 0
-        for part in parts:
-            for piece in pieces(part):
-                sha256.update(piece)
-                crc = zlib.crc32(piece, crc)
-                self.file.write(piece)
+        self.digests[name], crc = self.summed.write(parts, size, digest)
         entry = evolve(entry, crc=crc)
         self.file.seek(entry.offset)
         self.file.write(entry.header())
         self.file.seek(entry.end)
         self.entries.append(entry)
-        self.digests[name] = sha256.hexdigest()
         return self.digests[name]
 
     def finish(self, manifest: bytes) -> None:
         """Writes the manifest and the end."""
         digest = self.add(MANIFEST, [manifest], len(manifest))
         self.file.write(tail(self.entries, digest))
-
-
-def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
-    """A part in pieces of a few MB."""
-    view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
-    return (view[start : start + PIECE] for start in range(0, view.nbytes, PIECE))
 
 
 class Reader:
@@ -129,8 +122,8 @@ class Reader:
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        self.file, self.name = file, name
-        self.size = file.seek(0, 2)
+        self.file, self.name = SharedFile(file), name
+        self.size, self.at = self.file.size, self.file.at
         if self.at(0, 4) != b"PK\x03\x04":
             raise ArtifactError(f"{name} is no kept program", "compiled.save(path) writes one")
         try:
@@ -139,11 +132,6 @@ class Reader:
             raise self.broken("its end is missing or was altered") from None
         self.entries = {entry.name: entry for entry in found}
         self.manifest = self._manifest(digest)
-
-    def at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, as many as there are."""
-        self.file.seek(offset)
-        return self.file.read(max(0, min(size, self.size - offset)))
 
     def broken(self, why: str) -> ArtifactError:
         """The error for a file that is not what was written."""
@@ -187,32 +175,28 @@ class Reader:
         return data
 
     def verify(self, name: str, digest: str) -> Entry:
-        """The entry, after its data was read and compared with a SHA-256. It is read from the file and not mapped, so
-        that it takes no memory."""
+        """The entry, after its data was read and compared with a SHA-256. Threads may verify entries at the same
+        time."""
+        entry = self._entry(name)
+        if self.file.digest(entry.data, entry.size) != digest:
+            raise self._other(name)
+        return entry
+
+    def _entry(self, name: str) -> Entry:
         if name not in self.entries:
             raise self.broken(f"it has no entry {name}")
-        entry = self.entries[name]
-        if digest_of(self.file, entry.data, entry.size) != digest:
-            raise self.broken(f"entry {name} is not as it was written")
-        return entry
+        return self.entries[name]
+
+    def _other(self, name: str) -> ArtifactError:
+        return self.broken(f"entry {name} is not as it was written")
 
     def read(self, name: str, digest: str) -> bytes:
         """An entry's data, verified."""
-        entry = self.verify(name, digest)
-        return self.at(entry.data, entry.size)
-
-
-def digest_of(file: BinaryIO, offset: int, size: int) -> str:
-    """The SHA-256 of a part of a file."""
-    sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
-    file.seek(offset)
-    while size > 0:
-        count = file.readinto(piece[: min(size, PIECE)])  # type: ignore[attr-defined]
-        if not count:
-            break
-        sha256.update(piece[:count])
-        size -= count
-    return sha256.hexdigest()
+        entry = self._entry(name)
+        data = self.at(entry.data, entry.size)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self._other(name)
+        return data
 
 
 def _entries(rows: bytes) -> Iterator[Entry]:

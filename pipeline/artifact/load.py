@@ -7,6 +7,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -14,10 +15,11 @@ import torch
 
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
 from pipeline.artifact.codec import at
-from pipeline.artifact.container import Reader, digest_of
+from pipeline.artifact.container import Reader
 from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptEngine, KeptSegment, KeptVerdict, Manifest
 from pipeline.artifact.operators import target_of
 from pipeline.artifact.rebuild import stand_in
+from pipeline.artifact.sums import SharedFile
 from pipeline.artifact.tensors import Kept, Source
 from pipeline.artifact.values import MalformedError, MissingOperatorError
 from pipeline.aten.graphs import over
@@ -49,8 +51,8 @@ def load(path: str | os.PathLike[str]) -> Compiled:
         ArtifactError: it is no kept program, was truncated or altered, comes from a newer version, or calls an operator
             that this process does not have; the message says which.
     """
-    with opened(Path(path)) as file:
-        compiled = _Loader(file, Path(path)).compiled()
+    with opened(Path(path)) as file, ThreadPoolExecutor(os.cpu_count()) as threads:
+        compiled = _Loader(file, Path(path), threads).compiled()
     if not has_gpu():
         warnings.warn(ArtifactWarning(f"no GPU here: {path} runs on the CPU reference executor"), stacklevel=2)
     return compiled
@@ -102,19 +104,24 @@ def _read(reader: Reader, data: object, kind: type[T], name: str) -> T:
 
 
 class _Loader:
-    """Makes the program of an open file, step by step."""
+    """Makes the program of an open file, step by step. Threads compare engines and weights with their digests while the
+    text is read; both are waited for before anything is made of them."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.file, self.path = file, path
+    def __init__(self, file: BinaryIO, path: Path, threads: Executor) -> None:
+        self.file, self.path, self.threads = file, path, threads
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
         self.missing = ""
-        self.tensor = self.source()
+        long = [*filter(None, [self.manifest.weights.entry]), *(engine.entry for engine in self.manifest.engines)]
+        digests = {name: self.digest(name) for name in long}
+        self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
 
     def compiled(self) -> Compiled:
         """The program, after everything was checked."""
         kept = self.manifest
         networks = tuple(self.entry(name, Network) for name in kept.networks)
+        self.segments = [self.entry(name, KeptSegment) for name in kept.graphs]
+        self.tensor = self.source()
         try:
             check_recipes([*kept.constants.values(), *kept.refit_map.values()])
             compiled = Compiled(
@@ -150,19 +157,19 @@ class _Loader:
         if not kept:
             return ()
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
-        rows = [(engine, self.reader.verify(engine.entry, self.digest(engine.entry))) for engine in kept]
+        rows = [(engine, self.verified[engine.entry].result()) for engine in kept]
         return tuple(_engine(engine, memory[at.data : at.end]) for engine, at in rows)
 
     def source(self) -> Source:
         """Where the tensors are."""
         kept = self.manifest.weights
         if kept.entry:
-            entry = self.reader.verify(kept.entry, self.digest(kept.entry))
+            entry = self.verified[kept.entry].result()
             return self.mapped(self.file, entry.data, entry.size)
         beside = self.path.parent / kept.file
         if kept.file and beside.is_file():
             with opened(beside) as file:
-                if file.seek(0, 2) != kept.size or digest_of(file, 0, kept.size) != kept.sha256:
+                if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:
                     raise ArtifactError(f"{beside} does not have the weights of {self.path}", "save them again")
                 return self.mapped(file, 0, kept.size)
         self.missing = f"{beside} is missing" if kept.file else f"{self.path} was saved without weights"
@@ -209,7 +216,7 @@ class _Loader:
 
     def graph_module(self) -> torch.fx.GraphModule:
         """The graph: the nodes of all entries in their order, over the graphs and tensors that they read."""
-        segments = [self.entry(name, KeptSegment) for name in self.manifest.graphs]
+        segments = self.segments
         rows = {row.name: row for segment in segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
             raise MalformedError("the nodes of its graph are not those that its manifest lists")

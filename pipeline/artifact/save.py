@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
-from pipeline.artifact.container import Writer, pieces
+from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import kept_node
 from pipeline.artifact.manifest import (
     FORMAT,
@@ -25,6 +25,7 @@ from pipeline.artifact.manifest import (
     Manifest,
     Versions,
 )
+from pipeline.artifact.sums import SummedWriter
 from pipeline.artifact.tensors import Tensors
 from pipeline.aten.naming import module_stack
 from pipeline.compiled import Compiled
@@ -39,7 +40,9 @@ from pipeline.version import __version__
 PathLike: TypeAlias = "str | os.PathLike[str]"
 INSIDE, NONE = "inside", "none"
 WEIGHTS = "weights.safetensors"
-Entries: TypeAlias = dict[str, tuple[Iterable[Any], int]]
+Entries: TypeAlias = dict[str, tuple[Iterable[Any], int, str]]
+"""The parts of each entry, their bytes together, and their SHA-256 where it is known."""
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None:
@@ -64,12 +67,11 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         stored = _weights_beside(beside, place, tensors)
     elif os.fspath(weights) == INSIDE and tensors.by_key:
         header = tensors.header()
-        entries[WEIGHTS] = (_chain(header, tensors), len(header) + tensors.nbytes)
+        entries[WEIGHTS] = (_chain(header, tensors), len(header) + tensors.nbytes, "")
         stored = KeptWeights(entry=WEIGHTS)
-    with replacing(place) as file:
-        writer = Writer(file)
-        for name, (parts, size) in entries.items():
-            writer.add(name, parts, size)
+    with replacing(place) as file, Writer(file) as writer:
+        for name, (parts, size, digest) in entries.items():
+            writer.add(name, parts, size, digest)
         writer.finish(text(codec.written(manifest(stored, FrozenDict(writer.digests)), Manifest)))
 
 
@@ -81,14 +83,12 @@ def _chain(header: bytes, tensors: Tensors) -> Iterator[Any]:
 def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
     if path.absolute() == program.absolute():
         raise ArtifactError(f"{path} is the program's own file", 'weights="inside" has them in it')
-    header, sha256 = tensors.header(), hashlib.sha256()
-    with replacing(path) as file:
-        for piece in (piece for part in _chain(header, tensors) for piece in pieces(part)):
-            sha256.update(piece)
-            file.write(piece)
-    relative = os.path.relpath(path.absolute(), program.absolute().parent)
+    header = tensors.header()
     size = len(header) + tensors.nbytes
-    return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256.hexdigest())
+    with replacing(path) as file, SummedWriter(file) as summed:
+        sha256, _ = summed.write(_chain(header, tensors), size)
+    relative = os.path.relpath(path.absolute(), program.absolute().parent)
+    return KeptWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
 
 
 def text(data: object) -> bytes:
@@ -102,7 +102,8 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
     entries: Entries = {}
     engines = []
     for i, engine in enumerate(compiled.engines):
-        entries[f"engines/{i}.plan"] = ([memoryview(engine.plan)], engine.nbytes)
+        known = engine.digest if _SHA256.fullmatch(engine.digest) else ""
+        entries[f"engines/{i}.plan"] = ([memoryview(engine.plan)], engine.nbytes, known)
         names = engine.bindings, engine.weights, engine.stripped
         kept = KeptEngine(engine.name, f"engines/{i}.plan", engine.library, engine.refittable, engine.digest, *names)
         engines.append(kept)
@@ -155,7 +156,7 @@ def _verdict(verdict: Verdict) -> KeptVerdict:
 
 def _add_json(entries: Entries, name: str, record: object, kind: type) -> None:
     data = text(codec.written(record, kind))
-    entries[name] = ([data], len(data))
+    entries[name] = ([data], len(data), "")
 
 
 def _versions(program: Program) -> Versions:

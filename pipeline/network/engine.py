@@ -12,6 +12,7 @@ from pipeline.frozen import FrozenDict
 @frozen
 class Engine:
     """A serialized engine. ``plan`` is what TensorRT loads, as a buffer; it is good for one version of the library.
+    ``digest`` is the plan's SHA-256, in hexadecimal digits.
 
     ``bindings`` and ``weights``: what the plan calls inputs, outputs and weights, by the network's names, where the two
     differ: a plan from a cache may have been built for a program with other names. A ``stripped`` plan

@@ -84,14 +84,14 @@ def entries_of(data: bytes) -> dict[str, bytes]:
 def rewritten(entries: dict[str, bytes], manifest: Any) -> bytes:
     """A file of these entries, with digests that are right."""
     file = io.BytesIO()
-    writer = Writer(file)
-    for name, data in entries.items():
-        if name != MANIFEST:
-            writer.add(name, [data], len(data))
-    if isinstance(manifest, dict) and "entries" in manifest:
-        known = {name: hashlib.sha256(data).hexdigest() for name, data in entries.items() if name != MANIFEST}
-        manifest = {**manifest, "entries": sorted(known.items())}
-    writer.finish(json.dumps(manifest).encode())
+    with Writer(file) as writer:
+        for name, data in entries.items():
+            if name != MANIFEST:
+                writer.add(name, [data], len(data))
+        if isinstance(manifest, dict) and "entries" in manifest:
+            known = {name: hashlib.sha256(data).hexdigest() for name, data in entries.items() if name != MANIFEST}
+            manifest = {**manifest, "entries": sorted(known.items())}
+        writer.finish(json.dumps(manifest).encode())
     return file.getvalue()
 
 

@@ -1,0 +1,132 @@
+"""Digests of long data, computed on threads of their own while it is written or read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import BinaryIO, Self
+
+PIECE = 1 << 20
+"""Bytes that are read, hashed and written at a time: what a core's cache holds."""
+AHEAD = 16
+"""Pieces that a writer may be ahead of a digest, and so the memory that waits for it."""
+SYNCED = 1 << 25
+"""Bytes after which the system is asked to begin to write a file to the disk."""
+
+
+def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
+    """A part in pieces of `PIECE` bytes."""
+    view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
+    return (view[start : start + PIECE] for start in range(0, view.nbytes, PIECE))
+
+
+class _Line:
+    """A thread that does one thing after the other, a bounded number of them behind who asks."""
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1)
+        self.waiting: deque[Future[None]] = deque()
+
+    def put(self, act: Callable[[], None]) -> None:
+        """Has the thread do something, after what it was told before."""
+        self.waiting.append(self.thread.submit(act))
+        if len(self.waiting) > AHEAD:
+            self.waiting.popleft().result()
+
+    def done(self) -> None:
+        """Waits until all is done; raises what went wrong."""
+        while self.waiting:
+            self.waiting.popleft().result()
+
+
+class SummedWriter:
+    """Writes to a file while other threads compute the SHA-256 and CRC-32, and the disk takes what was written before.
+
+    A context: its threads end with it. The file is on the disk when the caller has called fsync.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.lines = _Line(), _Line()
+        self.disk = ThreadPoolExecutor(1)
+        self.syncing: Future[None] | None = None
+        self.unsynced = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with ExitStack() as ends:
+            for thread in (*(line.thread for line in self.lines), self.disk):
+                ends.callback(thread.shutdown, cancel_futures=True)
+            if kind is None and self.syncing is not None:
+                self.syncing.result()  # what the disk could not take, a later fsync would not tell again
+
+    def write(self, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> tuple[str, int]:
+        """Writes parts of ``size`` bytes together; gives their SHA-256, in hexadecimal digits, and their CRC-32.
+        ``digest`` is the SHA-256 where it is known."""
+        sha256, crc = hashlib.sha256(), [0]
+
+        def check(piece: memoryview) -> None:
+            crc[0] = zlib.crc32(piece, crc[0])
+
+        acts: tuple[Callable[[memoryview], None], ...] = (check,) if digest else (check, sha256.update)
+        for piece in (piece for part in parts for piece in pieces(part)):
+            for line, act in zip(self.lines, acts, strict=False):
+                if size <= PIECE:
+                    act(piece)
+                else:
+                    line.put(partial(act, piece))
+            self.file.write(piece)
+            self._sync(piece.nbytes)
+        for line in self.lines:
+            line.done()
+        return digest or sha256.hexdigest(), crc[0]
+
+    def _sync(self, count: int) -> None:
+        """Has the disk begin, once in a while and one time at a time: the fsync at the end waits for the rest only."""
+        self.unsynced += count
+        if self.unsynced < SYNCED:
+            return
+        if self.syncing is not None:
+            if not self.syncing.done():
+                return
+            self.syncing.result()
+        self.file.flush()
+        self.unsynced = 0
+        self.syncing = self.disk.submit(getattr(os, "fdatasync", os.fsync), self.file.fileno())
+
+
+class SharedFile:
+    """A file that several threads read at places of their own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.lock = file, threading.Lock()
+        self.size = file.seek(0, 2)
+
+    def at(self, offset: int, size: int) -> bytes:
+        """Bytes of the file, as many as there are."""
+        with self.lock:
+            self.file.seek(offset)
+            return self.file.read(max(0, min(size, self.size - offset)))
+
+    def digest(self, offset: int, size: int) -> str:
+        """The SHA-256 of a part of the file, or of what there is of it, in hexadecimal digits. It is read and not
+        mapped, so that it takes no memory."""
+        sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
+        while size > 0:
+            with self.lock:
+                self.file.seek(offset)
+                count = self.file.readinto(piece[: min(size, PIECE)])  # type: ignore[attr-defined]
+            if not count:
+                break
+            sha256.update(piece[:count])
+            offset, size = offset + count, size - count
+        return sha256.hexdigest()
