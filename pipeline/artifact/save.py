@@ -32,6 +32,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
+from pipeline.network.engine import Engine
 from pipeline.program import Program, Verdict, version
 from pipeline.runtime.atomic import replacing
 from pipeline.trt import LIBRARY, has_gpu
@@ -100,13 +101,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
     """The manifest, but for where the weights are and the digests of the entries; and the entries."""
     program, partitioned = compiled.program, compiled.partitioned
     entries: Entries = {}
-    engines = []
-    for i, engine in enumerate(compiled.engines):
-        known = engine.digest if _SHA256.fullmatch(engine.digest) else ""
-        entries[f"engines/{i}.plan"] = ([memoryview(engine.plan)], engine.nbytes, known)
-        names = engine.bindings, engine.weights, engine.stripped
-        kept = KeptEngine(engine.name, f"engines/{i}.plan", engine.library, engine.refittable, engine.digest, *names)
-        engines.append(kept)
+    engines = tuple(_engine(i, engine, entries) for i, engine in enumerate(compiled.engines))
     networks = [f"networks/{i}.json" for i in range(len(compiled.networks))]
     for name, network in zip(networks, compiled.networks, strict=True):
         _add_json(entries, name, network, Network)
@@ -125,7 +120,7 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         shapes=program.shapes,
         settings=kept_settings.written(program.settings),
         segments=partitioned.segments,
-        engines=tuple(engines),
+        engines=engines,
         networks=tuple(networks),
         constants=program.constants,
         refit_map=compiled.refit_map,
@@ -147,6 +142,14 @@ def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
     return lambda weights, digests: made(weights=weights, entries=digests), entries
+
+
+def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:
+    """What the manifest says of an engine, whose plan becomes an entry."""
+    name, known = f"engines/{place}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
+    entries[name] = ([memoryview(engine.plan)], engine.nbytes, known)
+    names = engine.bindings, engine.weights, engine.stripped
+    return KeptEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
 
 
 def _verdict(verdict: Verdict) -> KeptVerdict:
