@@ -96,6 +96,7 @@ class Capabilities:
     depthwise_bfloat16: bool
     int8_activations: bool
     quantization: bool
+    int8_convolutions: bool
     lone_queries: bool
     turned_products: bool
     runtime_config: bool
@@ -138,6 +139,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         depthwise_bfloat16=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
         quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine
+        int8_convolutions=not rtx or version >= (1, 7),  # of codes by codes: "CHECK(dtype == …)" before, and no engine
         lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
@@ -195,9 +197,7 @@ _DTYPES = {
 DTYPE_NAMES: Mapping[str, str] = MappingProxyType(
     {ours: torchs for ours, torchs in _DTYPES.items() if ours in trt.DataType.__members__}
 )
-_TORCH: Mapping[str, torch.dtype] = {
-    ours: getattr(torch, name) for ours, name in _DTYPES.items() if hasattr(torch, name)
-}
+_TORCH: Mapping[str, torch.dtype] = {o: getattr(torch, name) for o, name in _DTYPES.items() if hasattr(torch, name)}
 _TRT: Mapping[torch.dtype, str] = {dtype: ours for ours, dtype in _TORCH.items() if ours in DTYPE_NAMES}
 
 
@@ -254,9 +254,8 @@ class _WeightsStruct(ctypes.Structure):
 
 def _struct_pointer(weights: Any) -> int | None:
     """The pointer in a `trt.Weights`, which has no property for it; None unless the rest of the record agrees."""
-    struct = ctypes.cast(
-        ctypes.c_void_p.from_address(id(weights) + object.__basicsize__), ctypes.POINTER(_WeightsStruct)
-    )
+    pointer = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__)
+    struct = ctypes.cast(pointer, ctypes.POINTER(_WeightsStruct))
     if not struct:
         return None
     held = struct.contents

@@ -9,6 +9,7 @@ import torch
 from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.support import Rejection
+from pipeline.aten.traits import Does, does
 from pipeline.converters.binding import converts
 from pipeline.impl import quantize as impl
 from pipeline.impl.base import ITensor, Value
@@ -19,6 +20,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP4_FROM = (12, 0)
 """The least compute capability that has FP4."""
+PASSING = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
 
 def builds(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -72,6 +74,18 @@ def fake_quantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool |
     return _has_dtype(node) and builds(node, settings)
 
 
+def convolves_codes(node: torch.fx.Node | None) -> bool:
+    """Whether a pair's numbers are convolved with a weight that is codes too, behind what only passes them on."""
+    for user in () if node is None else node.users:
+        kind = does(user.target)
+        if kind is Does.CONVOLVES and (weight := argument(user, "weight")) is not node:
+            if isinstance(weight, torch.fx.Node) and weight.target is operators.dequantize.default:
+                return True
+        elif kind in PASSING and convolves_codes(user):
+            return True
+    return False
+
+
 def quantizes_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A rank of 2 or 3, and a last dim that its blocks divide."""
     size, value = argument(node, "size"), node.meta["val"]
@@ -93,6 +107,8 @@ def dequantize(net: Net, input: Value, scale: Value, type: str, block: Sequence[
 @converts(operators.fake_quantize.default, validator=fake_quantizes)
 def fake_quantize(net: Net, input: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
     """pipeline::fake_quantize(Tensor input, Tensor scale, str type, int[] block) -> Tensor"""
+    if not CAPABILITIES.int8_convolutions and type == "int8" and convolves_codes(net.ctx.node):
+        return impl.rounded(net, input, scale, type)
     return impl.fake_quantize(net, input, scale, type, block)
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.aten.quantized import is_packed
-from pipeline.impl import base
+from pipeline.aten.quantized import TYPES, is_packed
+from pipeline.impl import base, elementwise
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block as building_block
 from pipeline.network.net import Net
@@ -85,6 +85,17 @@ def fake_quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[i
     dtype = base.dtype_of(x)
     made = quantize(net, x, scale, type, block)
     return dequantize(net, made, scale, type, block, dtype)
+
+
+@building_block
+def rounded(net: Net, x: Value, scale: Value, type: str) -> ITensor:
+    """The same by arithmetic, of one scale and whole codes, for products that TensorRT has no kernel of codes for."""
+    dtype, kind = base.dtype_of(x), TYPES[type]
+    each = scale_of(net, scale, (), torch.float32)
+    quotient = elementwise.binary(net, "DIV", base.tensor(net, x, torch.float32), each)
+    low = elementwise.binary(net, "MAX", base.unary(net, "ROUND", quotient), kind.low)
+    codes = elementwise.binary(net, "MIN", low, kind.high)
+    return base.cast(net, elementwise.binary(net, "PROD", codes, each), dtype)
 
 
 @building_block

@@ -11,9 +11,12 @@ import attrs
 import pytest
 import torch
 
+import pipeline
 from pipeline.aten.quantized import operators
 from pipeline.converters import quantized
 from pipeline.settings import CompilationSettings
+from pipeline.trt import CAPABILITIES
+from tests.quantized.models import COMPILE
 
 FLOAT, HALF = torch.float32, torch.float16
 NEWEST = CompilationSettings(compute_capabilities=("12.0",))
@@ -119,3 +122,39 @@ def test_every_reason_is_here() -> None:
     source = ast.parse(Path(quantized.__file__).read_text(encoding="utf-8"))
     stated = [n for n in ast.walk(source) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Rejection"]
     assert len(stated) == len(REFUSED) - 1 + 2  # two share one; FP4's, and that of versions
+
+
+class Convolved(torch.nn.Module):
+    """A convolution whose input and weight are INT8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(8, 4, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the codes stand for, convolved; the input is reshaped in between."""
+        codes = torch.fake_quantize_per_tensor_affine(x, 0.03125, 0, -128, 127)
+        weight = torch.fake_quantize_per_tensor_affine(self.weight, 0.02, 0, -128, 127)
+        return torch.nn.functional.conv2d(codes.reshape(2, 4, 8, 8), weight)
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_convolutions_of_codes_by_codes_are_pairs_where_tensorrt_builds_them(
+    able: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = attrs.evolve(quantized.CAPABILITIES, quantization=True, int8_convolutions=able)
+    monkeypatch.setattr(quantized, "CAPABILITIES", mine)
+    model, x = Convolved().eval(), 3 * torch.randn(2, 4, 64)
+    compiled = COMPILE(model, args=(x,))
+    kinds = compiled.networks[0].kinds()
+    assert (kinds.get("QUANTIZE", 0), kinds["DEQUANTIZE"]) == ((1, 2) if able else (0, 1))
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not CAPABILITIES.quantization, reason="TensorRT-RTX builds quantized networks from 1.6 on")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_convolutions_of_codes_by_codes_build(dtype: torch.dtype) -> None:
+    """RTX 1.6 has no kernel for them, and ended the build with an internal error."""
+    x = torch.randn(2, 4, 64).to(dtype)
+    compiled = pipeline.default(require_full_compilation=True)(Convolved().eval().to(dtype), args=(x,))
+    assert compiled.engines[0].nbytes > 0
