@@ -92,7 +92,7 @@ class Capabilities:
     cumulative: bool
     nonzero: bool
     strided_dilated_deconvolution: bool
-    bfloat16_after_products: bool
+    halves_after_products: bool
     depthwise_bfloat16: bool
     int8_activations: bool
     quantization: bool
@@ -135,7 +135,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         cumulative=hasattr(network, "add_cumulative"),
         nonzero=not rtx,  # RTX: the network takes the layer, "no runners" at the build
         strided_dilated_deconvolution=not rtx,
-        bfloat16_after_products=not rtx or version >= (1, 6),  # garbage before, on an H200: `base.cast`
+        halves_after_products=not rtx or version >= (1, 6),  # garbage before, on an H200: `base.cast`, `impl.matmul`
         depthwise_bfloat16=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
         quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine

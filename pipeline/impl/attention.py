@@ -37,22 +37,22 @@ def fused(
     """One kernel, under the conditions of ``attention_limits`` for the fitted case; a query that may attend to nothing
     gives 0. ``some``: the mask is known to leave something to attend to in every row."""
     rank, own = base.rank(query), base.dims(value)[-1]
-    query, key, value = (_fitted(net, x) for x in (query, key, value))
+    width = limits.kernel_width(base.dims(query)[-1], own)
+    query, key, value = (_fitted(net, x, width) for x in (query, key, value))
     bias = None if mask is None else _raised(net, base.tensor(net, mask, rank=max(rank, 2)))
     attend = _layer if limits.BY_LAYER else _spelled
     result = attend(net, _scaled(net, query, scale), key, value, bias, causal=causal)
     if bias is not None and not some:
         result = _alive(net, result, bias)
-    if own < limits.HEAD_DIMS[0]:
+    if own != base.dims(result)[-1]:
         result = sampled(net, result, [3], [0], [own])
     return base.squeeze(net, result, ABSENT[rank])
 
 
-def _fitted(net: Net, x: ITensor) -> ITensor:
-    """Four dims, and heads for which there are kernels: small ones are padded with zeros."""
+def _fitted(net: Net, x: ITensor, width: int | None) -> ITensor:
+    """Four dims, and a head dim of the kernel's width: less is padded with zeros."""
     x = _raised(net, x)
-    small = base.dims(x)[-1] < limits.HEAD_DIMS[0]
-    return sampled(net, x, [3], [0], [limits.PADDED_HEAD], mode="FILL") if small else x
+    return x if width in (None, base.dims(x)[-1]) else sampled(net, x, [3], [0], [width], mode="FILL")
 
 
 def _raised(net: Net, x: ITensor) -> ITensor:

@@ -48,7 +48,7 @@ def _heads(case: Case) -> bool:
     queries, keys = case.query[1], case.key[1]
     if not isinstance(queries, int) or not isinstance(keys, int):
         return False
-    return queries == keys or (case.gqa and keys > 0 and queries % keys == 0)
+    return keys in (queries, 1) or (case.gqa and keys > 0 and queries % keys == 0)
 
 
 CONDITIONS = (
@@ -57,7 +57,7 @@ CONDITIONS = (
     Condition("four dims", lambda case: len(case.query) == len(case.key) == len(case.value) == 4),
     Condition("key and value of one shape", lambda case: case.key == case.value),
     Condition("query and key of one batch", lambda case: case.query[0] == case.key[0]),
-    Condition("a known number of heads, equal, or grouped with enable_gqa", _heads),
+    Condition("a known number of heads, equal, one for all, or grouped with enable_gqa", _heads),
     Condition(
         f"a head dim of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
         lambda case: isinstance(case.query[3], int) and case.query[3] in HEAD_DIMS,
@@ -77,19 +77,27 @@ PADDED_HEAD = 16
 
 
 def fitted(case: Case) -> Case:
-    """The case as it reaches the kernel: with one head where it has no dim for heads, and small ones padded."""
+    """The case as it reaches the kernel: with one head where it has no dim for heads, and head dims padded to one."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
         return case
     if case.mask is not None and len(case.mask) > len(case.query):
         return case
-    query, key, value = (_fitted(shape) for shape in (case.query, case.key, case.value))
+    width = kernel_width(case.query[-1], case.value[-1])
+    query, key, value = (_fitted(shape, width) for shape in (case.query, case.key, case.value))
     return evolve(case, query=query, key=key, value=value)
 
 
-def _fitted(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+def kernel_width(query: Any, value: Any) -> int | None:
+    """The head dim that queries, keys and values are padded to: the greater of two, and one that has kernels; None
+    where an expression or nothing at all is among the two."""
+    if not all(isinstance(size, int) and size > 0 for size in (query, value)):
+        return None
+    return PADDED_HEAD if max(query, value) < HEAD_DIMS[0] else max(query, value)
+
+
+def _fitted(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
     *leading, length, head = shape
-    small = isinstance(head, int) and 0 < head < HEAD_DIMS[0]
-    return (*leading, *(1,) * (2 - len(leading)), length, PADDED_HEAD if small else head)
+    return (*leading, *(1,) * (2 - len(leading)), length, head if width is None else width)
 
 
 def unmet(case: Case) -> Condition | None:

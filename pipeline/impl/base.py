@@ -60,7 +60,7 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITe
 
     A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does: RTX 1.4 gives
     garbage then (docs/tensorrt.md). So the larger of the result and itself follows in that kernel, unless the cast is
-    part of what TensorRT recognises (``bare``).
+    part of what TensorRT recognises (``bare``). Some products are cast in the next kernel: see `matmul`.
     """
     wanted = to_trt(network_dtype(dtype))
     if x.dtype == wanted:
@@ -68,10 +68,11 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITe
     if dtype == torch.bool:
         return unary(net, "NOT", is_zero(net, x))
     wide = x.dtype == trt.float32
+    if wide and dtype.itemsize == 2 and ("rounded apart", id(x)) in net.ctx.memo:
+        x = elementwise(net, "MAX", x, x)
     made = net.add("cast", x, wanted).get_output(0)
-    if bare or not wide or dtype != torch.bfloat16 or CAPABILITIES.bfloat16_after_products:
-        return made
-    return elementwise(net, "MAX", made, made)
+    mend = wide and not bare and dtype == torch.bfloat16 and not CAPABILITIES.halves_after_products
+    return elementwise(net, "MAX", made, made) if mend else made
 
 
 @block

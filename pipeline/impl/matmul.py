@@ -8,7 +8,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
 from pipeline.impl.shape import bounds_of, sampled, total
 from pipeline.network.context import SymbolicInt
@@ -61,7 +61,16 @@ def _product(
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    return net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
+    return _rounded_apart(net, net.add("matrix_multiply", x, op_a, y, op_b).get_output(0))
+
+
+@fact
+def _rounded_apart(net: Net, product: ITensor) -> ITensor:
+    """The product; if it is float32 and has two batch dims or more, `base.cast` does not let its own kernel round it to
+    halves: RTX 1.4 refuses to run that in float16, and gives garbage in bfloat16 (docs/tensorrt.md)."""
+    if not CAPABILITIES.halves_after_products and product.dtype == trt.float32 and base.rank(product) > 3:
+        net.ctx.memo["rounded apart", id(product)] = product
+    return product
 
 
 def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:

@@ -91,7 +91,7 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """The record of an engine. A warning says which of its kernels are wrong, as far as that can be seen."""
     found = sources(data)
     wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data, found)]
-    if not CAPABILITIES.bfloat16_after_products and _has_bfloat16(order.network):
+    if not CAPABILITIES.halves_after_products and _has_bfloat16(order.network):
         wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
     wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
     wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]

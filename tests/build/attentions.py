@@ -74,3 +74,38 @@ class Mixed(torch.nn.Module):
         x = x + self.projections[3](attended)
         wide = self.wide(self.norms[2](x)).transpose(1, 2)
         return self.mixing(wide.reshape(*wide.shape[:2], *patches.shape[2:]))
+
+
+ROUNDED = {
+    "one key head": ((2, 4, 12, 16), (2, 1, 12, 16), (2, 1, 12, 16)),
+    "wider values": ((2, 4, 12, 16), (2, 4, 12, 16), (2, 4, 12, 24)),
+    "narrower values": ((2, 4, 12, 24), (2, 4, 12, 24), (2, 4, 12, 16)),
+    "by hand": ((2, 4, 12, 16), (2, 4, 12, 16), (2, 4, 12, 16)),
+}
+"""Shapes of queries, keys and values, by form."""
+
+
+class Rounded(nn.Module):
+    """An attention whose result is a half, before a product: PyTorch's, or one that is computed in float32 by hand."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.form, width = form, ROUNDED[form][2][-1]
+        self.attend, self.last = Attend(), nn.Linear(4 * width, 32)
+
+    @staticmethod
+    def inputs(form: str, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values."""
+        torch.manual_seed(1)
+        return tuple(torch.randn(shape).to(device, dtype) for shape in ROUNDED[form])
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """[N, 4, S, D], keys, values -> [N, S, 32]"""
+        if self.form == "by hand":
+            wide = q.dtype if q.dtype == torch.float64 else torch.float32
+            scores = (q.to(wide) @ k.to(wide).transpose(-1, -2) * 0.25).softmax(-1)
+            result = (scores @ v.to(wide)).to(q.dtype)
+        else:
+            result = self.attend(q, k, v)
+        return self.last(result.transpose(1, 2).flatten(2))

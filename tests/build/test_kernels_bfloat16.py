@@ -58,7 +58,7 @@ def compiled(piece: str) -> pipeline.Compiled:
     return compile(make().eval().to(torch.bfloat16), args=(torch.randn(shape, dtype=torch.bfloat16),))
 
 
-needed = pytest.mark.skipif(CAPABILITIES.bfloat16_after_products, reason="this TensorRT has such kernels right")
+needed = pytest.mark.skipif(CAPABILITIES.halves_after_products, reason="this TensorRT has such kernels right")
 
 
 @needed
@@ -72,11 +72,11 @@ def test_the_kernels_that_there_would_be(
     piece: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And what building them says. When this fails, TensorRT makes other kernels."""
-    monkeypatch.setattr(base, "CAPABILITIES", evolve(CAPABILITIES, bfloat16_after_products=True))
+    monkeypatch.setattr(base, "CAPABILITIES", evolve(CAPABILITIES, halves_after_products=True))
     monkeypatch.setattr(
         importlib.import_module("pipeline.stages.build"),
         "CAPABILITIES",
-        evolve(CAPABILITIES, bfloat16_after_products=False),
+        evolve(CAPABILITIES, halves_after_products=False),
     )
     found = rounded_last(compiled(piece).engines[0].plan)
     assert found

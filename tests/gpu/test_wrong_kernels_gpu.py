@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from attrs import evolve
+from torch.export import Dim
 
 import pipeline
-from tests.build.attentions import Mixed
+from pipeline.impl import matmul
+from pipeline.trt import CAPABILITIES
+from tests.build.attentions import ROUNDED, Mixed, Rounded
 from tests.build.test_kernels_pools import Averages
 
 pytestmark = pytest.mark.gpu
 BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}
 """The largest error relative to the largest value; products in float32 have TF32's."""
-MODELS = {
+DTYPES = pytest.mark.parametrize("dtype", BOUND, ids=str)
+MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "averages": (lambda: Averages(True, False, True), (2, 4, 9, 9)),
     "turned product": (Mixed, (3, 3, 32, 32)),
 }
 
 
-@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def error(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], dynamic: Any = None, **settings: Any) -> float:
+    """Of an engine, relative to the largest value; ``model`` is in float64 after it."""
+    compile = pipeline.default(require_full_compilation=True, **settings)
+    found = compile(model, args=inputs, dynamic_shapes=dynamic).module("tensorrt")(*inputs)
+    with torch.no_grad():
+        exact = model.double()(*(x.double() for x in inputs))
+    leaves = (torch.utils._pytree.tree_leaves(value) for value in (found, exact))
+    return max(float((ours.double() - want).abs().max() / want.abs().max()) for ours, want in zip(*leaves, strict=True))
+
+
+@DTYPES
 @pytest.mark.parametrize("name", MODELS)
 def test_agrees_with_eager(name: str, dtype: torch.dtype) -> None:
     make, shape = MODELS[name]
-    model = make().eval().to("cuda", dtype)
-    x = torch.randn(shape).to("cuda", dtype)
-    found = pipeline.default(require_full_compilation=True)(model, args=(x,)).module("tensorrt")(x)
-    with torch.no_grad():
-        exact = model.double()(x.double())
-    for ours, want in zip(*(torch.utils._pytree.tree_leaves(value) for value in (found, exact)), strict=True):
-        assert (ours.double() - want).abs().max() <= BOUND[dtype] * want.abs().max()
+    assert error(make().eval().to("cuda", dtype), (torch.randn(shape).to("cuda", dtype),)) <= BOUND[dtype]
+
+
+def rounded(form: str, dtype: torch.dtype, dynamic: bool, decompose: bool) -> float:
+    """The error of an attention whose result is rounded to halves before a product."""
+    shapes = ({0: Dim("batch", max=4), 2: Dim("length", max=32)},) * 3 if dynamic else None
+    model, inputs = Rounded(form).eval().to("cuda", dtype), Rounded.inputs(form, dtype, "cuda")
+    return error(model, inputs, shapes, decompose_attention=decompose)
+
+
+@DTYPES
+@pytest.mark.parametrize("decompose", [False, True], ids=["fused", "apart"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("form", ROUNDED)
+def test_products_of_batches(form: str, dynamic: bool, decompose: bool, dtype: torch.dtype) -> None:
+    assert rounded(form, dtype, dynamic, decompose) <= BOUND[dtype]
+
+
+@pytest.mark.skipif(CAPABILITIES.halves_after_products, reason="this TensorRT is taken to have them right")
+@pytest.mark.xfail(strict=True, reason="what `impl.matmul` is for")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_products_of_batches_that_are_rounded_at_once(
+    dynamic: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, halves_after_products=True))
+    assert rounded("by hand", dtype, dynamic, True) <= BOUND[dtype]
