@@ -68,6 +68,11 @@ class Source:
         return self
 
 
+def names_a_model(spec: str) -> bool:
+    """Whether a SPEC is written as one: ``package.module:factory``, or a file with the ending of a model's."""
+    return bool(SPEC.fullmatch(spec)) or spec.endswith(tuple(READERS))
+
+
 def load(spec: str, inputs: Sequence[Input] = ()) -> Source:
     """The model that a SPEC names, with its own inputs or those given. `SourceError` for a SPEC that names none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import evolve
 
 from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
-from pipeline.cli.sources import SPEC, Source
+from pipeline.cli.sources import Source, names_a_model
 from pipeline.compose.ledger import Ledger
 from pipeline.viewing.collect import view
 from pipeline.viewing.differences import differences, printed
@@ -113,7 +113,7 @@ def _version(
     """The program of a SPEC, with settings of its own."""
     if not (options.left or options.right):
         raise UsageError("diff takes A and B, or a SPEC with --left NAME=VALUE or --right NAME=VALUE")
-    if not SPEC.fullmatch(options.spec) and not options.spec.endswith(".pt2"):
+    if not names_a_model(options.spec):
         raise UsageError(f"{options.spec!r} is no SPEC of a model; to compare two files or folders, give both")
     own = parser.parse_args([options.spec, *(word for text in changes for word in _flag(text))])
     default = parser.parse_args([options.spec])
