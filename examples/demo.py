@@ -55,7 +55,7 @@ def demonstrate(model: str, case: Case, console: Console) -> Row:
         inputs = case.inputs(batch=batch)
         with no_grad():
             agreement[batch] = difference(module(**inputs), case.model(**inputs), module.executor)
-    return Row(model, compiled, dict(progress.ledger.seconds), agreement)
+    return Row(model, compiled, dict(progress.seconds), agreement)
 
 
 def table(rows: list[Row]) -> Table:

@@ -212,9 +212,8 @@ def compile_command(options: argparse.Namespace) -> int:
         compiled = _run(compile.observed_by(progress), source)
     agreement, note = _checked(options, compiled, source)
     precision = options.precision
-    ledger = progress.ledger
     report = CompilationReport.of(
-        options.spec, compiled, ledger.seconds, agreement, note, precision=precision, ledger=ledger.entries
+        options.spec, compiled, progress.seconds, agreement, note, precision=precision, ledger=progress.entries
     )
     try:
         write(folder, compiled, report)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from attrs import evolve, frozen
 
 from pipeline.compiled import Compiled
-from pipeline.compose.events import Event
-from pipeline.compose.resident import Sampler
+from pipeline.compose.events import Event, Observer
+from pipeline.compose.resident import Reader, Sampler
 from pipeline.frozen import FrozenDict
 from pipeline.program import Converted, Program
 
@@ -51,12 +51,12 @@ class Ledger:
 
     def __init__(self, interval: float = 0.01) -> None:
         self.entries: list[Entry] = []
-        self._interval = interval
+        self._reader = Reader(interval)
         self._running: dict[str, Sampler] = {}
 
     def __call__(self, event: Event) -> None:
         if event.kind == "started":
-            self._running[event.stage] = Sampler(interval=self._interval).__enter__()
+            self._running[event.stage] = Sampler(reader=self._reader).__enter__()
         elif event.kind in ("finished", "failed"):
             sampler = self._running.pop(event.stage)
             sampler.__exit__()
@@ -71,9 +71,14 @@ class Ledger:
         return table(self.entries)
 
 
-def with_costs(record: T, ledger: Ledger) -> T:
-    """The record; if it is a compiled program, with what the stages of a ledger took."""
-    return evolve(record, took=tuple(ledger.entries)) if isinstance(record, Compiled) else record
+def ledger_of(observers: Sequence[Observer]) -> Ledger:
+    """The first ledger among the observers, so that memory is read once; else a new one, which reads less often."""
+    return next((each for each in observers if isinstance(each, Ledger)), None) or Ledger(interval=0.05)
+
+
+def with_costs(record: T, entries: Sequence[Entry]) -> T:
+    """The record; if it is a compiled program, with what its stages took."""
+    return evolve(record, took=tuple(entries)) if isinstance(record, Compiled) else record
 
 
 def _entry(event: Event, sampler: Sampler) -> Entry:

@@ -28,7 +28,7 @@ from pipeline.compose.joins import (
     empty,
     other_argument,
 )
-from pipeline.compose.ledger import Ledger, with_costs
+from pipeline.compose.ledger import ledger_of, with_costs
 from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
 from pipeline.frontend.capture import Model, capture
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
@@ -237,14 +237,15 @@ class Pipeline(Generic[Takes, Gives]):
         """
         if unknown:
             raise TypeError(other_argument(next(iter(unknown))))
-        run = Run((ledger := Ledger(interval=0.05), *self.observers))
+        ledger = ledger_of(self.observers)
+        before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
         if alone and is_instance(model, self.takes):
-            return with_costs(self._run(run, model), ledger)
+            return with_costs(self._run(run, model), ledger.entries[before:])
         check_front_door(self.stages, model)
         front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
         front = partial(front, profiles=profiles)
-        return with_costs(self._run(run, run.call("capture", front)), ledger)
+        return with_costs(self._run(run, run.call("capture", front)), ledger.entries[before:])
 
     def _run(self, run: Run, record: object) -> Any:
         steps = [following(step, self.stages[:i]) for i, step in enumerate(self.stages)]

@@ -13,15 +13,15 @@ from pipeline.compose.events import Event
 from pipeline.compose.ledger import Ledger
 
 
-class StageProgress:
-    """Give it to ``Pipeline.observed_by`` and use it as a context manager: bars are drawn on a terminal only.
+class StageProgress(Ledger):
+    """A ledger that draws bars: give it to ``Pipeline.observed_by`` and use it as a context manager.
 
-    ledger: what each stage took, in the order in which they ended; a failed stage counts.
+    Bars are drawn on a terminal only. Its entries are those of a `Ledger`; a failed stage counts.
     """
 
     def __init__(self, console: Console | None = None) -> None:
+        super().__init__()
         console = console or Console(file=sys.stderr)
-        self.ledger = Ledger()
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description:<10}"),
@@ -33,7 +33,7 @@ class StageProgress:
         )
 
     def __call__(self, event: Event) -> None:
-        self.ledger(event)
+        super().__call__(event)
         if event.kind == "started":
             self._tasks[event.stage] = self._bars.add_task(event.stage, total=None, detail="")
             return
@@ -42,7 +42,7 @@ class StageProgress:
             self._bars.update(task, completed=event.done, total=event.total, detail=event.detail[:60])
             return
         if event.kind == "finished":
-            took = f"at most {self.ledger.entries[-1].peak / 1e6:.0f} MB"
+            took = f"at most {self.entries[-1].peak / 1e6:.0f} MB"
             self._bars.update(task, completed=1, total=1, detail=took)
         self._bars.stop_task(task)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Self
 
 from attrs import frozen
@@ -32,7 +32,7 @@ class Resident:
 def resident(pid: int | None = None) -> Resident:
     """What one process has (None: this one); nothing once it has ended, or where there is no /proc."""
     try:
-        _, total, shared, *_ = map(int, Path(f"/proc/{pid or 'self'}/statm").read_text().split())
+        _, total, shared, *_ = _numbers(f"/proc/{pid or 'self'}/statm")
     except (OSError, ValueError):
         return Resident()
     return Resident((total - shared) * _PAGE, shared * _PAGE)
@@ -40,9 +40,14 @@ def resident(pid: int | None = None) -> Resident:
 
 def children(pid: int | None = None) -> Iterator[int]:
     """The processes that a process (None: this one) has begun, and those that these have."""
-    for path in Path(f"/proc/{pid or 'self'}/task").glob("*/children"):
+    threads = f"/proc/{pid or 'self'}/task"
+    try:
+        names = os.listdir(threads)  # noqa: PTH208 - three times as fast, and called all the time
+    except OSError:
+        return
+    for name in names:
         try:
-            begun = list(map(int, path.read_text().split()))
+            begun = _numbers(f"{threads}/{name}/children")
         except OSError:
             continue
         for child in begun:
@@ -50,40 +55,79 @@ def children(pid: int | None = None) -> Iterator[int]:
             yield from children(child)
 
 
+def _numbers(path: str) -> list[int]:
+    """The numbers in a file of /proc, read at once: five times as fast as a file object."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return list(map(int, os.read(file, 1 << 16).split()))
+    finally:
+        os.close(file)
+
+
 def family(pid: int | None = None) -> Resident:
     """A process with its children. What they share of files is counted for each."""
     return sum(map(resident, children(pid)), resident(pid))
 
 
+class Reader:
+    """A thread that has samplers read every ``interval`` seconds, while there are any: one serves those that follow.
+
+    It ends by itself when it wakes and there is none.
+    """
+
+    def __init__(self, interval: float = 0.01) -> None:
+        self.interval = interval
+        self._samplers: list[Sampler] = []
+        self._lock = threading.Lock()
+        self._running = False
+
+    def add(self, sampler: Sampler) -> None:
+        """Have a sampler read from now on."""
+        with self._lock:
+            self._samplers.append(sampler)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, daemon=True).start()
+
+    def drop(self, sampler: Sampler) -> None:
+        """Let a sampler be; it reads no more once this returns."""
+        with self._lock:
+            self._samplers.remove(sampler)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self.interval)
+            with self._lock:
+                if not self._samplers:
+                    self._running = False
+                    return
+                for sampler in self._samplers:
+                    sampler.sample()
+
+
 class Sampler:
     """While it is entered, reads again and again what a process and its children have; keeps the most of each kind.
 
-    A thread of its own reads every ``interval`` seconds: shorter peaks can be missed.
+    A reader, its own unless one is given, reads every ``interval`` seconds: shorter peaks can be missed.
     """
 
-    def __init__(self, pid: int | None = None, interval: float = 0.01) -> None:
-        self.pid, self.interval = pid, interval
+    def __init__(self, pid: int | None = None, interval: float = 0.01, reader: Reader | None = None) -> None:
+        self.pid = pid
         self.first = self.last = Resident()
         self.total = self.anonymous = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._reader = reader or Reader(interval)
 
     def sample(self) -> None:
         """Reads once more."""
         self.last = family(self.pid)
         self.total, self.anonymous = max(self.total, self.last.total), max(self.anonymous, self.last.anonymous)
 
-    def _run(self) -> None:
-        while not self._ended.wait(self.interval):
-            self.sample()
-
     def __enter__(self) -> Self:
         self.sample()
         self.first = self.last
-        self._thread.start()
+        self._reader.add(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._reader.drop(self)
         self.sample()

@@ -384,9 +384,9 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with StageProgress(console) as progress:
         pipeline.default().observed_by(progress)(Net().eval(), args=(torch.ones(2, 4),))
-    assert [*progress.ledger.seconds] == ["capture", *pipeline.default().names]
+    assert [*progress.seconds] == ["capture", *pipeline.default().names]
     drawn: Callable[[], str] = console.file.getvalue  # type: ignore[attr-defined]
-    assert all(name in drawn() for name in progress.ledger.seconds)
+    assert all(name in drawn() for name in progress.seconds)
 
 
 @pytest.mark.skipif(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import nn
 import pipeline
 from pipeline.compose.events import Event
 from pipeline.compose.ledger import HOLDERS, Ledger
-from pipeline.compose.resident import Sampler, children, family, resident
+from pipeline.compose.progress import StageProgress
+from pipeline.compose.resident import Reader, Sampler, children, family, resident
+from pipeline.stages.unbuilt import unbuilt
 
 MEGABYTES = 64
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
@@ -98,3 +101,34 @@ def test_a_stage_that_fails_is_written_down() -> None:
         compile(nn.Linear(2, 2), args=(torch.ones(1, 2),))
     assert [(entry.stage, entry.failed) for entry in ledger.entries] == [("capture", False), ("failing", True)]
     assert "failing!" in str(ledger)
+
+
+@pytest.mark.parametrize("made", [Ledger, StageProgress])
+def test_an_observer_that_is_a_ledger_is_the_only_one(made: type[Ledger]) -> None:
+    ledger = made()
+    compile = pipeline.default().replace("build", unbuilt).observed_by(lambda event: None, ledger)
+    for count in (1, 2):
+        compiled = compile(nn.ReLU(), args=(torch.ones(2),))
+        assert [entry.stage for entry in compiled.took] == ["capture", *pipeline.default().names]
+        assert len(ledger.entries) == count * len(compiled.took)
+        assert all(
+            one is other for one, other in zip(compiled.took, ledger.entries[-len(compiled.took) :], strict=True)
+        )
+
+
+@linux
+def test_one_thread_reads_for_stages_that_follow_and_ends_by_itself() -> None:
+    before = set(threading.enumerate())
+    reader, read = Reader(interval=0.01), []
+    for _ in range(3):
+        with Sampler(reader=reader) as sampler:
+            read += set(threading.enumerate()) - before
+            passing = taken(MEGABYTES << 20)
+            time.sleep(0.05)
+            del passing
+        assert sampler.anonymous - sampler.first.anonymous >= (MEGABYTES << 20) * 0.9
+    assert len(set(read)) == 1
+    read[0].join(5)
+    assert not read[0].is_alive()
+    with Sampler(reader=reader):
+        assert set(threading.enumerate()) - before
