@@ -18,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
@@ -36,6 +35,7 @@ from pipeline.shapes.environment import (
     solved_in_words,
     value_of,
 )
+from pipeline.shapes.operator_conditions import of_operators
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -55,10 +55,6 @@ ONE_SIZE = "give it as a static size, or write the model so that it takes others
 
 Ends: TypeAlias = tuple[int, int | None]
 """The least and the greatest of a range; None where it has no upper bound."""
-
-
-SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-"""Operators whose result has another rank where a size is 1; torch.export takes a size that varies not to be."""
 
 
 def environment(
@@ -228,15 +224,7 @@ def _ends_of(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) -> tuple[
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """What the program takes for granted of its inputs' sizes."""
-    for condition in (
-        *_guards(graph),
-        *_assertions(graph),
-        *_squeezed(graph),
-        *_reshaped(graph),
-        *_sliced(graph),
-        *_attended(graph),
-        *_not_negative(graph, shapes),
-    ):
+    for condition in (*_guards(graph), *of_operators(graph), *_not_negative(graph, shapes)):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
             yield condition
 
@@ -251,8 +239,8 @@ def _guards(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _about_strides(guard: Argument) -> bool:
-    """Whether an operator asked if a size is 1: that decides on strides, and no more. (Where the rank depends on it,
-    see ``_squeezed``; what the model asks by itself is another matter.)"""
+    """Whether an operator asked if a size is 1: that decides on strides, and no more. (Where results depend on it, see
+    ``operator_conditions``; what the model asks by itself is another matter.)"""
     expr, file = guard.expr, getattr(guard.sloc.framework_loc, "filename", "")
     if isinstance(expr, sympy.Ne):
         one, other = expr.args  # a stride that is 8 * s is compared with 8
@@ -268,59 +256,6 @@ def _about_strides(guard: Argument) -> bool:
 def _values(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
     for node in graph.nodes:
         yield from tree_leaves(node.meta.get("val"))
-
-
-def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
-    for node in graph.nodes:
-        if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
-            value = node.args[0].meta.get("val")
-            if isinstance(value, torch.SymBool):
-                yield value.node.expr
-
-
-def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
-    """``view(-1, 4)`` takes a multiple of 4; an ExportedProgram that was saved has forgotten it."""
-    for node in graph.nodes:
-        if does(node.target) is Does.RESHAPES:
-            before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
-            if before != after:
-                yield sympy.Eq(before, after, evaluate=False)
-
-
-def _squeezed(graph: torch.fx.Graph) -> Iterator[object]:
-    for node in graph.nodes:
-        if node.target in SQUEEZES:
-            sizes = shape_of(node.args[0].meta["val"])
-            dims = node.args[1] if len(node.args) > 1 else range(len(sizes))
-            for dim in [dims] if isinstance(dims, int) else dims:
-                if sizes and not isinstance(sizes[dim], int):  # a tensor without dims takes 0 and -1 as well
-                    yield sympy.Ne(sizes[dim], 1, evaluate=False)
-
-
-def _attended(graph: torch.fx.Graph) -> Iterator[object]:
-    """There is a value for each key, which torch.export does not ask."""
-    for node in graph.nodes:
-        if node.target is aten.scaled_dot_product_attention.default:
-            keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
-            if keys != values and not (isinstance(keys, int) and isinstance(values, int)):
-                yield sympy.Eq(keys, values, evaluate=False)
-
-
-_SLICE: tuple[Argument, ...] = (None, 0, None, None, 1)
-"""The defaults of the arguments of ``aten.slice``."""
-
-
-def _sliced(graph: torch.fx.Graph) -> Iterator[object]:
-    """``x[-2:]`` has size 2: torch.export takes the size of ``x`` to be at least that."""
-    for node in graph.nodes:
-        if node.target is aten.slice.Tensor:
-            given_args: tuple[Argument, ...] = node.args
-            source, dim, start, _, step = (*given_args, *_SLICE[len(given_args) :])
-            taken, given = shape_of(node.meta["val"])[dim], shape_of(source.meta["val"])[dim]
-            if isinstance(taken, int) and taken > 0 and not isinstance(given, int) and isinstance(start, int | None):
-                first = start or 0
-                least = -first if first < 0 else first + (taken - 1) * step + 1
-                yield sympy.Ge(given, least, evaluate=False)
 
 
 def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:

@@ -195,6 +195,20 @@ def test_a_rank_that_hangs_on_size_1_is_not_promised() -> None:
         module(X[:1])
 
 
+def crossed(x: torch.Tensor) -> torch.Tensor:
+    """[N, 9] -> [3 N, 3]; where N is 1, eager takes the other dim for that of three coordinates."""
+    return torch.cross(x.reshape(-1, 3), x.reshape(-1, 3).flip(0))
+
+
+@pytest.mark.filterwarnings("ignore:Using torch.cross")
+def test_a_dim_that_hangs_on_size_3_is_not_promised() -> None:
+    x = torch.randn(4, 9)
+    module = compiled(crossed, [{0: Dim("n", min=1, max=8)}], x).module(executor="reference")
+    torch.testing.assert_close(module(x), crossed(x))
+    with pytest.raises(pipeline.ShapeError, match="compiled for 2 to 8"):
+        module(x[:1])
+
+
 @pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic])
 def test_a_dim_that_is_marked_varies(mark: Any) -> None:
     x = torch.randn(3, 4)

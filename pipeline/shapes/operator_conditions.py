@@ -1,0 +1,87 @@
+"""What the operators of a graph take for granted of sizes, beside what torch.export says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sympy
+import torch
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+from pipeline.shapes.environment import shape_of
+
+aten = torch.ops.aten
+
+SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+"""Operators whose result has another rank where a size is 1; torch.export takes a size that varies not to be."""
+
+
+def of_operators(graph: torch.fx.Graph) -> Iterator[object]:
+    """Conditions of sizes without which an operator would do something else. The nodes carry fake tensors."""
+    for found in (_assertions, _squeezed, _crossed, _reshaped, _sliced, _attended):
+        yield from found(graph)
+
+
+def _assertions(graph: torch.fx.Graph) -> Iterator[object]:
+    for node in graph.nodes:
+        if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
+            value = node.args[0].meta.get("val")
+            if isinstance(value, torch.SymBool):
+                yield value.node.expr
+
+
+def _reshaped(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
+    """``view(-1, 4)`` takes a multiple of 4; an ExportedProgram that was saved has forgotten it."""
+    for node in graph.nodes:
+        if does(node.target) is Does.RESHAPES:
+            before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
+            if before != after:
+                yield sympy.Eq(before, after, evaluate=False)
+
+
+def _squeezed(graph: torch.fx.Graph) -> Iterator[object]:
+    for node in graph.nodes:
+        if node.target in SQUEEZES:
+            sizes = shape_of(node.args[0].meta["val"])
+            dims = node.args[1] if len(node.args) > 1 else range(len(sizes))
+            for dim in [dims] if isinstance(dims, int) else dims:
+                if sizes and not isinstance(sizes[dim], int):  # a tensor without dims takes 0 and -1 as well
+                    yield sympy.Ne(sizes[dim], 1, evaluate=False)
+
+
+def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
+    """``torch.cross`` without a dim takes the first of size 3: no dim before it has that size."""
+    for node in graph.nodes:
+        if node.target is aten.cross.default and argument(node, "dim") is None:
+            sizes = shape_of(argument(node, "self").meta["val"])
+            for size in sizes[: sizes.index(3)]:
+                if not isinstance(size, int):
+                    yield sympy.Ne(size, 3, evaluate=False)
+
+
+def _attended(graph: torch.fx.Graph) -> Iterator[object]:
+    """There is a value for each key, which torch.export does not ask."""
+    for node in graph.nodes:
+        if node.target is aten.scaled_dot_product_attention.default:
+            keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
+            if keys != values and not (isinstance(keys, int) and isinstance(values, int)):
+                yield sympy.Eq(keys, values, evaluate=False)
+
+
+_SLICE: tuple[Argument, ...] = (None, 0, None, None, 1)
+"""The defaults of the arguments of ``aten.slice``."""
+
+
+def _sliced(graph: torch.fx.Graph) -> Iterator[object]:
+    """``x[-2:]`` has size 2: torch.export takes the size of ``x`` to be at least that."""
+    for node in graph.nodes:
+        if node.target is aten.slice.Tensor:
+            given_args: tuple[Argument, ...] = node.args
+            source, dim, start, _, step = (*given_args, *_SLICE[len(given_args) :])
+            taken, given = shape_of(node.meta["val"])[dim], shape_of(source.meta["val"])[dim]
+            if isinstance(taken, int) and taken > 0 and not isinstance(given, int) and isinstance(start, int | None):
+                first = start or 0
+                least = -first if first < 0 else first + (taken - 1) * step + 1
+                yield sympy.Ge(given, least, evaluate=False)
