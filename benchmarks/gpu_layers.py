@@ -6,7 +6,6 @@ within 10 % of each other, and what belongs to no node is named.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +14,8 @@ import torch
 from attrs import asdict
 
 import pipeline
-from benchmarks.environment import save
-from benchmarks.gpu import gpu_name
+from benchmarks.environment import Row
+from benchmarks.gpu_runs import by_model
 from examples.models import full
 from pipeline.profiling.records import Profile
 
@@ -48,23 +47,18 @@ def row(model: str, batch: int, profile: Profile) -> dict[str, Any]:
     }
 
 
+def measured(model: str, batch: int) -> list[Row]:
+    """The row of a model, whose profile is printed."""
+    profile = profiled(model, batch)
+    print(f"{model}, batch {batch}\n{profile}\n", flush=True)
+    return [row(model, batch, profile)]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints; 1 where a sum of layers is not the engine's time, 2 where there is no GPU."""
-    parser = argparse.ArgumentParser(description="where the time of a call goes on this GPU")
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--batches", nargs="+", type=int, default=(1, 8))
-    options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        print("benchmarks.gpu_layers: there is no GPU here", file=sys.stderr)
+    rows = by_model("gpu_layers", "where the time of a call goes on this GPU", MODELS, measured, argv)
+    if rows is None:
         return 2
-    rows = []
-    for model in options.models:
-        for batch in options.batches:
-            profile = profiled(model, batch)
-            print(f"{model}, batch {batch}\n{profile}\n", flush=True)
-            rows.append(row(model, batch, profile))
-            path = save(f"gpu-layers-{gpu_name()}", {"dtype": "float16", "layers": rows})
-    print(f"written to {path}")
     off = [r["model"] for r in rows if abs(r["layers_ms"] - r["engine_ms"]) > 0.1 * r["engine_ms"]]
     return 1 if off else 0
 

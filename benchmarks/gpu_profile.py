@@ -5,7 +5,6 @@ It tells where an engine is slower than ``torch.compile``: PyTorch's profiler se
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -17,8 +16,9 @@ import torch
 from attrs import evolve
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.environment import save
-from benchmarks.gpu import MODELS, Plain, gpu_name
+from benchmarks.environment import Row
+from benchmarks.gpu import MODELS, Plain
+from benchmarks.gpu_runs import by_model
 from benchmarks.methods import METHODS, Call, Clock
 from examples.models import full
 
@@ -80,23 +80,15 @@ def measured(model: str, batch: int, methods: Iterable[str] = COMPARED) -> list[
         ]
 
 
+def printed(model: str, batch: int) -> list[Row]:
+    """The rows of a model, printed as lines of JSON."""
+    print(*map(json.dumps, found := measured(model, batch)), sep="\n", flush=True)
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, saves and prints; 2 where there is no GPU."""
-    parser = argparse.ArgumentParser(description="the kernels of a call on this GPU")
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--batches", nargs="+", type=int, default=(1, 8))
-    options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        print("benchmarks.gpu_profile: there is no GPU here", file=sys.stderr)
-        return 2
-    rows: list[dict[str, Any]] = []
-    for model in options.models:
-        for batch in options.batches:
-            rows += (found := measured(model, batch))
-            print(*map(json.dumps, found), sep="\n", flush=True)
-            path = save(f"gpu-profile-{gpu_name()}", {"dtype": "float16", "profile": rows})
-    print(f"written to {path}")
-    return 0
+    return 2 if by_model("gpu_profile", "the kernels of a call on this GPU", MODELS, printed, argv) is None else 0
 
 
 if __name__ == "__main__":

@@ -18,6 +18,15 @@ STAGES = {"hidden_sizes": [16, 24, 32, 40], "depths": [1, 1, 2, 1]}
 HEADS = {"num_attention_heads": [1, 2, 2, 4]}
 PATCHES = {"image_size": 32, "patch_size": 8}
 THIN = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+ENCODER_DECODER = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
+"""Fields of a configuration that have an encoder and a decoder."""
 FOUR = {"out_features": ["stage1", "stage2", "stage3", "stage4"], "reshape_hidden_states": False}
 THIN_4, ViT_4 = ({**fields, "num_hidden_layers": 4, **FOUR} for fields in (THIN, ViT))
 STAGE_NAMES = FOUR["out_features"]

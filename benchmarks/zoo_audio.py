@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.images import THIN, ViT
+from benchmarks.images import ENCODER_DECODER, THIN, ViT
 from benchmarks.signals import architecture, floats, ids, ones
 
 CONVOLUTIONS = {"conv_dim": [16, 16, 16], "conv_stride": [4, 4, 2], "conv_kernel": [8, 8, 4]}
@@ -10,15 +10,7 @@ POSITIONS = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, 
 EARS = {**ViT, **CONVOLUTIONS, **POSITIONS, "vocab_size": 20, "layerdrop": 0.0}
 WAVES = {"input_values": floats("batch", "samples")}
 MASKED = {**WAVES, "attention_mask": ones("batch", "samples")}
-BOTH = {
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "use_cache": False,
-}
+BOTH = {**ENCODER_DECODER, "use_cache": False}
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
 TARGET = {"decoder_input_ids": ids(50, "batch", "target")}
 SPEECHT5 = {**BOTH, **CONVOLUTIONS, **POSITIONS, **SPECIAL, "hidden_size": 32, "vocab_size": 50, "num_mel_bins": 8}

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.images import STAGE_NAMES, STAGES, THIN, ViT, image
+from benchmarks.images import ENCODER_DECODER, STAGE_NAMES, STAGES, THIN, ViT, image
 
 RESNET = {"embedding_size": 8, "out_features": ["stage4"], **STAGES}
 RESNETS = {**RESNET, "out_features": ["stage2", "stage3", "stage4"]}
 DETR = {
     "backbone_config": ("ResNetConfig", RESNET),
     "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
+    **ENCODER_DECODER,
     "num_queries": 6,
 }
 DEFORMABLE = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.images import PATCHES, THIN, ViT
+from benchmarks.images import ENCODER_DECODER, PATCHES, THIN, ViT
 from benchmarks.signals import Given, architecture, floats, ids, ones, with_image_tokens
 
 TEXT = {**ViT, "vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -19,12 +19,8 @@ GROUNDING = {
     "backbone_config": ("SwinConfig", {**TINY_SWIN, "window_size": 4, "out_features": ["stage2", "stage3"]}),
     "text_config": ("BertConfig", TEXT),
     "d_model": 32,
+    **ENCODER_DECODER,
     "encoder_layers": 1,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
     "num_queries": 6,
     "num_feature_levels": 3,
     "encoder_n_points": 2,

@@ -35,14 +35,16 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "which is called without arguments and gives an nn.Module (it is put in eval mode) or a tuple (module, args[, "
         "kwargs[, dynamic_shapes]])",
     )
-    parser.add_argument(
-        "--input",
-        metavar="[NAME=]DIMS[:DTYPE][@DEVICE]",
-        dest="inputs",
-        action="append",
-        default=[],
-        help="an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated",
+    add_described_inputs(
+        parser,
+        "an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated",
     )
+
+
+def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add ``--input DIMS``, for each input of a model that is to be compiled; ``text`` is the flag's help."""
+    metavar = "[NAME=]DIMS[:DTYPE][@DEVICE]"
+    parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,15 @@ from typing import Any
 
 from attrs import evolve
 
-from pipeline.cli.options import UsageError, add_precision, add_settings, add_source, pipeline_of, source_of
+from pipeline.cli.options import (
+    UsageError,
+    add_described_inputs,
+    add_precision,
+    add_settings,
+    add_source,
+    pipeline_of,
+    source_of,
+)
 from pipeline.cli.sources import Source, names_a_model
 from pipeline.compose.ledger import Ledger
 from pipeline.viewing.collect import view
@@ -54,7 +62,9 @@ def add_diff(commands: Any, run: Run) -> None:
         )
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="a page of B that shows the differences")
     parser.add_argument("--all", action="store_true", help="print every difference, not 20 of each kind")
-    add_inputs(parser)
+    add_described_inputs(parser, "an input of the SPEC, as for `pipeline compile`; may be repeated")
+    add_precision(parser)
+    add_settings(parser)
     parser.set_defaults(text=lambda options: compared(options, parser, run))
 
 
@@ -66,20 +76,6 @@ def add_plan(commands: Any, run: Run) -> None:
     add_precision(parser)
     add_settings(parser)
     parser.set_defaults(text=lambda options: dry_run(options, run))
-
-
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """The flags of `pipeline compile` for a model's inputs, precision and settings."""
-    parser.add_argument(
-        "--input",
-        metavar="[NAME=]DIMS[:DTYPE][@DEVICE]",
-        dest="inputs",
-        action="append",
-        default=[],
-        help="an input of the SPEC, as for `pipeline compile`; may be repeated",
-    )
-    add_precision(parser)
-    add_settings(parser)
 
 
 def reported(options: argparse.Namespace) -> str:

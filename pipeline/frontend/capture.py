@@ -129,7 +129,7 @@ def _captured(
         checks.check_module(model)
         exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device)
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
-        asked = ranges.asked(exported, model, args, kwargs, shapes)
+        asked = ranges.asked(ranges.wishes(exported, model, args, kwargs, shapes))
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module, an ExportedProgram or TorchScript")
     try:
@@ -219,7 +219,8 @@ def _relaxed(
     shapes: object,
 ) -> bool:
     """Whether an export that may ask for more of its dims than was given is one for these dims."""
-    return not ranges.specialised(exported, shapes) and ranges.unified(exported, model, args, kwargs, shapes)
+    wishes = ranges.wishes(exported, model, args, kwargs, shapes)
+    return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
 
 
 def _tied(error: UserError, shapes: Spec) -> object:

@@ -7,8 +7,8 @@ the size is at least 2. Here examples are made larger, and such dims counted fro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from attrs import Factory, define, frozen
@@ -213,49 +213,41 @@ def specialised(exported: ExportedProgram, shapes: object) -> bool:
     return sum(_varies(size, exported.range_constraints) for size in (*sizes, *values)) < len(asked)
 
 
-def asked(
-    exported: ExportedProgram,
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    shapes: object,
-) -> dict[str, tuple[int, int | None]]:
+Wish: TypeAlias = tuple[Any, Any]
+"""A size of an input, and what was asked of it."""
+
+
+def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
     """The least and the greatest size that was asked for, by the symbol that it has in the export; None: no bound."""
     found = dict[str, tuple[int, int | None]]()
-    for size, entry in _wishes(exported, model, args, kwargs, shapes):
+    for size, entry in wishes:
         for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
             least, most = found.get(symbol, (low, high))
             found[symbol] = max(low, least), min((e for e in (high, most) if e is not None), default=None)
     return found
 
 
-def _wishes(
+def wishes(
     exported: ExportedProgram,
     model: torch.nn.Module,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     shapes: object,
-) -> Iterator[tuple[object, object]]:
+) -> Iterator[Wish]:
     """Each size of an input for which something was asked, and what."""
     inputs = bound(model, args, kwargs)
-    wishes = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
+    found = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
-    for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(wishes)[0], strict=True):
+    for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _Asked) else ():
             yield values[str(name)].shape[dim], entry
 
 
-def unified(
-    exported: ExportedProgram,
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    shapes: object,
-) -> bool:
+def unified(wishes: Iterable[Wish]) -> bool:
     """Lets sizes of one ``Dim`` be one symbol, as was asked, where the export of relaxed ranges knows of no ``Dim``.
     False if they are not one size in the example inputs."""
     first: dict[str, Argument] = {}
-    sizes: list[tuple[Any, Any]] = [*_wishes(exported, model, args, kwargs, shapes)]
+    sizes = list(wishes)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
     pairs = [(first.setdefault(entry.__name__, size), size) for size, entry in plain]
     roots = [(size, entry, first.get(entry.root.__name__)) for size, entry in sizes if hasattr(entry, "root")]
