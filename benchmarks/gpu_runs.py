@@ -21,7 +21,7 @@ def by_model(
 ) -> list[Row] | None:
     """The rows of each model and batch that ``argv`` asks for, kept after each; None where there is no GPU.
 
-    name: the benchmark's, such as ``gpu_profile``: its result is a file ``gpu-profile-GPU``, with rows under ``profile``.
+    name: the benchmark's, such as ``gpu_profile``: its result is ``gpu-profile-GPU``, with the rows under ``profile``.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--models", nargs="+", default=models)

@@ -35,10 +35,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "which is called without arguments and gives an nn.Module (it is put in eval mode) or a tuple (module, args[, "
         "kwargs[, dynamic_shapes]])",
     )
-    add_described_inputs(
-        parser,
-        "an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated",
-    )
+    text = "an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated"
+    add_described_inputs(parser, text)
 
 
 def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
