@@ -46,7 +46,7 @@ def ours(model: Any, batch: int, positions: int) -> tuple[Call, dict[str, float]
     before = torch.cuda.memory_allocated()
     began = time.perf_counter()
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, 512)}
-    decoder = compile_for_generation(model, **sizes, executor="tensorrt", cuda_graphs=True).modules["decoder"]
+    decoder = compile_for_generation(model, **sizes, executor="tensorrt", cuda_graphs=True).runners["decoder"]
     ready = time.perf_counter() - began
     given = {
         "input_ids": torch.ones(batch, 1, dtype=torch.int64, device="cuda"),

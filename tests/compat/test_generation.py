@@ -58,6 +58,32 @@ def test_it_is_one_of_the_models_class(llama: Any) -> None:
     assert all(p.is_meta for p in llama.parameters()), "it holds no weights beside those of the engines"
 
 
+def test_what_transformers_and_torch_ask_of_a_model_is_there(llama: Any) -> None:
+    hidden = {name for name in vars(llama) if not name.startswith("_") and callable(getattr(type(llama), name, None))}
+    assert not hidden, "methods of the model's class are not hidden by attributes"
+    assert next(iter(llama.modules())) is llama
+
+
+@pytest.mark.parametrize("family", ["llama", "whisper"])
+def test_the_cache_is_given_with_the_tokens(family: str) -> None:
+    model, inputs = families.model(family), families.prompts(family, (5, 5))
+    compiled = compile_for_generation(model, max_cache_len=24, max_batch=2, max_prompt_len=8)
+    scored = {"return_dict_in_generate": True, "output_logits": True}
+    want, got = (families.generated(each, inputs, 6, **scored) for each in (model, compiled))
+    assert torch.equal(got.sequences, want.sequences)
+    if family == "llama":
+        pairs = zip(got.past_key_values.self_attention_cache.layers, want.past_key_values.layers, strict=True)
+    else:
+        pairs = zip(_both(got.past_key_values), _both(want.past_key_values), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.values, theirs.values, rtol=1e-4, atol=1e-4)
+
+
+def _both(cache: Any) -> list[Any]:
+    return [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+
+
 def test_prompts_of_all_sizes_and_batches_run_in_one_engine(llama: Any) -> None:
     model = families.model("llama")
     for lengths in ((1,), (16,), (2, 9)):

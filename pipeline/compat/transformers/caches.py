@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
 
 from pipeline.errors import CaptureError
+from pipeline.runtime.module import CompiledModule
 
 Pretrained: TypeAlias = Any
 """A model of transformers, or what is one of its class: what it has depends on its class."""
@@ -69,12 +70,12 @@ class Filled(Cache):
     """What ``generate`` is given for a cache: how much of the program's own is filled, by Python's count.
 
     ``cross`` are the keys and values of cross attention, once the encoder's output is known. ``mask`` says which
-    positions count, [batch, max_cache_len].
+    positions count, [batch, max_cache_len]. ``runner`` has the program's own.
     """
 
-    def __init__(self, max_cache_len: int) -> None:
+    def __init__(self, max_cache_len: int, runner: CompiledModule) -> None:
         super().__init__(layers=[])
-        self.positions, self.length = max_cache_len, 0
+        self.positions, self.length, self.runner = max_cache_len, 0, runner
         self.mask: torch.Tensor | None = None
         self.cross: tuple[torch.Tensor, ...] = ()
         self.is_updated: dict[int, bool] = {}
@@ -97,9 +98,31 @@ class Filled(Cache):
         """How many there are."""
         return self.positions
 
+    @property
+    def self_attention_cache(self) -> Cache:
+        """What is filled of the program's own keys and values [batch, heads, length, width], as it lies there: the next
+        step writes on."""
+        state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
+        layers = sum(name.startswith("key_cache_") for name in state)
+        names = (f"{kind}_cache_{layer}" for layer in range(layers) for kind in ("key", "value"))
+        return _dynamic([state[name][:rows, :, : self.length] for name in names])
+
+    @property
+    def cross_attention_cache(self) -> Cache:
+        """Keys and values of cross attention [batch, heads, encoded, width]."""
+        return _dynamic(self.cross)
+
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Beams exchange rows, which the program's cache does not do."""
         raise ValueError("beam search is not supported: num_beams=1 generates greedily, or samples")
+
+
+def _dynamic(tensors: Sequence[torch.Tensor]) -> Cache:
+    """Keys and values in turns as a cache of transformers."""
+    made = DynamicCache()
+    for layer, (keys, values) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):
+        made.update(keys, values, layer)
+    return made
 
 
 def shapes_of(model: Pretrained, inputs: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

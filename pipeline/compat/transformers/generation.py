@@ -70,8 +70,8 @@ def compile_for_generation(
         compiled = _encoder_decoder(model, compile, max_cache_len, max_batch, limit, encoded)
     else:
         compiled = {"decoder": _decoder(model, compile, max_cache_len, max_batch, limit)}
-    modules = {name: each.module(executor) for name, each in compiled.items()}
-    return _shell(model)._with(compiled, modules, max_cache_len)
+    runners = {name: each.module(executor) for name, each in compiled.items()}
+    return _shell(model)._with(compiled, runners, max_cache_len)
 
 
 def _decoder(
@@ -158,21 +158,21 @@ class CompiledGeneration:
 
     Attributes:
         compiled: the programs by name; `Compiled` records.
-        modules: the modules that run them; the decoder's has the cache as its state.
+        runners: the modules that run them; the decoder's has the cache as its state.
         max_cache_len: positions of the cache.
     """
 
     compiled: Mapping[str, Compiled]
-    modules: Mapping[str, CompiledModule]
+    runners: Mapping[str, CompiledModule]
     max_cache_len: int
     config: Any
 
     def _with(
-        self, compiled: Mapping[str, Compiled], modules: Mapping[str, CompiledModule], max_cache_len: int
+        self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], max_cache_len: int
     ) -> CompiledGeneration:
-        place = modules["decoder"].device
+        place = runners["decoder"].device
         self.__dict__.update(
-            compiled=FrozenDict(compiled), modules=FrozenDict(modules), max_cache_len=max_cache_len, _place=place
+            compiled=FrozenDict(compiled), runners=FrozenDict(runners), max_cache_len=max_cache_len, _place=place
         )
         self.__dict__["_starts"] = torch.arange(max_cache_len, device=place)
         return self
@@ -189,9 +189,9 @@ class CompiledGeneration:
 
     def new_state(self) -> CompiledGeneration:
         """Another object over the same engines and weights, with a cache of its own: for sequences at the same time."""
-        modules = {**self.modules, "decoder": self.modules["decoder"].new_state()}
+        runners = {**self.runners, "decoder": self.runners["decoder"].new_state()}
         made = copy.copy(self)
-        return made._with(self.compiled, modules, self.max_cache_len)
+        return made._with(self.compiled, runners, self.max_cache_len)
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:
@@ -209,14 +209,14 @@ class CompiledGeneration:
             raise ValueError("assisted decoding goes back in the cache, which a compiled model does not: leave it out")
         if getattr(config, "cache_implementation", None) is not None or kwargs.get("cache_implementation"):
             raise ValueError("cache_implementation is given: a compiled model has a cache of its own, leave it out")
-        kwargs.setdefault("past_key_values", Filled(self.max_cache_len))
+        kwargs.setdefault("past_key_values", Filled(self.max_cache_len, self.runners["decoder"]))
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
         """The compiled encoder, where there is one."""
-        if "encoder" not in self.modules:
+        if "encoder" not in self.runners:
             return super().get_encoder(*args, **kwargs)  # type: ignore[misc]
-        return CompiledEncoder(super().get_encoder(*args, **kwargs), self.modules["encoder"])  # type: ignore[misc]
+        return CompiledEncoder(super().get_encoder(*args, **kwargs), self.runners["encoder"])  # type: ignore[misc]
 
     def forward(
         self,
@@ -235,7 +235,7 @@ class CompiledGeneration:
         Raises:
             ExecutionError: the cache has no room for the tokens, or what is given is none of tokens.
         """
-        crossed = "encoder" in self.modules
+        crossed = "encoder" in self.runners
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
         if tokens is None or not isinstance(past_key_values, Filled):
             raise ExecutionError("a compiled model takes token ids, and is called by its generate", "call generate")
@@ -244,9 +244,9 @@ class CompiledGeneration:
         if crossed:
             past_key_values.cross = cross = encoder_outputs.get("cross") or past_key_values.cross
             encoded = cross[0].shape[0], cross[0].shape[2]
-            inputs |= {"encoder_mask": _mask(self.modules["decoder"], "encoder_mask", attention_mask, encoded)}
+            inputs |= {"encoder_mask": _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)}
             inputs |= {"cross": cross}
-        logits = self.modules["decoder"](**inputs)
+        logits = self.runners["decoder"](**inputs)
         made: Any = Seq2SeqLMOutput if crossed else CausalLMOutputWithPast
         return made(logits=logits, past_key_values=past_key_values)
 
