@@ -9,7 +9,7 @@ y = compiled(x)
 
 from pipeline.agreement import Agreement
 from pipeline.artifact import operator as _operator  # noqa: F401 - torch.ops.pipeline.run, for graphs that call it
-from pipeline.artifact.cached import cached
+from pipeline.artifact.cached_program import cached
 from pipeline.artifact.engine_fsspec import FsspecStore
 from pipeline.artifact.engine_store import DiskStore, EngineStore
 from pipeline.artifact.load import load

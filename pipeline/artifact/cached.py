@@ -69,6 +69,7 @@ class Wanted:
             engine(self.order, Plan(entry.digest, entry.library), plan),
             bindings=_renames(self.form.bindings, entry.bindings),
             weights=_renames(self.form.weights, entry.weights),
+            key=self.key,
         )
         held = dict(zip(self.form.weights, entry.values, strict=True))
         changed = {name for name, value in self.values.items() if held[name] != value}
@@ -137,8 +138,7 @@ class Cached:
         found = {i: self._found(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()}
         due = sorted(i for i, made in found.items() if made is None)
         built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
-        for i, made in built.items():
-            self._save(files, wanted[i], made)
+        built = {i: self._saved(files, wanted[i], made) for i, made in built.items()}
         fresh = {wanted[i].identity: (i, built.get(i) or made) for i, made in found.items()}
         return [made or _shared(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)]
 
@@ -162,13 +162,15 @@ class Cached:
             log.info("%s comes from the engine cache (%s)", wanted.order.name, wanted.key)
         return made
 
-    def _save(self, files: FileStore, wanted: Wanted, made: Engine) -> None:
+    def _saved(self, files: FileStore, wanted: Wanted, made: Engine) -> Engine:
         if not self.keep:
-            return
+            return made
         try:
             files.write(wanted.key, packed(wanted.entry(made), made.plan))
         except Exception as error:
             warn(f"{wanted.order.name} cannot be kept in the engine cache: {type(error).__name__}: {error}")
+            return made
+        return evolve(made, key=wanted.key)
 
 
 def wanted_engines(converted: Converted) -> Iterator[Wanted]:
@@ -220,26 +222,6 @@ def _joined(ours: Sequence[str], theirs: Sequence[str], names: Mapping[str, str]
     return _renames(ours, tuple(names.get(name, name) for name in theirs))
 
 
-def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, keep: bool = True) -> Cached:
-    """A stage in the place of ``build``: ``pipeline.default().replace("build", pipeline.cached(store))``.
-
-    An engine is found by what reaches it: the network's layers and their arguments, shapes and ranges, weights, the
-    settings that the builder is told, the library, its version and its targets. Names of nodes and sizes are no part
-    of that.
-
-    Args:
-        store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
-            ``load(key) -> bytes | None`` and ``save(key, data)``.
-        stage: builds what the store does not have: ``pipeline.stages.Build(build_executor)``, say.
-        reuse: take engines from the store.
-        keep: save engines that were built.
-
-    Raises:
-        TypeError: ``store`` lacks one of the two methods.
-    """
-    return Cached(store, stage, reuse, keep)
-
-
 def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:
     """The stage itself, or with the engine cache before it that the settings ask for."""
     reuse, keep = settings.reuse_cached_engines, settings.cache_built_engines
@@ -247,4 +229,4 @@ def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:
         return stage
     place, size = settings.engine_cache_dir, settings.engine_cache_size
     store = FsspecStore(place) if place is not None and "://" in place else DiskStore(place, size)
-    return cached(store, stage, reuse=reuse, keep=keep)
+    return Cached(store, stage, reuse, keep)

@@ -98,12 +98,13 @@ def _ranges(network: Network, tensors: _Numbering) -> Iterator[str]:
 
 
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The SHA-256 of each tensor's bytes, computed on two threads: they are most of what a warm compilation reads."""
-    with ThreadPoolExecutor(2) as threads:
-        return dict(zip(weights, threads.map(_digest, weights.values()), strict=True))
+    """The SHA-256 of each tensor's bytes, computed on threads: they are most of what a warm compilation reads."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return dict(zip(weights, threads.map(tensor_digest, weights.values()), strict=True))
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """The SHA-256 of a tensor's bytes, in hexadecimal digits."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hashlib.sha256(memoryview(flat.view(torch.uint8).numpy())).hexdigest()  # type: ignore[arg-type]
 
@@ -123,11 +124,11 @@ def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
     held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(form.weights))
     streams = f"streamed={order.settings.weight_streaming_budget is not None}"
-    parts = (FORMAT, form.text, *held, f"refit={order.refit_flags}", streams, *settings, *_around())
+    parts = (FORMAT, form.text, *held, f"refit={order.refit_flags}", streams, *settings, *around())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _around() -> Iterator[str]:
+def around() -> Iterator[str]:
     """What is no part of the program and reaches its engine all the same."""
     yield LIBRARY
     yield f"{platform.system()} {platform.machine()}"

@@ -6,10 +6,10 @@ import json
 import mmap
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 
@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str]) -> Compiled:
             that this process does not have; the message says which.
     """
     with opened(Path(path)) as file, ThreadPoolExecutor(os.cpu_count()) as threads:
-        compiled = _Loader(file, Path(path), threads).compiled()
+        compiled = Loader(file, Path(path), threads).compiled()
     if not has_gpu():
         warnings.warn(ArtifactWarning(f"no GPU here: {path} runs on the CPU reference executor"), stacklevel=2)
     return compiled
@@ -103,7 +103,7 @@ def _read(reader: Reader, data: object, kind: type[T], name: str) -> T:
         raise reader.broken(f"entry {name}: {error}") from None
 
 
-class _Loader:
+class Loader:
     """Makes the program of an open file, step by step. Threads compare engines and weights with their digests while the
     text is read; both are waited for before anything is made of them."""
 
@@ -112,16 +112,19 @@ class _Loader:
         self.reader = Reader(file, str(path))
         self.manifest = manifest_of(self.reader)
         self.missing = ""
-        long = [*filter(None, [self.manifest.weights.entry]), *(engine.entry for engine in self.manifest.engines)]
-        digests = {name: self.digest(name) for name in long}
+        digests = {name: self.digest(name) for name in self.long()}
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
+
+    def long(self) -> list[str]:
+        """The entries that are compared with their digests on threads."""
+        return [*filter(None, [self.manifest.weights.entry]), *(engine.entry for engine in self.manifest.engines)]
 
     def compiled(self) -> Compiled:
         """The program, after everything was checked."""
         kept = self.manifest
         networks = tuple(self.entry(name, Network) for name in kept.networks)
         self.segments = [self.entry(name, KeptSegment) for name in kept.graphs]
-        self.tensor = self.source()
+        self.tensor = self.tensors()
         try:
             check_recipes([*kept.constants.values(), *kept.refit_map.values()])
             compiled = Compiled(
@@ -158,10 +161,14 @@ class _Loader:
             return ()
         memory = memoryview(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ))
         rows = [(engine, self.verified[engine.entry].result()) for engine in kept]
-        return tuple(_engine(engine, memory[at.data : at.end]) for engine, at in rows)
+        return tuple(engine_of(engine, memory[at.data : at.end]) for engine, at in rows)
+
+    def tensors(self) -> Callable[[Kept], torch.Tensor]:
+        """What gives the tensors."""
+        return self.source()
 
     def source(self) -> Source:
-        """Where the tensors are."""
+        """Where the tensors of the file are."""
         kept = self.manifest.weights
         if kept.entry:
             entry = self.verified[kept.entry].result()
@@ -258,7 +265,8 @@ def check_whole(compiled: Compiled, reader: Reader) -> None:
         raise reader.broken(f"its parts do not fit each other ({type(error).__name__}: {error})") from None
 
 
-def _engine(kept: KeptEngine, plan: memoryview) -> Engine:
+def engine_of(kept: KeptEngine, plan: Any) -> Engine:
+    """The engine of a plan."""
     return Engine(
         kept.name, plan, kept.library, kept.refittable, kept.digest, kept.bindings, kept.weights, kept.stripped
     )

@@ -61,7 +61,7 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         OSError: the file cannot be written.
     """
     place, tensors = Path(path), Tensors()
-    manifest, entries = _manifest(compiled, tensors)
+    manifest, entries = described(compiled, tensors)
     beside = None if os.fspath(weights) in (INSIDE, NONE) else Path(weights)
     stored = KeptWeights()
     if beside is not None:
@@ -97,7 +97,7 @@ def text(data: object) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _manifest(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
+def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
     """The manifest, but for where the weights are and the digests of the entries; and the entries."""
     program, partitioned = compiled.program, compiled.partitioned
     entries: Entries = {}

@@ -16,7 +16,8 @@ class Engine:
 
     ``bindings`` and ``weights``: what the plan calls inputs, outputs and weights, by the network's names, where the two
     differ: a plan from a cache may have been built for a program with other names. A ``stripped`` plan
-    has no weights: the program gives them to the engine when it is loaded.
+    has no weights: the program gives them to the engine when it is loaded. ``key`` is the key of its entry in an
+    engine cache, if it came from there or went there.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Engine:
     bindings: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
     weights: FrozenDict[str, str] = field(factory=FrozenDict, repr=False)
     stripped: bool = False
+    key: str = field(default="", eq=False, repr=False)
 
     @property
     def nbytes(self) -> int:

@@ -89,13 +89,7 @@ build = Build()
 
 def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """The record of an engine. A warning says which of its kernels are wrong, as far as that can be seen."""
-    found = sources(data)
-    wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data, found)]
-    if not CAPABILITIES.halves_after_products and _has_bfloat16(order.network):
-        wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
-    wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
-    wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
-    for kernel, fault in wrong:
+    for kernel, fault in faults(order.network, data):
         log.warning(
             "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run operators that "
             "its name tells in PyTorch (torch_executed_ops)",
@@ -106,6 +100,17 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
         raise QuantizationError(order.name, apart)
     leave_memory(data)
     return Engine(order.name, data, plan.library, order.refittable, plan.digest, stripped=order.stripped)
+
+
+def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
+    """The kernels of a plan that are known to be wrong, each with what it does."""
+    found = sources(data)
+    wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data, found)]
+    if not CAPABILITIES.halves_after_products and _has_bfloat16(network):
+        wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
+    wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
+    wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
+    return wrong
 
 
 def _has_bfloat16(network: Network) -> bool:

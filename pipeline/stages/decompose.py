@@ -40,6 +40,11 @@ class Decompose:
         claims = Claims.of(self.registry, self.decompositions, program.settings)
         uniform = normalized(program)
         rewriter = Rewriter(uniform, claims, Ways(self.decompositions, self.disabled))
-        source = program.source or (program if runs_anywhere(program) else uniform).as_source()
+        source = program.source or source_of(program, uniform)
         made = laid_out(uniform.with_graph(rewriter.rewrite(), source=source))
         return evolve(fold(made), decomposed=claims.decomposed & rewriter.applied)
+
+
+def source_of(program: Program, uniform: Program | None = None) -> Program:
+    """What eager PyTorch runs of a captured program: the program, or the uniform one where it runs on its GPU alone."""
+    return (program if runs_anywhere(program) else uniform or normalized(program)).as_source()

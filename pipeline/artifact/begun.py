@@ -1,0 +1,114 @@
+"""What a cached compilation does on other threads while its model is captured: hash the weights, and check the plans
+that a model like it was compiled to last. Nothing is taken that does not turn out to be what is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+from attrs import field, frozen
+
+from pipeline.artifact.engine_entry import Buffer, unpacked
+from pipeline.artifact.engine_key import tensor_digest
+from pipeline.artifact.engine_store import FileStore
+from pipeline.artifact.program_key import place
+from pipeline.program import version
+
+MOST: Final = 64
+"""A hint names no more engines than this."""
+PLAIN: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+@frozen
+class Hashed:
+    """A tensor whose digest is being computed, and how often it had been written to before."""
+
+    tensor: torch.Tensor
+    version: int
+    digest: Future[str]
+
+
+@frozen(eq=False)
+class Begun:
+    """The work, by the places of tensors and the keys of engines."""
+
+    threads: ThreadPoolExecutor
+    hashed: dict[tuple[object, ...], Hashed] = field(factory=dict)
+    plans: dict[str, Future[tuple[str, Buffer] | None]] = field(factory=dict)
+
+    @classmethod
+    def of(cls, model: object, files: FileStore, hint: str) -> Begun:
+        """Begin for a model, and for the engines that the entry of a hint names."""
+        begun = cls(ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)))
+        for tensor in _tensors(model):
+            if type(tensor) in PLAIN and not tensor.is_meta and tensor.layout == torch.strided:
+                digest = begun.threads.submit(tensor_digest, tensor)
+                begun.hashed.setdefault(place(tensor), Hashed(tensor, version(tensor), digest))
+        for key in engines_of(_quietly(files.load, hint)) if hint else ():
+            begun.plans[key] = begun.threads.submit(_quietly, plan_of, files, key)
+        return begun
+
+    def known(self, tensor: torch.Tensor) -> str | None:
+        """The digest of a tensor's values, if it was hashed and has not been written to since."""
+        found = self.hashed.get(place(tensor))
+        if found is None or found.version != version(tensor) or found.digest.exception() is not None:
+            return None
+        return found.digest.result()
+
+    def plan(self, key: str) -> tuple[str, Buffer] | None:
+        """The digest and the plan of an engine, if it was read."""
+        found = self.plans.get(key)
+        return None if found is None else found.result()
+
+    def end(self) -> None:
+        """Drop what has not begun; threads end with what they do."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+def plan_of(files: FileStore, key: str) -> tuple[str, Buffer] | None:
+    """The digest and the plan of an engine that a store has, compared with each other; None without an entry.
+
+    Raises:
+        CorruptEntryError: the entry was altered.
+    """
+    opened = files.opened(key)
+    if opened is None:
+        return None
+    with opened[0] as file:
+        entry, plan = unpacked(file, opened[1], key)
+    return entry.digest, plan
+
+
+def hint_of(keys: list[str]) -> bytes:
+    """The entry of a hint: the keys of engines."""
+    return json.dumps(keys).encode()
+
+
+def engines_of(data: bytes | None) -> list[str]:
+    """The keys that the entry of a hint names; none of one that is not there, or is none."""
+    try:
+        found = json.loads(data or b"[]")
+    except (ValueError, RecursionError):
+        return []
+    return [key for key in found if isinstance(key, str)][:MOST] if isinstance(found, list) else []
+
+
+def _quietly(act: Callable[..., Any], *args: object) -> Any:
+    """What an act gives, or None: what goes wrong here is told when it is asked for in earnest."""
+    try:
+        return act(*args)
+    except Exception:
+        return None
+
+
+def _tensors(model: object) -> Iterator[torch.Tensor]:
+    if isinstance(model, torch.export.ExportedProgram):
+        yield from model.state_dict.values()
+        yield from (value for value in model.constants.values() if isinstance(value, torch.Tensor))
+    elif isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        yield from model.parameters()
+        yield from model.buffers()
