@@ -1,8 +1,9 @@
 """Quantized weights as TensorRT's builder fuses them.
 
 What moves the numbers of codes moves the codes instead, so that a linear layer's weight is ``[K, N]`` codes and no
-transposition of numbers is left; casts and scales that follow belong to the layer; blocks lie along one dim; codes of 4
-bits are packed where a product reads them. All of it is folded: an engine gets codes and scales.
+transposition of numbers is left; casts and scales that follow belong to the layer; INT8 weights of products of one
+tensor lie side by side; blocks lie along one dim; codes of 4 bits are packed where a product reads them. All of it is
+folded: an engine gets codes and scales.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.quantized_merge import merge_products
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.program import Program
 
@@ -60,13 +62,14 @@ class _Layout:
                     self.graph.erase_node(user)
                     waiting += [made] * self.is_weight(made)
         self.drop_unread()
+        merge_products(self)
         for node in [n for n in self.graph.nodes if self.is_weight(n)]:
             self.settle(node)
 
     def drop_unread(self) -> None:
-        """Erases weights that nothing reads as they were, so that nothing else counts as their user."""
+        """Erases what nothing reads, so that it counts as no user; the graph is functional."""
         for node in reversed(list(self.graph.nodes)):
-            if not node.users and (node.target is DEQUANTIZE or does(node.target) is Does.TRANSPOSES):
+            if not node.users and node.op == "call_function":
                 self.graph.erase_node(node)
 
     def is_weight(self, node: Node) -> bool:

@@ -1,0 +1,131 @@
+"""Products of one tensor with several INT8 weights as one product, whose columns are theirs side by side.
+
+TensorRT-RTX's builder merges such products itself, of query, key and value say, and dequantizes their weights to do so:
+when it builds, which loses the saving, or by a kernel of its own. The one product is fused with its codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+
+from pipeline.aten.quantized import operators
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+
+aten = torch.ops.aten
+Node: TypeAlias = Argument
+"""A node, whose arguments are looked into."""
+
+TARGETS = (aten.mm.default, aten.matmul.default)
+PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
+
+
+def merge_products(layout: Argument) -> None:
+    """Merge the products of a graph whose weights are laid out: ``layout`` makes nodes and knows which are constant."""
+    for node in list(layout.graph.nodes):
+        if node.target is aten.mm.default and layout.is_weight(node.args[1]):
+            _keep_dims(layout, node)
+    for group in _groups(layout):
+        if len(group) > 1:
+            _Merger(layout, group).run()
+
+
+def _keep_dims(layout: Argument, product: Node) -> None:
+    """Multiplies a tensor as it is where it was flattened to rows for the product and the result was given its dims."""
+    rows, user = product.args[0], next(iter(product.users), None)
+    if does(rows.target) is not Does.RESHAPES or user is None or does(user.target) is not Does.RESHAPES:
+        return
+    x = rows.args[0]
+    wanted = (*x.meta["val"].shape[:-1], product.meta["val"].shape[-1])
+    kept = len(product.users) == 1 and statically_known_true(sym_eq(tuple(user.meta["val"].shape), wanted))
+    if kept and statically_known_true(x.meta["val"].shape[-1] == rows.meta["val"].shape[-1]):
+        made = layout.call(product, aten.matmul.default, (x, product.args[1]))
+        user.replace_all_uses_with(made)
+        for node in (user, product, *[rows] * (len(rows.users) == 1)):
+            layout.graph.erase_node(node)
+
+
+def _groups(layout: Argument) -> Sequence[list[Node]]:
+    """Products of the same tensor and dtype, in the graph's order."""
+    found: dict[Argument, list[Node]] = {}
+    for node in layout.graph.nodes:
+        if node.target in TARGETS and _can_merge(layout, node):
+            found.setdefault((node.args[0], node.args[1].args[4]), []).append(node)
+    return list(found.values())
+
+
+def _can_merge(layout: Argument, product: Node) -> bool:
+    """Whether a product's weight is INT8 codes of its own with scales by column, and its other factor is no pair."""
+    x, weight = product.args
+    if not (layout.is_weight(weight) and len(weight.users) == 1) or layout.constant[x] or x.target in PAIRS:
+        return False
+    _, _, type, block, _ = weight.args
+    return type == "int8" and list(block) in ([-1, 1], [-1, -1])
+
+
+class _Merger:
+    """One group of products on its way."""
+
+    def __init__(self, layout: Argument, products: list[Node]) -> None:
+        self.layout, self.products, self.first = layout, products, products[0]
+        self.places = {node: place for place, node in enumerate(layout.graph.nodes)}
+
+    def run(self) -> None:
+        weights = [product.args[1] for product in self.products]
+        columns = [weight.meta["val"].shape[1] for weight in weights]
+        sums = [self.bias_of(product) for product in self.products]
+        biases = [total.args[1] for total in sums if total is not None]
+        for node in (*(arg for weight in weights for arg in weight.args[:2]), *biases):
+            self.hoist(node)
+        codes = self.call(aten.cat.default, ([weight.args[0] for weight in weights], 1))
+        scales = self.call(aten.cat.default, ([self.row(w, n) for w, n in zip(weights, columns, strict=True)], 1))
+        weight = self.layout.dequantized(self.first, codes, scales, "int8", [-1, 1], weights[0].args[4])
+        made = self.call(self.first.target, (self.first.args[0], weight))
+        ends: list[Node] = self.products
+        if len(biases) == len(sums):
+            made = self.call(aten.add.Tensor, (made, self.call(aten.cat.default, (biases,))))
+            ends = [total for total in sums if total is not None]
+        self.share(made, ends, columns)
+
+    def share(self, made: Node, ends: Sequence[Node], columns: Sequence[int]) -> None:
+        """Puts the columns of the one result in the places of the results that there were."""
+        dim, bounds = made.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
+        parts = [self.call(aten.slice.Tensor, (made, dim, *each)) for each in pairwise(bounds)]
+        for end, part, product in zip(ends, parts, self.products, strict=True):
+            end.replace_all_uses_with(part)
+            for node in dict.fromkeys((end, product, product.args[1])):
+                self.layout.graph.erase_node(node)
+
+    def bias_of(self, product: Node) -> Node | None:
+        """The sum of a product and a constant row, if that is all that reads it."""
+        user = next(iter(product.users))
+        if len(product.users) != 1 or user.target is not aten.add.Tensor or user.args[0] is not product or user.kwargs:
+            return None
+        bias, value = user.args[1], user.meta["val"]
+        if not isinstance(bias, torch.fx.Node) or not self.layout.constant[bias]:
+            return None
+        same = bias.meta["val"].shape == value.shape[-1:] and bias.meta["val"].dtype == value.dtype
+        return user if same and value.dtype == product.meta["val"].dtype else None
+
+    def row(self, weight: Node, columns: int) -> Node:
+        """A weight's scales, one a column."""
+        scale = weight.args[1]
+        return scale if scale.meta["val"].dim() else self.call(aten.expand.default, (scale, [1, columns]))
+
+    def hoist(self, node: Node) -> None:
+        """Moves what a constant is made of before the first product."""
+        if self.places[node] < self.places[self.first]:
+            return
+        for source in node.all_input_nodes:
+            self.hoist(source)
+        self.first.prepend(node)
+        self.places[node] = -1
+
+    def call(self, target: Argument, args: tuple[Argument, ...]) -> Node:
+        """A call before the first product."""
+        return self.layout.call(self.first, target, args)

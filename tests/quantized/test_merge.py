@@ -1,0 +1,119 @@
+"""INT8 weights of products of one tensor lie side by side: one product, which reads codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+from pipeline.trt import CAPABILITIES
+from tests.quantized.models import COMPILE, by_torchao
+
+builds = pytest.mark.skipif(not CAPABILITIES.quantization, reason="TensorRT-RTX builds quantized networks from 1.6 on")
+
+
+class Heads(nn.Module):
+    """Three linear layers of one tensor, of other widths, and one that is of the first's result."""
+
+    def __init__(self, width: int = 64, bias: bool = True) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(width, width, bias), nn.Linear(width, width // 2, bias)
+        self.v, self.out = nn.Linear(width, width // 2, bias), nn.Linear(width, width, bias)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What each gives."""
+        x = x.tanh()
+        q = self.q(x).relu()
+        return self.k(x), self.v(x), self.out(q)
+
+
+def heads(seed: int = 0, **options: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    return Heads(**options).eval()
+
+
+def quantized(model: nn.Module, x: torch.Tensor, kind: Any = "int8", **options: Any) -> pipeline.Compiled:
+    stage = pipeline.quantize(kind, **options)
+    return COMPILE.insert(stage, before="decompose")(model, args=(x,))
+
+
+def products(compiled: pipeline.Compiled) -> int:
+    return compiled.networks[0].kinds()["MATRIX_MULTIPLY"]
+
+
+def exact(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Eager's results with each weight as its codes have it."""
+    from pipeline.improvements.quantizing import rounded
+
+    with torch.no_grad():
+        for layer in model.children():
+            layer.weight.copy_(rounded(layer.weight, "int8", (1, -1)))  # type: ignore[operator, union-attr, arg-type]
+        found: tuple[torch.Tensor, ...] = model(x)
+    return found
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_three_products_are_one(bias: bool) -> None:
+    x = torch.randn(2, 5, 64)
+    compiled = quantized(heads(bias=bias), x)
+    assert products(compiled) == 2
+    assert sorted(w.shape for w in compiled.networks[0].weights if w.dtype == "int8") == [(64, 64), (64, 128)]
+    torch.testing.assert_close(compiled(x), exact(heads(bias=bias), x), rtol=1e-5, atol=1e-6)
+
+
+def test_batches_of_any_size() -> None:
+    given = pipeline.Input(min_shape=(1, 5, 64), opt_shape=(2, 5, 64), max_shape=(8, 5, 64), dtype=torch.float32)
+    compiled = COMPILE.insert(pipeline.quantize("int8"), before="decompose")(heads(), args=(given,))
+    assert products(compiled) == 2
+    for size in (1, 8):
+        x = torch.randn(size, 5, 64)
+        torch.testing.assert_close(compiled(x), exact(heads(), x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_refit_rounds_all_of_them_anew() -> None:
+    x = torch.randn(2, 5, 64)
+    compiled, other = quantized(heads(), x), quantized(heads(seed=1), x)
+    given = dict(heads(seed=1).state_dict())
+    names = [name for name, recipe in compiled.refit_map.items() if len(recipe.parameters) > 1]
+    assert len(names) == 3, "codes, scales and biases"
+    for name in names:
+        wanted = other.refit_map[name].evaluate(other.program.parameters)
+        assert torch.equal(compiled.refit_map[name].evaluate(given), wanted)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_other_types_stay_apart(kind: str) -> None:
+    """The builder does not merge these."""
+    assert products(quantized(heads(), torch.randn(2, 5, 64), kind)) == 4
+
+
+def test_activations_in_codes_stay_apart() -> None:
+    x = torch.randn(2, 5, 64)
+    assert products(quantized(heads(), x, activations="int8", calibration=[x])) == 4
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torchaos_rows_keep_their_dims(dynamic: bool) -> None:
+    """torchao flattens a tensor to rows, once for each layer, and gives each result its dims again."""
+    config = pytest.importorskip("torchao.quantization").Int8WeightOnlyConfig()
+    x = torch.randn(2, 5, 64)
+    given = pipeline.Input(min_shape=(1, 5, 64), opt_shape=(2, 5, 64), max_shape=(8, 5, 64), dtype=torch.float32)
+    model = by_torchao(config, heads())
+    compiled = COMPILE(model, args=(given if dynamic else x,))
+    assert products(compiled) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+@builds
+def test_the_builder_keeps_their_codes() -> None:
+    """Apart, it dequantized those of query, key and value when it built."""
+    x = torch.randn(1, 68, 768).half()
+    compile = pipeline.default(compute_capabilities=("8.9",)).insert(pipeline.quantize("int8"), before="decompose")
+    found = compile(heads(width=768).half(), args=(x,)).quantization
+    assert len(found) == 2
+    assert not [row for row in found if "when the engine was built" in row.why]
+    assert found[0].fused
