@@ -10,6 +10,7 @@ from pipeline.improvements.fuse_gelu import fuse_gelu
 from pipeline.improvements.masked_rows import masked_rows
 from pipeline.improvements.merge_head_views import merge_head_views
 from pipeline.improvements.merge_linears import merge_linears
+from pipeline.improvements.merge_slices import merge_slices
 from pipeline.improvements.patch_embedding import patch_embedding
 from pipeline.improvements.push_down_slices import push_down_slices
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
@@ -27,6 +28,7 @@ PASSES: Final = (
     patch_embedding,
     merge_linears,
     merge_head_views,
+    merge_slices,
 )
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 

@@ -9,37 +9,29 @@ queries ViT's at batch 8 took an H200 no less time, and the product that gives t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import is_pointwise
-from pipeline.aten.traits import Does, does, states_sizes, targets
+from pipeline.aten.traits import Does, does, states_sizes
 from pipeline.aten.types import Argument
-from pipeline.decomposition.fold import is_pure
 from pipeline.improvements.rewriting import (
     Node,
     Rewriting,
     aten,
     improvement,
-    is_copy,
     is_output,
-    permutation,
     rank_of,
     source_of,
 )
-from pipeline.shapes.environment import Expr, shape_of
+from pipeline.improvements.row_reads import rows_read
+from pipeline.shapes.environment import shape_of
 
-NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 WORTH = (Does.PROJECTS, Does.MULTIPLIES, Does.NORMALIZES)
 """Operators of which a selection has to move before one: others TensorRT computes where they are read."""
-
-Dims: TypeAlias = Mapping[int, int]
-"""For arguments, by number, the dim along which they are read row by row; others are read whole."""
 
 
 @frozen
@@ -97,7 +89,7 @@ def _region(chosen: Selection) -> dict[Node, int]:
         node = max(waiting)  # all its readers have been looked at
         waiting.remove(node)
         dim = _only_dim(node, chosen, found)
-        read = None if dim is None else _reads(node, dim)
+        read = None if dim is None else rows_read(node, dim)
         if dim is not None and read is not None:
             found[node] = dim
             waiting |= {n for i in read if isinstance(n := node.args[i], Node) and n.op == "call_function"}
@@ -109,7 +101,7 @@ def _only_dim(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int |
     dims: set[int | None] = {None} if is_output(node) else set()
     for reader in node.users:
         if reader in found:
-            read = _reads(reader, found[reader]) or {}
+            read = rows_read(reader, found[reader]) or {}
             dims |= {read.get(i) for i, argument in enumerate(reader.args) if argument is node}
         else:
             same = _selection(reader) if reader.target in (aten.select.int, aten.slice.Tensor) else None
@@ -118,92 +110,6 @@ def _only_dim(node: Node, chosen: Selection, found: Mapping[Node, int]) -> int |
     size = shape_of(chosen.source.meta["val"])[chosen.dim]
     dim = dims.pop() if len(dims) == 1 else None
     return dim if dim is not None and shape_of(node.meta["val"])[dim] == size else None
-
-
-def _reads(node: Node, dim: int) -> Dims | None:
-    """How an operator reads its arguments row by row to give rows of ``dim``; None if it does not."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
-        return None
-    for operators, reads in READS:
-        if node.target in operators:
-            return reads(node, dim)
-    return _broadcast(node, dim) if is_pointwise(node) and is_pure(node.target) else None
-
-
-def _broadcast(node: Node, dim: int) -> Dims | None:
-    """Arguments that are broadcast: those of one row, or without the dim, are the same for all rows."""
-    found = {}
-    size = shape_of(node.meta["val"])[dim]
-    for i, value in enumerate(node.args):
-        if not isinstance(value, Node):
-            continue
-        if not isinstance(value.meta.get("val"), torch.Tensor):
-            return None
-        own = dim - rank_of(node) + rank_of(value)
-        given: Expr = shape_of(value.meta["val"])[own] if own >= 0 else 1
-        if given == size:
-            found[i] = own
-        elif given != 1:
-            return None
-    return found or None
-
-
-def _along_leading(node: Node, dim: int) -> Dims | None:
-    """Operators on the last dims of the first argument, as many as the others of it have."""
-    last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
-    return {0: dim} if dim < rank_of(node) - last else None
-
-
-def _matmul(node: Node, dim: int) -> Dims | None:
-    """A product of every row with one matrix."""
-    x, y = node.args
-    plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
-    return {0: dim} if plain and dim < rank_of(node) - 1 else None
-
-
-def _addmm(node: Node, dim: int) -> Dims | None:
-    bias = node.args[0]
-    return {1: 0} if dim == 0 and isinstance(bias, Node) and rank_of(bias) == 1 else None
-
-
-def _cut(node: Node, dim: int) -> Dims | None:
-    """A slice of another dim, or of everything."""
-    return {0: dim} if argument(node, "dim") % rank_of(node) != dim or is_copy(node) else None
-
-
-def _picked(node: Node, dim: int) -> Dims:
-    return {0: dim + (dim >= argument(node, "dim") % rank_of(source_of(node)))}
-
-
-def _reshaped(node: Node, dim: int) -> Dims | None:
-    """The dim of the input that has the rows, if what comes before it has as many elements as before."""
-    before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
-    if node.target is aten.unflatten.int and dim in _unflattened(node):
-        return None
-    for own, size in enumerate(before):
-        if size == after[dim] and math.prod(before[:own]) == math.prod(after[:dim]):
-            return {0: own}
-    return None
-
-
-def _unflattened(node: Node) -> range:
-    """The dims that an ``unflatten`` makes of one, whose sizes it states."""
-    first = argument(node, "dim") % rank_of(source_of(node))
-    return range(first, first + len(argument(node, "sizes")))
-
-
-READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...] = (
-    ((aten.linear.default, *NORMS), _along_leading),
-    ((aten.mm.default, aten.matmul.default), _matmul),
-    ((aten.addmm.default,), _addmm),
-    ((aten.slice.Tensor,), _cut),
-    ((aten.select.int,), _picked),
-    (targets(Does.RESHAPES), _reshaped),
-    (targets(Does.TRANSPOSES), lambda node, dim: {0: permutation(node)[dim]}),
-    (targets(Does.COPIES, Does.CASTS), lambda node, dim: {0: dim}),
-)
-"""Operators that give rows of rows; pointwise ones do too."""
 
 
 class _Narrowing:
@@ -229,7 +135,7 @@ class _Narrowing:
             self.rewriting.erase(node)
 
     def _narrow(self, node: Node, dim: int) -> Node:
-        reads = _reads(node, dim)
+        reads = rows_read(node, dim)
         assert reads is not None
         arguments = [self._rows(v, reads[i], node) if i in reads else v for i, v in enumerate(node.args)]
         if states_sizes(node.target):

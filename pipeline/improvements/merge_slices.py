@@ -1,0 +1,164 @@
+"""merge_slices: compute once what neighbouring slices of one tensor are put through alike, as rotations of queries and
+keys are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import is_pointwise
+from pipeline.aten.traits import Does, does, states_sizes
+from pipeline.aten.types import Argument
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of
+from pipeline.improvements.row_reads import rows_read
+
+PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS)
+MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
+BEHIND = frozenset(PRODUCTS + MOVES)
+"""What may read the slices in the end: TensorRT computes nothing else in the kernel that gives them."""
+
+
+@improvement
+def merge_slices(rewriting: Rewriting) -> None:
+    """Compute what two neighbouring slices go through alike on both at once, and slice what comes of it.
+
+    Queries and keys of one projection are rotated so. A step of a Llama-like decoder has a kernel less in each layer:
+    keys are written into the cache where queries are rotated. What is alike has to end where kernels end, before a
+    product, a view or a write: half of a chain would be a kernel more.
+    """
+    for node in list(rewriting.graph.nodes):
+        slices = [] if node._erased else sorted(_slices(node), key=lambda each: each.start)
+        for one, other in pairwise(slices):
+            if one.stop == other.start and not one.node._erased:
+                _merged(rewriting, node, one, other)
+
+
+@frozen
+class _Slice:
+    """Rows ``[start, stop)`` of a dim of what ``node`` slices."""
+
+    node: Node
+    dim: int
+    start: int
+    stop: int
+
+
+def _slices(source: Node) -> Iterator[_Slice]:
+    """The slices of one dim, that of the first, whose places are numbers."""
+    found: int | None = None
+    for user in source.users:
+        if user.target is not aten.slice.Tensor or user.args[0] is not source or argument(user, "step") != 1:
+            continue
+        dim, start, stop = argument(user, "dim") % rank_of(source), argument(user, "start") or 0, argument(user, "end")
+        size = source.meta["val"].shape[dim]
+        known = type(size) is int and type(start) is int and (stop is None or type(stop) is int)
+        if known and found in (None, dim):
+            start, stop, _ = slice(start, stop).indices(size)
+            found = dim
+            yield _Slice(user, dim, start, stop)
+
+
+class _Chain:
+    """What two nodes and their readers compute alike: pairs of nodes in order, and the dim of each that has rows."""
+
+    def __init__(self, one: _Slice, other: _Slice) -> None:
+        self.pairs: dict[Node, Node] = {one.node: other.node}
+        self.dims: dict[Node, int] = {one.node: one.dim}
+        waiting = set(one.node.users)
+        while waiting:
+            node = min(waiting)
+            waiting.remove(node)
+            dim = self._dim(node, self.dims)
+            partner = None if dim is None or is_output(node) else self._partner(node, dim)
+            if dim is not None and partner is not None:
+                self.pairs[node], self.dims[node] = partner, dim
+                waiting |= set(node.users)
+
+    def _partner(self, node: Node, dim: int) -> Node | None:
+        """The node that does with the other slice what this one does with the first."""
+        source = next(self.pairs[n] for n in node.all_input_nodes if n in self.pairs)
+        theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
+        for reader in source.users:
+            new = reader not in theirs and reader is not node and not is_output(reader)
+            if new and self._same(node, reader, dim) and self._dim(reader, theirs) == dim:
+                return reader
+        return None
+
+    def _dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
+        """The dim of a node's result that has the rows, if it computes them one by one of nodes with these dims."""
+        if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
+            return None
+        if node.target is aten.cat.default:
+            parts: Any = node.args[0]
+            found = {dims.get(part) for part in parts}
+            dim = found.pop()
+            return dim if not found and dim != argument(node, "dim") % rank_of(node) else None
+        own = {i: dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in dims}
+        return next((dim for dim in range(rank_of(node)) if rows_read(node, dim) == own), None) if own else None
+
+    def _same(self, node: Node, reader: Node, dim: int) -> bool:
+        """Whether both do the same, each to its own of the chain; sizes that are said may differ in the rows."""
+        if node.target is not reader.target or node.kwargs != reader.kwargs or len(node.args) != len(reader.args):
+            return False
+        given, others = list(node.args), list(reader.args)
+        if states_sizes(node.target):
+            a, b = list(given.pop(1)), list(others.pop(1))  # type: ignore[arg-type]
+            if len(a) != len(b) or a[:dim] + a[dim + 1 :] != b[:dim] + b[dim + 1 :]:
+                return False
+        return all(map(self._matches, given, others))
+
+    def _matches(self, x: Argument, y: Argument) -> bool:
+        if isinstance(x, list | tuple):
+            return isinstance(y, list | tuple) and len(x) == len(y) and all(map(self._matches, x, y))
+        if isinstance(x, Node):
+            return self.pairs.get(x, x) is y
+        return type(x) is type(y) and x == y
+
+    @property
+    def ends(self) -> list[tuple[Node, Node]]:
+        """The pairs behind the slices that something else reads."""
+        inside = {*self.pairs, *self.pairs.values()}
+        behind = list(self.pairs.items())[1:]
+        return [pair for pair in behind if any(user not in inside for node in pair for user in node.users)]
+
+    @property
+    def pays(self) -> bool:
+        """Whether something is computed, and all that is read outside is read by what begins a kernel."""
+        inside, ends = {*self.pairs, *self.pairs.values()}, self.ends
+        readers = {user for pair in ends for node in pair for user in node.users if user not in inside}
+        return bool(ends) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)
+
+
+def _merged(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:
+    chain = _Chain(one, other)
+    if not chain.pays:
+        return
+    both: dict[Node, Node] = {}
+    for node, partner in chain.pairs.items():
+        before = min(node, partner)
+        if node is one.node:
+            cut = (source, one.dim, one.start, other.stop)
+            both[node] = rewriting.create(aten.slice.Tensor, cut, {}, before)
+            continue
+        arguments: list[Any] = [torch.fx.node.map_arg(x, lambda n: both.get(n, n)) for x in node.args]
+        if states_sizes(node.target):
+            dim, sizes = chain.dims[node], list(arguments[1])
+            sizes[dim] = node.meta["val"].shape[dim] + partner.meta["val"].shape[dim]
+            arguments[1] = sizes
+        both[node] = rewriting.create(node.target, tuple(arguments), dict(node.kwargs), before)
+    parts = []
+    for node, partner in chain.ends:
+        dim, first = chain.dims[node], node.meta["val"].shape[chain.dims[node]]
+        last = first + partner.meta["val"].shape[dim]
+        for old, start, stop in ((node, 0, first), (partner, first, last)):
+            parts.append((old, rewriting.create(aten.slice.Tensor, (both[node], dim, start, stop), {}, old)))
+    if all(map(rewriting.accepted, [*both.values(), *(part for _, part in parts)])):
+        for old, part in parts:
+            rewriting.replace(old, part)
+    for node in [*(part for _, part in parts), *reversed(both.values())]:
+        rewriting.erase(node)
