@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
+from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.results import as_result, result_of
 from pipeline.impl import base, creation
 from pipeline.impl.base import ITensor, Size, Value
@@ -17,21 +20,58 @@ from pipeline.settings import CompilationSettings
 aten = torch.ops.aten
 
 
-@converts(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor, aten.new_full.default)
-def full(net: Net, fill_value: Value = None, value: Value = None) -> ITensor:
-    """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor;
-    fill(Tensor self, Scalar value) -> Tensor"""
-    return creation.full(net, result_sizes(net), fill_value if value is None else value, result_of(net).dtype)
+@converts(aten.full.default)
+def full(net: Net, fill_value: Value) -> ITensor:
+    """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
+    return creation.full(net, result_sizes(net), fill_value, result_of(net).dtype)
 
 
-@converts(
-    aten.empty.memory_format,
-    aten.empty_permuted.default,
-    aten.empty_strided.default,
-    aten.empty_like.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-)
+@register_torch_trt_decomposition(aten.full_like.default)
+@register_torch_trt_decomposition(aten.fill.Scalar)
+def full_like(self: torch.Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    """full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor;
+    fill.Scalar(Tensor self, Scalar value) -> Tensor
+
+    Of what gives a shape nothing else is read, here and below, so that it is no input of an engine."""
+    return aten.full.default(self.shape, fill_value, dtype=dtype or self.dtype, device=self.device)
+
+
+@register_torch_trt_decomposition(aten.fill.Tensor)
+def fill(self: torch.Tensor, value: torch.Tensor) -> Any:
+    """fill.Tensor(Tensor self, Tensor value) -> Tensor"""
+    value = value if value.dtype == self.dtype else value.to(self.dtype)
+    return value.expand(self.shape) if self.dim() else value.clone()
+
+
+@register_torch_trt_decomposition(aten.new_full.default)
+def new_full(
+    self: torch.Tensor, size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
+    return aten.full.default(size, fill_value, dtype=dtype or self.dtype, device=self.device)
+
+
+@register_torch_trt_decomposition(aten.empty_like.default)
+def empty_like(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    """empty_like(Tensor self, *, ScalarType? dtype=None, …) -> Tensor"""
+    return aten.empty.memory_format(self.shape, dtype=dtype or self.dtype, device=self.device)
+
+
+@register_torch_trt_decomposition(aten.new_empty.default)
+def new_empty(self: torch.Tensor, size: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    """new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor"""
+    return aten.empty.memory_format(size, dtype=dtype or self.dtype, device=self.device)
+
+
+@register_torch_trt_decomposition(aten.new_empty_strided.default)
+def new_empty_strided(
+    self: torch.Tensor, size: Any, stride: Any, *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, …) -> Tensor"""
+    return aten.empty_strided.default(size, stride, dtype=dtype or self.dtype, device=self.device)
+
+
+@converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def empty(net: Net) -> ITensor:
     """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any value will do: zeros."""
     return creation.full(net, result_sizes(net), 0, result_of(net).dtype)

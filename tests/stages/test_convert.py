@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,6 +59,34 @@ def test_what_is_overwritten_is_no_input_of_an_engine(dynamic: bool, caplog: pyt
     assert [record.message for record in caplog.records if record.name == "pipeline.tensorrt"] == []
     (network,) = compiled.networks
     assert not {"b_length_0", "b_length_1", "b_length_2"} & {tensor.name for tensor in network.inputs}
+
+
+SHAPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "full_like": lambda state: torch.full_like(state, 2.5, dtype=torch.float16),
+    "zeros_like": torch.zeros_like,
+    "fill.Scalar": lambda state: torch.ops.aten.fill.Scalar(state, 3),
+    "fill.Tensor": lambda state: torch.ops.aten.fill.Tensor(state, torch.tensor(0.25)),
+    "new_full": lambda state: state.new_full((2, 3), 7),
+    "new_zeros": lambda state: state.new_zeros((3,)),
+    "empty_like": lambda state: torch.empty_like(state).mul(0).isnan(),
+    "new_empty": lambda state: state.new_empty((0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_gives_a_shape_alone_is_no_input_of_an_engine(name: str, dynamic: bool) -> None:
+    """Beside another tensor, which tells the size."""
+
+    class Shaped(nn.Module):
+        def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return SHAPED[name](state.relu()), x + 1
+
+    spec = pipeline.testing.TensorSpec(("n" if dynamic else 4, 3))
+    sizes = {"n": (2, 4, 8)} if dynamic else {}
+    options = {"torch_executed_ops": ["aten.relu.default"], "min_block_size": 1}
+    compiled = pipeline.testing.check_model(Shaped, (spec, spec), sizes=sizes, **options)
+    assert {port.name for segment in compiled.partitioned.engine_segments for port in segment.inputs} == {"x"}
 
 
 @pytest.mark.parametrize("function", [lambda x, y: x * y.shape[0] + 1, lambda x, y: x[:1].expand(y.shape[0], 3) + 1])

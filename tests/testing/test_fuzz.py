@@ -66,3 +66,9 @@ def test_a_program_prints_as_it_runs() -> None:
     space: dict[str, object] = {"__name__": "pasted"}
     exec(str(first), space)
     assert isinstance(space["checked"], Compiled)
+
+
+@pytest.mark.parametrize("seed", [29, 65, 76])
+def test_programs_in_which_only_a_shape_is_read(seed: int) -> None:
+    """Their engines were given a tensor for its shape, which the network did not read (found on an H200)."""
+    program(seed).with_options(build="True").run()
