@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, gpu_tables, plots, version_tables, zoo_tables
+from benchmarks import figures, gpu_tables, plots, quantized_tables, version_tables, zoo_tables
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
@@ -261,6 +261,7 @@ SECTIONS = {
     "gains": gains,
     "attention": attention,
     "kernels": kernels,
+    "quantized": quantized_tables.quantized,
     "counts": tests,
 }
 """What writes the section of a result that has this key, in the order of the page."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pipeline
-from benchmarks.quantized import MODELS
+from benchmarks.quantized_models import MODELS
 from benchmarks.quantized_cells import Cell, Form, cells, given, outcome, validated
 from pipeline.aten.quantized import operators
 from pipeline.improvements.quantizing import rounded

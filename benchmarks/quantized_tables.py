@@ -1,0 +1,50 @@
+"""The section of docs/benchmarks.md that says what engines of quantized models hold and fuse."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from benchmarks.markdown import failure, filled, table, where
+
+TEXT: Final = """`python -m benchmarks.quantized`: ViT-B, BERT-base and a decoder as Llama's with random weights, in float16.
+*Fused* are weights of which a product reads the codes, and pairs of activations that a product takes in, as the engine's
+plan shows; weights of products of one tensor may count as one. *Engine* and *file* are their sizes relative to the
+bits of the model's weights: those of linear layers in the type, all others in float16. *Error* is that of a call beside eager's
+numbers: those of the library's quantized model, or of the model in floats where `pipeline.quantize` quantizes it."""
+
+HEAD: Final = ("model", "quantized by", "built for", "error", "weights fused", "pairs fused", "engine", "file")
+TIMES: Final = ("call", "eager's call")
+
+
+def quantized(data: dict[str, Any]) -> str:
+    """What became of each model; on a GPU with the milliseconds of a call."""
+    rows = data["quantized"]
+    is_timed = any("gpu_ms" in row for row in rows)
+    head = [*HEAD, *TIMES] if is_timed else list(HEAD)
+    notes = sorted({f"{row['way']}, {row['capability']}: {why}" for row in rows for why in row.get("not_fused", ())})
+    library = next(f"{name} {found}" for name, found in data["versions"].items() if name.startswith("tensorrt"))
+    return "\n".join(
+        [
+            f"## Quantized models with {library}\n",
+            filled(where(data)),
+            filled(TEXT),
+            *table(head, [_row(row, is_timed) for row in rows]),
+            "",
+            *(["Not fused:\n", *(f"- {note}" for note in notes), ""] if notes else []),
+        ]
+    )
+
+
+def _row(row: dict[str, Any], is_timed: bool) -> list[str]:
+    named = [row["model"], row["way"], row["capability"]]
+    if "failed" in row:
+        return [*named, failure(row), *[""] * (len(HEAD) - 4 + len(TIMES) * is_timed)]
+    sizes = [f"{row[key] / row['expected_bytes']:.2f}" for key in ("engine_bytes", "file_bytes")]
+    error = f"{row['relative_error']:.0e}" if "relative_error" in row else ""
+    fused = [_count(row["fused"], row["weights"]), _count(row["pairs_fused"], row["pairs"])]
+    times = [f"{row[key]:.3f} ms" if key in row else "" for key in ("gpu_ms", "eager_ms")]
+    return [*named, error, *fused, *sizes, *(times if is_timed else [])]
+
+
+def _count(part: int, whole: int) -> str:
+    return f"{part} of {whole}" if whole else ""
