@@ -15,7 +15,13 @@ from benchmarks.quantized_tables import quantized as section
 from pipeline.trt import CAPABILITIES
 
 SMALL = argparse.Namespace(
-    layers=1, width=128, dtype="float32", errors=True, models=["bert"], ways=["pipeline INT8 weights"], capabilities=[""]
+    layers=1,
+    width=128,
+    dtype="float32",
+    errors=True,
+    models=["bert"],
+    ways=["pipeline INT8 weights"],
+    capabilities=[""],
 )
 
 
@@ -49,11 +55,10 @@ def test_a_way_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_section_has_a_line_a_row() -> None:
-    row = {
-        **{"model": "bert", "way": "torchao INT8", "capability": "8.9", "engines": 1, "fallbacks": 0},
-        **{"engine_bytes": 105, "file_bytes": 110, "expected_bytes": 100, "weights": 8, "fused": 7, "pairs": 0},
-        **{"pairs_fused": 0, "not_fused": ["int8 weight: why"], "relative_error": 0.0123},
-    }
+    named = {"model": "bert", "way": "torchao INT8", "capability": "8.9", "engines": 1, "fallbacks": 0}
+    sizes = {"engine_bytes": 105, "file_bytes": 110, "expected_bytes": 100}
+    counts = {"weights": 8, "fused": 7, "pairs": 0, "pairs_fused": 0}
+    row = named | sizes | counts | {"not_fused": ["int8 weight: why"], "relative_error": 0.0123}
     failed = {"model": "vit", "way": "torchao INT8", "capability": "8.9", "failed": "BuildError: no"}
     machine = {"gpu": None, "cpu": "a CPU", "cores": 2}
     data = {"date": "2026-11-23", "machine": machine, "versions": {"tensorrt_rtx": "1.7.1"}, "name": "quantized"}

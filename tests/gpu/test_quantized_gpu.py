@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import pipeline
-from benchmarks.quantized_models import MODELS
 from benchmarks.quantized_cells import Cell, Form, cells, given, outcome, validated
+from benchmarks.quantized_models import MODELS
 from pipeline.aten.quantized import operators
 from pipeline.improvements.quantizing import rounded
 from pipeline.trt import CAPABILITIES
