@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, gpu_tables, plots, quantized_tables, version_tables, zoo_tables
+from benchmarks import figures, gpu_tables, plots, quantized_tables, token_tables, version_tables, zoo_tables
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import filled, table, where
 
@@ -255,6 +255,8 @@ SECTIONS = {
     "dynamic": gpu_tables.dynamic,
     "profile": gpu_tables.profile,
     "starts": gpu_tables.starts,
+    "tokens": token_tables.tokens,
+    "steps": token_tables.steps,
     "captures": captures,
     "growth": stages,
     "cutting": partitions,

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
+import pipeline
 from benchmarks.environment import collect
 from benchmarks.gpu import gpu_name
 from benchmarks.turns import in_turns
+from pipeline.aten.traits import Does, does
 from pipeline.cli.sources import first_line
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.trt import CAPABILITIES
+from pipeline.profiling.records import Profile
 
 SIZES = {
     "1.1B": {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632},
@@ -28,6 +33,7 @@ SIZES = {
 }
 LENGTHS = (128, 1024, 4096, 16384)
 COPIED = 1 << 30
+PRODUCTS = (Does.PROJECTS, Does.MULTIPLIES)
 Call = Callable[[], object]
 
 
@@ -41,24 +47,58 @@ def model_of(size: str, dtype: torch.dtype, positions: int) -> Any:
         return LlamaForCausalLM(config).to(dtype).eval()
 
 
-def ours(model: Any, batch: int, positions: int) -> tuple[Call, dict[str, float]]:
-    """A step of the compiled decoder, the seconds until it was ready, the export included, and its memory."""
-    before = torch.cuda.memory_allocated()
-    began = time.perf_counter()
-    sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, 512)}
-    decoder = compile_for_generation(model, **sizes, executor="tensorrt", cuda_graphs=True).runners["decoder"]
-    ready = time.perf_counter() - began
-    given = {
+def step_inputs(batch: int, positions: int) -> dict[str, torch.Tensor]:
+    """Inputs of a step that writes the last position of the cache."""
+    return {
         "input_ids": torch.ones(batch, 1, dtype=torch.int64, device="cuda"),
         "attention_mask": torch.ones(batch, positions, dtype=torch.bool, device="cuda"),
         "position_ids": torch.full((batch, 1), positions - 1, device="cuda"),
         "start": torch.tensor(positions - 1, device="cuda"),
     }
+
+
+def compiled(model: Any, batch: int, positions: int) -> Any:
+    """The model, compiled for generation."""
+    sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, 512)}
+    return compile_for_generation(model, **sizes, executor="tensorrt", cuda_graphs=True)
+
+
+def ours(model: Any, batch: int, positions: int) -> tuple[Call, dict[str, float]]:
+    """A step of the compiled decoder, the seconds until it was ready, the export included, and its memory."""
+    before = torch.cuda.memory_allocated()
+    began = time.perf_counter()
+    made = compiled(model, batch, positions)
+    ready, stages = time.perf_counter() - began, sum(entry.seconds for entry in made.compiled["decoder"].took)
+    decoder, given = made.runners["decoder"], step_inputs(batch, positions)
     for _ in range(3):
         decoder(**given)
     torch.cuda.synchronize()
-    facts = {"ready_s": round(ready, 1), "memory_mb": round((torch.cuda.memory_allocated() - before) / 1e6)}
+    facts = {"ready_s": round(ready, 1), "stages_s": round(stages, 1)}
+    facts |= {"memory_mb": round((torch.cuda.memory_allocated() - before) / 1e6)}
     return lambda: decoder(**given), facts
+
+
+def kernels_of_a_step(model: Any, batch: int, positions: int) -> list[dict[str, Any]]:
+    """Where a step without CUDA graphs spends its time: kernels by module, layers together, and their weights."""
+    program = compiled(model, batch, positions).compiled["decoder"]
+    return by_module(program, program.profile(**step_inputs(batch, positions)))
+
+
+def by_module(program: pipeline.Compiled, profile: Profile) -> list[dict[str, Any]]:
+    """A row for each module: its kernels, their microseconds, and the megabytes of weights that they read."""
+    modules = {node.node: re.sub(r"\.\d+", "", node.module) for node in profile.nodes}
+    nodes = {node.name: node for node in program.program.graph.nodes}
+    rows: dict[str, dict[str, Any]] = {}
+    for layer in (layer for segment in profile.segments for layer in segment.layers):
+        products = [nodes[n] for n in layer.nodes if n in nodes and does(nodes[n].target) in PRODUCTS]
+        named = [n.name for n in products] or list(layer.nodes)
+        name = modules.get(named[0], "") if named else "TensorRT's own"
+        row = rows.setdefault(name, {"kernels": 0, "us": 0.0, "mb": 0.0})
+        read = {x for n in products for x in n.all_input_nodes if x.name in program.program.constants}
+        row["kernels"] += 1
+        row["us"] += 1e3 * layer.milliseconds
+        row["mb"] += sum(x.meta["val"].nbytes for x in read) / 1e6
+    return [{"module": name, **{k: round(v, 1) for k, v in row.items()}} for name, row in rows.items()]
 
 
 def theirs(model: Any, batch: int, positions: int, mode: str | None) -> Call:
@@ -116,22 +156,28 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="*", default=["float16", "bfloat16"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 8])
     parser.add_argument("--positions", nargs="*", type=int, default=list(LENGTHS))
+    parser.add_argument("--kernels", action="store_true", help="the kernels of a step by module, instead of times")
     parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run")
     options = parser.parse_args()
+    subjects = list(itertools.product(options.models, options.dtypes, options.batches, options.positions))
+    fields = ("model", "dtype", "batch", "positions")
+
+    def parts(of: Callable[[str, str, int, int], Iterable[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+        for subject in subjects:
+            yield list(of(*subject))
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def step(size: str, name: str, batch: int, positions: int) -> Iterator[dict[str, Any]]:
+        found = kernels_of_a_step(model_of(size, getattr(torch, name), positions), batch, positions)
+        yield {**dict(zip(fields, (size, name, batch, positions), strict=True)), "step": found}
+
+    if options.kernels:
+        collect(f"steps-{gpu_name()}", "steps", parts(step), of=fields, add=options.add)
+        return
     reached = bandwidth()
-
-    def parts() -> Iterator[list[dict[str, Any]]]:
-        for size in options.models:
-            for name in options.dtypes:
-                for batch in options.batches:
-                    for positions in options.positions:
-                        yield list(rows(size, name, batch, positions, reached))
-                        gc.collect()
-                        torch.cuda.empty_cache()
-
-    name = f"tokens-{gpu_name()}-{CAPABILITIES.flavour}-{CAPABILITIES.version}"
-    copy = round(reached / 1e9)
-    collect(name, "tokens", parts(), of=("model", "dtype", "batch", "positions"), add=options.add, copy_gb_s=copy)
+    times = parts(partial(rows, reached=reached))
+    collect(f"tokens-{gpu_name()}", "tokens", times, of=fields, add=options.add, copy_gb_s=round(reached / 1e9))
 
 
 if __name__ == "__main__":
