@@ -8,7 +8,6 @@ holds a program for each; the first one is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from attrs import frozen
@@ -17,7 +16,8 @@ _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
 _LINE = re.compile(r"^ +(\w+)=\{ name=(\"[^\"]*\"|\S+)")
 _LAYERS = re.compile(r"layers=\"([^\"]*)\"")
 _BETWEEN = "\x1f"
-_UNCOUNTED = frozenset({"shape_call", "signal", "wait"})
+STREAMS, SIZES = frozenset({"signal", "wait"}), frozenset({"shape_call"})
+"""Kinds of steps that compute nothing: streams wait for each other, and sizes are computed by the host."""
 PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
 """Kinds of products and convolutions, with what follows them in the same kernel."""
 
@@ -29,11 +29,13 @@ class Kernel:
     kind: TensorRT's word: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
     name: says what is fused in it.
     layers: the network's layers that it computes, wholly or in part.
+    place: its place among all steps, from 0, with which TensorRT's profiler ends its name; -1 where that is not known.
     """
 
     kind: str
     name: str
     layers: tuple[str, ...] = ()
+    place: int = -1
 
     @property
     def role(self) -> str:
@@ -47,7 +49,19 @@ class Kernel:
 
 
 def kernels(plan: Any) -> tuple[Kernel, ...]:
-    """Return the steps of a plan's program, in order.
+    """Return the steps of a plan's program that compute something, in order.
+
+    Args:
+        plan: the serialized engine, as bytes or any buffer; it is searched where it is.
+
+    Raises:
+        ValueError: the plan holds no program in words.
+    """
+    return tuple(step for step in steps(plan) if step.kind not in STREAMS | SIZES)
+
+
+def steps(plan: Any) -> tuple[Kernel, ...]:
+    """Return all steps of a plan's program, in order: those as well that compute nothing (`STREAMS`, `SIZES`).
 
     Args:
         plan: the serialized engine, as bytes or any buffer; it is searched where it is.
@@ -58,13 +72,11 @@ def kernels(plan: Any) -> tuple[Kernel, ...]:
     found = _PROGRAM.search(plan)
     if found is None:
         raise ValueError("this plan holds no program in words: TensorRT-RTX 1.4 writes one")
-    return tuple(_steps(found[0].decode(errors="replace")))
+    lines = (line for text in found[0].decode(errors="replace").split("\n") if (line := _LINE.match(text)))
+    return tuple(_step(line, place) for place, line in enumerate(lines))
 
 
-def _steps(program: str) -> Iterator[Kernel]:
-    for text in program.split("\n"):
-        line = _LINE.match(text)
-        if line is not None and line[1] not in _UNCOUNTED:
-            layers = _LAYERS.search(text)
-            names = layers[1].split(_BETWEEN) if layers is not None else []
-            yield Kernel(line[1], line[2].strip('"'), tuple(name for name in names if name))
+def _step(line: re.Match[str], place: int) -> Kernel:
+    layers = _LAYERS.search(line.string)
+    names = layers[1].split(_BETWEEN) if layers is not None else []
+    return Kernel(line[1], line[2].strip('"'), tuple(name for name in names if name), place)

@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen
 
 from pipeline.aten.naming import module_path, node_of
-from pipeline.build.kernels import Kernel, kernels
+from pipeline.build.kernels import Kernel, steps
 from pipeline.compiled import Compiled
 from pipeline.errors import line_of
 from pipeline.network.engine import Engine
@@ -84,15 +84,17 @@ def _layers(
     alike = [rows for rows, shape in zip(runs, shapes, strict=True) if shape == names]
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     layers = [layer.name for layer in compiled.networks[index].layers]
-    found = matched(names, _kernels(compiled.engines[index]), layers, metadata)
+    found = matched(names, _steps(compiled.engines[index]), layers, metadata)
     for i, (name, match) in enumerate(zip(names, found, strict=True)):
         nodes = tuple(_operators(compiled, _of(match)))
-        yield LayerTime(name, median(rows[i][1] for rows in alike), nodes, match.by if nodes else "")
+        yield LayerTime(
+            name, median(rows[i][1] for rows in alike), nodes, match.by if nodes or not match.layers else ""
+        )
 
 
-def _kernels(engine: Engine) -> tuple[Kernel, ...]:
+def _steps(engine: Engine) -> tuple[Kernel, ...]:
     try:
-        return kernels(engine.plan)
+        return steps(engine.plan)
     except ValueError:
         return ()
 

@@ -1,73 +1,110 @@
 """Rows of TensorRT's profiler belong to layers of the network: found in the plan, in the inspector, or by name.
 
 TensorRT names a row after a kernel that computes several layers (``__myl_MulAddRelu_myl0_3``), or after the layers
-(``conv1 + relu``). The plan says of each kernel, in order, which layers it computes.
+(``conv1 + relu``). The plan says of each kernel, in order, which layers it computes, and a row's name may end in its
+place there.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
 
 from attrs import frozen
 
-from pipeline.build.kernels import Kernel
+from pipeline.aten.naming import node_of
+from pipeline.build.kernels import SIZES, STREAMS, Kernel
 
 _INSTANCE = re.compile(r"(?:_0x[0-9a-f]+)?(?:_myl\d+_\d+)?$")
 _LIBRARY = re.compile(r"gemm|gemv|xmma|cutlass|cudnn|matmul|nvjet|wgmma|conv|corr", re.I)
 _FOREIGN = re.compile(r"ForeignNode\[(.*?)\.\.\.(.*?)\]")
 _BETWEEN = re.compile(r"[\x1e\x1f]")
+_PLACE = re.compile(r"_myl\d+_(\d+)$")
+_SIZES = re.compile(r"^\[Shape")
+_DERIVED = re.compile(r"__\w+$")
 PRODUCT = "product"
 
 
 @frozen
 class Match:
-    """The layers of a row, and how they were found: ``inspector``, ``plan``, ``name``, or not at all (empty)."""
+    """The layers of a row, and how they were found: ``inspector``, ``plan``, ``order``, ``name``; empty where they were
+    not. Of rows that compute nothing, what they are: ``streams`` that wait for each other, ``sizes`` of shapes."""
 
     layers: tuple[str, ...] = ()
     by: str = ""
 
 
 def matched(
-    rows: Sequence[str], kernels: Sequence[Kernel], layers: Sequence[str], metadata: Mapping[str, Sequence[str]]
+    rows: Sequence[str], steps: Sequence[Kernel], layers: Sequence[str], metadata: Mapping[str, Sequence[str]]
 ) -> tuple[Match, ...]:
     """Return the layers of each row.
 
     Args:
         rows: the names that the profiler told, in the order in which they ran.
-        kernels: those of the plan, in order; none where it has no words.
+        steps: those of the plan, in order; none where it has no words.
         layers: the network's layers, in order.
         metadata: what the inspector tells of layers, by the names of rows.
     """
-    known = frozenset(layers)
-    planned = _aligned(rows, kernels)
-    return tuple(_match(name, planned.get(i), layers, known, metadata) for i, name in enumerate(rows))
+    planned = _aligned(rows, steps)
+    found = _Layers(steps, layers, metadata)
+    return tuple(found.match(name, planned.get(i)) for i, name in enumerate(rows))
 
 
-def _match(
-    name: str,
-    kernel: Kernel | None,
-    layers: Sequence[str],
-    known: frozenset[str],
-    metadata: Mapping[str, Sequence[str]],
-) -> Match:
-    if told := tuple(layer for layer in metadata.get(name, ()) if layer in known):
-        return Match(told, "inspector")
-    if kernel is not None and kernel.layers:
-        return Match(kernel.layers, "plan")
-    found = tuple(named(name, layers))
-    return Match(found, "name") if found else Match()
+class _Layers:
+    """The layers of a network, as rows and steps name them."""
+
+    def __init__(self, steps: Sequence[Kernel], layers: Sequence[str], metadata: Mapping[str, Sequence[str]]) -> None:
+        self.steps, self.layers, self.metadata = steps, layers, metadata
+        self.index = {layer: i for i, layer in enumerate(layers)}
+        self.claimed = {layer for step in steps for layer in self.known(step.layers)}
+        self.owned = {node_of(layer) for layer in self.claimed}
+
+    def match(self, row: str, step: Kernel | None) -> Match:
+        """Those of a row, whose step in the plan this is."""
+        if told := self.known(self.metadata.get(row, ())):
+            return Match(told, "inspector")
+        if step is not None and step.layers:
+            return Match(self.known(step.layers), "plan")
+        if step is not None and step.kind in STREAMS:
+            return Match(by="streams")
+        if _SIZES.match(row) or (step is not None and step.kind in SIZES):
+            return Match(by="sizes")
+        if step is not None and (after := self.after(step)):
+            return Match(after, "order")
+        found = tuple(named(row, self.layers))
+        return Match(found, "name") if found else Match()
+
+    def known(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The network's own of some names; TensorRT calls what it makes of a layer ``conv__gemm_from_conv1x1``."""
+        whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
+        return tuple(dict.fromkeys(name for name in whole if name in self.index))
+
+    def after(self, step: Kernel) -> tuple[str, ...]:
+        """What a step that names no layers computes: those that follow the layers of the step before it, as far as no
+        step names them or others of their nodes."""
+        before = [each for each in self.steps if each.place < step.place and each.kind not in STREAMS | SIZES]
+        last = max((self.index[layer] for each in before[-1:] for layer in self.known(each.layers)), default=None)
+        if last is None:
+            return ()
+        free = takewhile(lambda layer: layer not in self.claimed, self.layers[last + 1 :])
+        return tuple(layer for layer in free if node_of(layer) not in self.owned)
 
 
-def _aligned(rows: Sequence[str], kernels: Sequence[Kernel]) -> dict[int, Kernel]:
-    """The kernel of each row: those that follow each other in both, by name. Of products the order alone tells, since
-    they come from libraries, whose kernels have names of their own."""
+def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
+    """The step of each row: the one at the place in the row's name; else those that follow each other in both, by name.
+    Of products the order alone tells, since they come from libraries, whose kernels have names of their own."""
+    by_place = {(step.place, stem(step.name)): step for step in steps}
+    numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
+    placed = {i: by_place.get((int(place[1]), stem(row))) for i, row, place in numbers if place is not None}
+    kernels = [step for step in steps if step.kind not in STREAMS | SIZES]
     names = {stem(kernel.name): _kernel_key(kernel) for kernel in kernels}
     ran, planned = [_key(row, names) for row in rows], [_kernel_key(kernel) for kernel in kernels]
     blocks = SequenceMatcher(None, ran, planned, autojunk=False).get_matching_blocks()
-    return {block.a + i: kernels[block.b + i] for block in blocks for i in range(block.size)}
+    alike = {block.a + i: kernels[block.b + i] for block in blocks for i in range(block.size)}
+    return alike | {i: step for i, step in placed.items() if step is not None}
 
 
 def stem(name: str) -> str:

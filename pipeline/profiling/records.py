@@ -18,7 +18,9 @@ class LayerTime:
 
     name: TensorRT's own. milliseconds: the median of the runs. nodes: those that it computes, wholly or in part; empty
     for what is no node's (a copy that TensorRT adds). by: how its nodes were found: ``plan`` (the plan's kernels),
-    ``inspector`` (the layers' metadata), ``name`` (the layers named in it), ``segment``; empty where they were not.
+    ``inspector`` (the layers' metadata), ``order`` (the layers between its neighbours'), ``name`` (the layers named in
+    it), ``segment``; or what it does in the place of computing: ``streams`` (they wait for each other), ``sizes`` (of
+    dynamic shapes); else empty.
     """
 
     name: str
@@ -29,7 +31,8 @@ class LayerTime:
 
 @frozen
 class SegmentTime:
-    """The times of a segment: ``milliseconds`` of the whole, measured without a profiler, and its layers."""
+    """The times of a segment: ``milliseconds`` of the whole, measured without a profiler and with all of it launched
+    before it begins, and its layers, which are measured one by one: the profiler adds some microseconds to each."""
 
     segment: str
     place: Place
@@ -122,7 +125,19 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield from _table(profile)
     if profile.unassigned:
         lost = sum(layer.milliseconds for layer in profile.unassigned)
-        yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(layer.name for layer in profile.unassigned[:8])}"
+        yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(_own(profile.unassigned))}"
+
+
+OWN = {"streams": "streams that wait for each other", "sizes": "sizes of dynamic shapes"}
+"""What rows do that compute nothing."""
+
+
+def _own(layers: tuple[LayerTime, ...]) -> Iterator[str]:
+    """What TensorRT does by itself: the sums of what computes nothing, and the names of what does, of 8 at most."""
+    for by, what in OWN.items():
+        if found := [layer.milliseconds for layer in layers if layer.by == by]:
+            yield f"{sum(found):.3f} {what}"
+    yield from [layer.name for layer in layers if layer.by not in OWN][:8]
 
 
 def _table(profile: Profile) -> Iterator[str]:

@@ -13,6 +13,8 @@ from pipeline.cli.commands import main
 from tests.viewing.models import Fallbacks, architecture
 
 pytestmark = pytest.mark.gpu
+EACH = 0.006
+"""Milliseconds that TensorRT's profiler may add to a row: on an H200 it was 0.0035, of ResNet-50 and of ViT."""
 
 
 @pytest.mark.slow
@@ -22,7 +24,8 @@ def test_the_sum_of_layers_is_the_engines_time(name: str) -> None:
     compiled = pipeline.default()(case.model, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
     found = compiled.profile(**case.inputs(batch=8))
     [engine] = found.segments
-    assert engine.layers_sum == pytest.approx(engine.milliseconds, rel=0.1)
+    assert 0.9 * engine.milliseconds <= engine.layers_sum, str(found)
+    assert engine.layers_sum <= 1.1 * engine.milliseconds + EACH * len(engine.layers), str(found)
     named = sum(layer.milliseconds for layer in found.unassigned)
     assert sum(node.milliseconds for node in found.nodes) + named == pytest.approx(found.layers_sum)
     assert named < 0.1 * found.layers_sum, str(found)

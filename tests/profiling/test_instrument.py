@@ -40,6 +40,9 @@ class Moment:
 
 
 def test_segments_are_timed(monkeypatch: Any) -> None:
+    """In each run but the first, behind what keeps the GPU busy while the host launches the segment."""
+    kept_busy = list[int]()
+    monkeypatch.setattr(measure, "busy", kept_busy.append)
     monkeypatch.setattr(measure, "mark", Moment)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(measure, "_on_gpu", lambda value: value)
@@ -48,6 +51,19 @@ def test_segments_are_timed(monkeypatch: Any) -> None:
     assert set(times) == {segment.name for segment in fallbacks().partitioned.segments}
     assert all(found == [1.5] * 3 for found in times.values())
     assert call.described == ("float32[4, 8]",)
+    assert len(kept_busy) == 3 * len(times)
+    assert all(cycles > 0 for cycles in kept_busy)
+
+
+def test_the_gpu_is_busy_for_as_long_as_the_host_took(monkeypatch: Any) -> None:
+    clock, kept_busy = iter([0.0, 0.02, 1.0, 1.5, 2.0, 2.1]), list[int]()
+    monkeypatch.setattr(measure, "busy", kept_busy.append)
+    monkeypatch.setattr(measure, "mark", Moment)
+    monkeypatch.setattr(measure, "perf_counter", lambda: next(clock))
+    ahead = measure.Ahead()
+    assert [ahead(lambda inputs, turn: inputs, [i], None) for i in range(3)] == [[0], [1], [2]]  # type: ignore[arg-type]
+    assert len(ahead.marks) == 2
+    assert kept_busy == [round(1.5 * 0.02 * measure.CYCLES), round(1.5 * 0.5 * measure.CYCLES)]
 
 
 class Context:

@@ -51,10 +51,10 @@ def test_every_millisecond_belongs_to_a_node(name: str) -> None:
     named = sum(layer.milliseconds for layer in found.unassigned)
     assert sum(node.milliseconds for node in found.nodes) + named == pytest.approx(found.layers_sum)
     own = [kernel for engine in architecture(name).engines for kernel in kernels(engine.plan) if not kernel.layers]
-    assert len(found.unassigned) == len(own)  # TensorRT's own moves, which the plan ascribes to no layer
+    assert len(found.unassigned) <= len(own)  # TensorRT's own moves, which the plan ascribes to no layer
     assert all(layer.name.startswith("__myl_") for layer in found.unassigned)
     assert named < 0.1 * found.layers_sum
-    assert {layer.by for segment in found.segments for layer in segment.layers if layer.nodes} == {"plan"}
+    assert {layer.by for segment in found.segments for layer in segment.layers if layer.nodes} <= {"plan", "order"}
 
 
 def test_what_is_fused_counts_for_all_its_nodes() -> None:
@@ -122,6 +122,47 @@ def test_rows_that_the_plan_does_not_have_take_nothing_away() -> None:
     assert found[2].layers == ("0/add", "1/relu")
     assert found[3].layers == ("2/linear:matrix_multiply", "2/linear")
     assert found[1].layers == ("a",)
+
+
+NUMBERED = (
+    Kernel("shape_call", "__mye2729_0", (), 0),
+    Kernel("corrltn", "0/conv_U0", ("0/conv",), 1),
+    Kernel("signal", "__mye20817", (), 2),
+    Kernel("fully_connected", "__mye3427", ("1/conv__gemm_from_conv1x1",), 3),
+    Kernel("wait", "__mye20819", (), 4),
+    Kernel("function", "__myl_CastMulRelu", (), 5),
+    Kernel("fully_connected", "__mye3469", ("2/conv__gemm_from_conv1x1",), 6),
+    Kernel("function", "__myl_CastMulRelu", (), 7),
+    Kernel("function", "__myl_Move", (), 8),
+    Kernel("corrltn", "3/conv_U0", ("3/conv",), 9),
+)
+"""As in the plan of a ResNet-50 in float16 (RTX 1.4), where products of 1 x 1 convolutions have names of their own."""
+CHAIN = (
+    *("0/conv", "1/conv:constant", "1/conv", "1/norm:constant", "1/norm", "1/relu", "2/conv:constant", "2/conv"),
+    *("2/norm", "2/relu", "3/conv:constant", "3/conv"),
+)
+
+
+def test_rows_end_in_their_place_in_the_plan() -> None:
+    """What names no layers computes those that follow the step before it; a move that none is left for has none."""
+    names = [f"{step.name}_myl0_{step.place}" for step in NUMBERED]
+    found = matched(["[ShapeHostToDeviceCopy 0]", *names], NUMBERED, CHAIN, {})
+    assert [match.by for match in found] == [
+        *("sizes", "sizes", "plan", "streams", "plan", "streams", "order", "plan", "order", "", "plan")
+    ]
+    assert found[4].layers == ("1/conv",)
+    assert found[6].layers == ("1/norm:constant", "1/norm", "1/relu")
+    assert found[8].layers == ("2/norm", "2/relu")
+
+
+def test_a_row_of_which_two_steps_have_the_name_is_the_one_at_its_place() -> None:
+    (match,) = matched(["__myl_CastMulRelu_myl0_7"], NUMBERED, CHAIN, {})
+    assert match.layers == ("2/norm", "2/relu")
+
+
+def test_the_inspector_tells_of_layers_by_derived_names() -> None:
+    (match,) = matched(["__mye3427_myl0_3"], (), CHAIN, {"__mye3427_myl0_3": ["1/conv__gemm_from_conv1x1"]})
+    assert (match.layers, match.by) == (("1/conv",), "inspector")
 
 
 def test_the_inspector_is_believed_first() -> None:
