@@ -4,7 +4,6 @@ that a model like it was compiled to last. Nothing is taken that does not turn o
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
@@ -16,6 +15,7 @@ from pipeline.artifact.engine_entry import Buffer, unpacked
 from pipeline.artifact.engine_key import tensor_digest
 from pipeline.artifact.engine_store import FileStore
 from pipeline.artifact.program_key import place
+from pipeline.artifact.sums import THREADS
 from pipeline.program import version
 
 MOST: Final = 64
@@ -43,9 +43,10 @@ class Begun:
     @classmethod
     def of(cls, model: object, files: FileStore, hint: str) -> Begun:
         """Begin for a model, and for the engines that the entry of a hint names."""
-        begun = cls(ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)))
+        begun = cls(ThreadPoolExecutor(max(1, THREADS - 1)))
         for tensor in _tensors(model):
-            if type(tensor) in PLAIN and not tensor.is_meta and tensor.layout == torch.strided:
+            plain = type(tensor) in PLAIN and not tensor.is_meta and tensor.layout == torch.strided
+            if plain and not tensor.is_inference():  # torch does not count writes to those
                 digest = begun.threads.submit(tensor_digest, tensor)
                 begun.hashed.setdefault(place(tensor), Hashed(tensor, version(tensor), digest))
         for key in engines_of(_quietly(files.load, hint)) if hint else ():

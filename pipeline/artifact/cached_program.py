@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
@@ -17,6 +16,7 @@ from pipeline.artifact.engine_store import EngineStore, FileStore, as_files, war
 from pipeline.artifact.identity import NoIdentityError
 from pipeline.artifact.program_entry import EntryLoader, entry_of
 from pipeline.artifact.program_key import hint_key, program_key, stages_of
+from pipeline.artifact.sums import THREADS
 from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import FunctionStage, Named, Pipeline, StageLike, report
 from pipeline.compose.stage_signature import AnyStage
@@ -77,7 +77,7 @@ class CachedProgram:
             opened = files.opened(key)
             if opened is None:
                 return None
-            with opened[0] as file, ThreadPoolExecutor(os.cpu_count()) as threads:
+            with opened[0] as file, ThreadPoolExecutor(THREADS) as threads:
                 data = file.read(opened[1])
                 loader = EntryLoader(data, key, captured, lambda *each: self._plan(files, *each), threads)
                 made = loader.compiled()

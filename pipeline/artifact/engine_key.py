@@ -13,6 +13,7 @@ from types import MappingProxyType
 import torch
 from attrs import define, field, frozen
 
+from pipeline.artifact.sums import THREADS
 from pipeline.build.plans import Order
 from pipeline.network.description import Layer, Network, Tensor
 from pipeline.settings import ENGINE
@@ -99,7 +100,7 @@ def _ranges(network: Network, tensors: _Numbering) -> Iterator[str]:
 
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The SHA-256 of each tensor's bytes, computed on threads: they are most of what a warm compilation reads."""
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(THREADS) as threads:
         return dict(zip(weights, threads.map(tensor_digest, weights.values()), strict=True))
 
 

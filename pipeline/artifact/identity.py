@@ -56,7 +56,7 @@ def _is_ours(value: object) -> bool:
     """Whether a function or class is what this package has under its name."""
     module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
     found = getattr(sys.modules.get(module), name, None)
-    return module.startswith("pipeline.") and value in (found, getattr(found, "function", None))
+    return module.startswith("pipeline.") and (value is found or value is getattr(found, "function", None))
 
 
 def _described(value: object) -> str:
@@ -80,7 +80,7 @@ def _registry(registry: ConverterRegistry) -> JsonData:
 def _decompositions(table: DecompositionTable) -> JsonData:
     theirs: Mapping[Any, object] = torch._decomp.decomposition_table
     for op, function in table.items():
-        if function not in (DECOMPOSITIONS.get(op), theirs.get(op)):
+        if function is not DECOMPOSITIONS.get(op) and function is not theirs.get(op):
             raise NoIdentityError(f"the decomposition of {op} is yours, and code has no digest")
     return [f"{op} {DECOMPOSITIONS.get(op) is function}" for op, function in table.items()]
 

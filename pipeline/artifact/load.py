@@ -19,7 +19,7 @@ from pipeline.artifact.container import Reader
 from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptEngine, KeptSegment, KeptVerdict, Manifest
 from pipeline.artifact.operators import target_of
 from pipeline.artifact.rebuild import stand_in
-from pipeline.artifact.sums import SharedFile
+from pipeline.artifact.sums import THREADS, SharedFile
 from pipeline.artifact.tensors import Kept, Source
 from pipeline.artifact.values import MalformedError, MissingOperatorError
 from pipeline.aten.graphs import over
@@ -51,7 +51,7 @@ def load(path: str | os.PathLike[str]) -> Compiled:
         ArtifactError: it is no kept program, was truncated or altered, comes from a newer version, or calls an operator
             that this process does not have; the message says which.
     """
-    with opened(Path(path)) as file, ThreadPoolExecutor(os.cpu_count()) as threads:
+    with opened(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
         compiled = Loader(file, Path(path), threads).compiled()
     if not has_gpu():
         warnings.warn(ArtifactWarning(f"no GPU here: {path} runs on the CPU reference executor"), stacklevel=2)

@@ -17,6 +17,8 @@ PIECE = 1 << 20
 """Bytes that are read, hashed and written at a time: what a core's cache holds."""
 AHEAD = 16
 """Pieces that a writer may be ahead of a digest, and so the memory that waits for it."""
+THREADS = min(8, os.cpu_count() or 1)
+"""Threads that compute digests, each of one piece."""
 SYNCED = 1 << 25
 """Bytes after which the system is asked to begin to write a file to the disk."""
 
