@@ -20,6 +20,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
 from pipeline.verification.again import Again
 from pipeline.verification.bisection import LIMIT, bisected
 from pipeline.verification.bounds import MULTIPLE
+from pipeline.verification.loaded import check_compilable
 from pipeline.verification.measure import Comparison
 from pipeline.verification.records import Bisection
 from pipeline.verification.samples import Given
@@ -102,6 +103,7 @@ def bisect(
     compile = _up_to_compiled(default() if compile is None else compile, engines=runs == "tensorrt")
     alone = isinstance(model, Compiled)
     compiled: Compiled = model if alone else compile(model, args, kwargs, dynamic_shapes)
+    check_compilable(compiled.program)
     comparison = Comparison.of(compiled.program, runs, inputs, multiple)
     return bisected(compiled, comparison.agreement(compiled), comparison, Again.of(compile.stages), limit)
 

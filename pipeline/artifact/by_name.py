@@ -27,8 +27,14 @@ def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
     return {name: value for (name, _), value in rows if value is not None}
 
 
-def called_by_name(program: Program, call: Function, given: Mapping[str, Leaf]) -> dict[str, Leaf]:
-    """Call a program with tensors and numbers by its inputs' names; gives its outputs by theirs."""
+def call_by_name(program: Program, given: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
+    """The arguments of a call with tensors and numbers by the inputs' names."""
     leaves = [port.value if port.kind == "constant" else given[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
+    return args, kwargs
+
+
+def called_by_name(program: Program, call: Function, given: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """Call a program with tensors and numbers by its inputs' names; gives its outputs by theirs."""
+    args, kwargs = call_by_name(program, given)
     return outputs_by_name(program, call(*args, **kwargs))

@@ -6,17 +6,19 @@ import json
 import mmap
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import torch
+from attrs import evolve
 
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
 from pipeline.artifact.codec import at
 from pipeline.artifact.container import Reader
-from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptEngine, KeptSegment, KeptVerdict, Manifest
+from pipeline.artifact.graphs import KeptNode
+from pipeline.artifact.manifest import FORMAT, SCHEMA, KeptEngine, KeptSegment, KeptSource, KeptVerdict, Manifest
 from pipeline.artifact.operators import target_of
 from pipeline.artifact.rebuild import stand_in
 from pipeline.artifact.sums import THREADS, SharedFile
@@ -124,6 +126,7 @@ class Loader:
         kept = self.manifest
         networks = tuple(self.entry(name, Network) for name in kept.networks)
         self.segments = [self.entry(name, KeptSegment) for name in kept.graphs]
+        self.kept_source = self.entry(kept.source, KeptSource) if kept.source else None
         self.tensor = self.tensors()
         try:
             check_recipes([*kept.constants.values(), *kept.refit_map.values()])
@@ -203,7 +206,7 @@ class Loader:
     def program(self) -> Program:
         """The program, with its graph."""
         kept, parameters = self.manifest, self.named(self.manifest.parameters)
-        return Program(
+        program = Program(
             graph_module=self.graph_module(),
             inputs=kept.inputs,
             outputs=kept.outputs,
@@ -220,17 +223,32 @@ class Loader:
             written=kept.written,
             unreached=kept.unreached,
         )
+        return evolve(program, source=self.decomposed(program))
+
+    def decomposed(self, program: Program) -> Program | None:
+        """The program that was decomposed; None where it is not in the file, or calls operators that are not there."""
+        kept = self.kept_source
+        if kept is None:
+            return None
+        try:
+            module = self.module(kept.graph.nodes, [kept.graph])
+        except MissingOperatorError:
+            return None
+        fields = {name: getattr(kept, name) for name in ("inputs", "outputs", "constants", "buffers")}
+        return evolve(program.as_source(), graph_module=module, **fields)
 
     def graph_module(self) -> torch.fx.GraphModule:
-        """The graph: the nodes of all entries in their order, over the graphs and tensors that they read."""
-        segments = self.segments
-        rows = {row.name: row for segment in segments for row in segment.nodes}
+        """The graph: the nodes of all entries in their order."""
+        rows = {row.name: row for segment in self.segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
             raise MalformedError("the nodes of its graph are not those that its manifest lists")
+        return self.module([rows[name] for name in self.manifest.nodes], self.segments)
+
+    def module(self, rows: Sequence[KeptNode], segments: Sequence[KeptSegment]) -> torch.fx.GraphModule:
+        """A graph of nodes, over the graphs and tensors that segments have."""
         graph = torch.fx.Graph()
-        graphs.add_nodes(graph, [rows[name] for name in self.manifest.nodes])
-        for node in graph.nodes:
-            row = rows[node.name]
+        graphs.add_nodes(graph, rows)
+        for node, row in zip(graph.nodes, rows, strict=True):
             node.meta.update(stack_of(row.module, self.manifest.modules), where=row.where)
         inner = {path: each for segment in segments for path, each in segment.graphs}
         tensors = {path: each for segment in segments for path, each in segment.tensors}

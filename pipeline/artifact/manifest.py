@@ -73,6 +73,17 @@ class KeptSegment:
 
 
 @frozen
+class KeptSource:
+    """The program that was decomposed, which eager PyTorch runs: its graph, and what reads and gives what."""
+
+    graph: KeptSegment
+    inputs: tuple[Port, ...]
+    outputs: tuple[Output, ...]
+    constants: FrozenDict[str, Recipe]
+    buffers: FrozenDict[str, str] = field(factory=FrozenDict)
+
+
+@frozen
 class Versions:
     """What wrote the file, and for which GPUs its engines are: compute capabilities as they were asked for, and the GPU
     of the machine, if it had one."""
@@ -87,7 +98,8 @@ class Versions:
 @frozen
 class Manifest:
     """A compiled program without its engines, networks, graph and weights. ``libraries`` define operators that run in
-    PyTorch; ``modules`` has the class of each module that made a node, by its path."""
+    PyTorch; ``modules`` has the class of each module that made a node, by its path; ``source`` is the entry of the
+    program that was decomposed."""
 
     format: str
     schema: int
@@ -121,3 +133,4 @@ class Manifest:
     libraries: tuple[str, ...] = ()
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
     profiles: tuple[FrozenDict[str, Range], ...] = ()
+    source: str = ""

@@ -16,7 +16,7 @@ from pipeline.artifact import codec
 from pipeline.artifact.container import Writer
 from pipeline.artifact.load import Loader, engine_of
 from pipeline.artifact.manifest import KeptWeights, Manifest
-from pipeline.artifact.save import WEIGHTS, described, text
+from pipeline.artifact.save import SOURCE, WEIGHTS, described, text
 from pipeline.artifact.tensors import Kept, Source, Tensors
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
@@ -44,7 +44,7 @@ def entry_of(compiled: Compiled, captured: Program) -> bytes:
     file, header = io.BytesIO(), tensors.header()
     with Writer(file) as writer:
         for name, (parts, size, digest) in entries.items():
-            if not name.endswith(".plan"):
+            if not name.endswith(".plan") and name != SOURCE:
                 writer.add(name, parts, size, digest)
         stored = KeptWeights()
         if tensors.by_key:
@@ -52,7 +52,8 @@ def entry_of(compiled: Compiled, captured: Program) -> bytes:
             writer.add(WEIGHTS, [header, *tensors.parts()], len(header) + tensors.nbytes)
         manifest: Manifest = made(stored, FrozenDict(writer.digests))
         rows = zip(manifest.engines, compiled.engines, strict=True)
-        manifest = evolve(manifest, engines=tuple(evolve(kept, entry=engine.key) for kept, engine in rows))
+        engines = tuple(evolve(kept, entry=engine.key) for kept, engine in rows)
+        manifest = evolve(manifest, engines=engines, source="")
         writer.finish(text(codec.written(manifest, Manifest)))
     return file.getvalue()
 

@@ -20,6 +20,7 @@ from pipeline.artifact.manifest import (
     SCHEMA,
     KeptEngine,
     KeptSegment,
+    KeptSource,
     KeptVerdict,
     KeptWeights,
     Manifest,
@@ -41,6 +42,7 @@ from pipeline.version import __version__
 PathLike: TypeAlias = "str | os.PathLike[str]"
 INSIDE, NONE = "inside", "none"
 WEIGHTS = "weights.safetensors"
+SOURCE = "source.json"
 Entries: TypeAlias = dict[str, tuple[Iterable[Any], int, str]]
 """The parts of each entry, their bytes together, and their SHA-256 where it is known."""
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -108,6 +110,8 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
     segments = _segments(compiled, tensors)
     for name, segment in segments.items():
         _add_json(entries, name, segment, KeptSegment)
+    if (source := _source(program, tensors)) is not None:
+        _add_json(entries, SOURCE, source, KeptSource)
     made = partial(
         Manifest,
         FORMAT,
@@ -137,7 +141,8 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         cuts=partitioned.cuts,
         healed=compiled.healed,
         agreement=compiled.agreement,
-        modules=FrozenDict(row for node in program.graph.nodes for row in module_stack(node.meta)),
+        modules=FrozenDict(_modules(program)),
+        source=SOURCE if source is not None else "",
         profiles=program.profiles,
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
@@ -150,6 +155,26 @@ def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:
     entries[name] = ([memoryview(engine.plan)], engine.nbytes, known)
     names = engine.bindings, engine.weights, engine.stripped
     return KeptEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
+
+
+def _modules(program: Program) -> Iterator[tuple[str, str]]:
+    """The class of each module that made a node, by its path."""
+    for each in filter(None, (program, program.source)):
+        yield from (row for node in each.graph.nodes for row in module_stack(node.meta))
+
+
+def _source(program: Program, tensors: Tensors) -> KeptSource | None:
+    """The program that was decomposed; None where it has something that no file keeps."""
+    source = program.source
+    if source is None:
+        return None
+    nodes = list(source.graph.nodes)
+    try:
+        rows = tuple(kept_node(node, calls=True) for node in nodes)
+        graph = KeptSegment(rows, *graphs.attributes(source.graph_module, nodes, "source", tensors))
+    except ArtifactError:
+        return None
+    return KeptSource(graph, source.inputs, source.outputs, source.constants, source.buffers)
 
 
 def _verdict(verdict: Verdict) -> KeptVerdict:

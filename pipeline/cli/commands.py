@@ -129,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_bisect(commands)
     _add_support(commands)
     _add_print(commands)
-    listed = (kept.add_inspect, kept.add_run, kept.add_serve_config, profiling.add_profile, viewing.add_report)
+    kept_ones = kept.add_inspect, kept.add_run, kept.add_verify, kept.add_serve_config
+    listed = (*kept_ones, profiling.add_profile, viewing.add_report)
     generating.add_generate(commands)
     for add in listed:
         add(commands)
@@ -189,8 +190,8 @@ def _add_print(commands: Any) -> None:
 
 
 def kept_command(options: argparse.Namespace) -> int:
-    """The commands that print what they give: ``pipeline inspect``, ``run``, ``profile``, ``report``, ``diff``
-    and ``plan``."""
+    """The commands that print what they give: ``pipeline inspect``, ``run``, ``verify``, ``profile``, ``report``,
+    ``diff`` and ``plan``."""
     if text := options.text(options):
         print(text)
     return 0

@@ -1,4 +1,4 @@
-"""``pipeline inspect`` and ``pipeline run``: kept programs on the command line."""
+"""``pipeline inspect``, ``run`` and ``verify``: kept programs on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from pipeline.artifact.by_name import called_by_name, inputs_of
+from pipeline.artifact.by_name import call_by_name, called_by_name, inputs_of
 from pipeline.artifact.inspect import inspect
 from pipeline.artifact.load import load
 from pipeline.artifact.serving import serve_config
@@ -20,6 +20,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
 from pipeline.runtime.atomic import replacing
+from pipeline.stages.verify import verify
 
 
 def add_inspect(commands: Any) -> None:
@@ -38,6 +39,15 @@ def add_run(commands: Any) -> None:
     parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
     parser.set_defaults(text=ran)
+
+
+def add_verify(commands: Any) -> None:
+    """The command ``pipeline verify``."""
+    parser = commands.add_parser("verify", help="run a kept program beside eager PyTorch; exit with 1 if it is wrong")
+    add_file(parser)
+    add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
+    parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
+    parser.set_defaults(text=verified)
 
 
 def add_serve_config(commands: Any) -> None:
@@ -62,10 +72,7 @@ def ran(options: argparse.Namespace) -> str:
     folder = options.output.absolute().parent if options.output is not None else Path()
     if not folder.is_dir():
         raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
-    with warnings.catch_warnings():
-        if options.executor == "reference":
-            warnings.simplefilter("ignore", ArtifactWarning)
-        program = load(options.file)
+    program = _loaded(options)
     given = dict(_given(program, options.inputs))
     module = program.module(options.executor)
     try:
@@ -76,6 +83,22 @@ def ran(options: argparse.Namespace) -> str:
         with replacing(options.output) as file:
             np.savez(file, **{name: _array(value) for name, value in outputs.items()})
     return "\n".join(f"{name}: {_described(value)}" for name, value in outputs.items())
+
+
+def verified(options: argparse.Namespace) -> str:
+    """Compares a program with eager; gives what ``pipeline verify`` prints: how well it agrees."""
+    _check_there(options.file)
+    program = _loaded(options)
+    calls = [call_by_name(program.program, dict(_given(program, options.inputs)))] if options.inputs else None
+    return str(verify(inputs=calls, executor=options.executor)(program).agreement)
+
+
+def _loaded(options: argparse.Namespace) -> Compiled:
+    """The program of the file; that there is no GPU is no news to who asks for the reference executor."""
+    with warnings.catch_warnings():
+        if options.executor == "reference":
+            warnings.simplefilter("ignore", ArtifactWarning)
+        return load(options.file)
 
 
 def served(options: argparse.Namespace) -> str:

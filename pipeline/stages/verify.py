@@ -25,6 +25,7 @@ from pipeline.stages.validate import Validate
 from pipeline.verification.again import Again
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.healing import healed
+from pipeline.verification.loaded import check_compilable
 from pipeline.verification.measure import Comparison
 from pipeline.verification.samples import Given
 
@@ -82,6 +83,7 @@ class Verify:
         agreement = comparison.agreement(compiled)
         if not agreement.holds:
             if self.on_failure == "heal" and agreement.failures:
+                check_compilable(compiled.program)
                 return healed(compiled, agreement, comparison, *self._again(comparison.executor))
             if self.on_failure != "warn":
                 raise AgreementError(agreement)

@@ -19,6 +19,7 @@ from pipeline.program import Output, Program
 from pipeline.runtime.state import buffer
 from pipeline.trt import CAPABILITIES, has_gpu
 from pipeline.verification.bounds import MULTIPLE, judged
+from pipeline.verification.loaded import check_comparable
 from pipeline.verification.reference import NotComparableError, Reference, random_outputs
 from pipeline.verification.samples import Given, samples
 from pipeline.version import __version__
@@ -50,7 +51,12 @@ class Comparison:
     def of(
         cls, program: Program, executor: Executor | None = None, inputs: Given = None, multiple: float = MULTIPLE
     ) -> Comparison:
-        """Runs eager on the samples of a program."""
+        """Runs eager on the samples of a program.
+
+        Raises:
+            PipelineError: the program was loaded, and lacks what eager runs, or its weights.
+        """
+        check_comparable(program)
         executor = executor or ("tensorrt" if has_gpu() else "reference")
         source = program.source or program
         tf32 = executor == "tensorrt" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"

@@ -205,8 +205,9 @@ def _lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
             yield from _entry(index, node.args[0], dim)
 
 
-def _entry(index: object, table: object, dim: object) -> Iterator[tuple[torch.fx.Node, int]]:
-    size = table.meta["val"].shape[dim] if isinstance(table, torch.fx.Node) and table.meta["val"].dim() else None
+def _entry(index: object, table: object, dim: Any) -> Iterator[tuple[torch.fx.Node, int]]:
+    shape = table.meta["val"].shape if isinstance(table, torch.fx.Node) else ()
+    size = shape[dim] if len(shape) else None
     if isinstance(index, torch.fx.Node) and isinstance(size, int):
         yield index, size
 

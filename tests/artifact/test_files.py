@@ -186,11 +186,11 @@ def test_loading_says_where_it_runs(tmp_path: Path) -> None:
 
 
 LEFT_OUT = {
-    Program: {"graph_module", "versions", "examples", "source", "decomposed"},
+    Program: {"graph_module", "versions", "examples", "decomposed"},
     Partitioned: {"program"},
     Compiled: {"partitioned", "took"},
     Verdict: {"choice", "others"},
-    Engine: {"plan"},
+    Engine: {"plan", "key"},
 }
 
 

@@ -1,0 +1,43 @@
+"""Say what a program that was loaded lacks, before it is verified or compiled again."""
+
+from __future__ import annotations
+
+from pipeline.aten.tensor_type import TensorType
+from pipeline.errors import PipelineError
+from pipeline.program import Program
+from pipeline.runtime.snapshot import present
+
+
+def check_comparable(program: Program) -> None:
+    """Raise an error where eager PyTorch cannot run a program.
+
+    Raises:
+        PipelineError: its file has not what eager runs, or this process not the operators that it calls.
+        ExecutionError: it was loaded without its weights.
+    """
+    if program.source is None and _was_loaded(program):
+        raise PipelineError(
+            "the program was loaded without what eager PyTorch runs, so there is nothing to verify it by",
+            "import the libraries whose operators the model calls before pipeline.load; or, if its file is of an "
+            "earlier version, save it again",
+        )
+    for name in program.parameters:
+        present(program.parameters, name)
+
+
+def check_compilable(program: Program) -> None:
+    """Raise an error where a program has no converters to be compiled again by.
+
+    Raises:
+        PipelineError: it was loaded, or comes from a cache.
+    """
+    if _was_loaded(program):
+        raise PipelineError(
+            "the program was loaded, and a file has no converters to compile parts of it again by",
+            "compile the model, and heal or bisect that; pipeline.verify() compares a loaded program",
+        )
+
+
+def _was_loaded(program: Program) -> bool:
+    """Whether a graph has been in a file, which keeps no fake tensors."""
+    return any(isinstance(node.meta.get("val"), TensorType) for node in program.graph.nodes)
