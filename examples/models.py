@@ -43,8 +43,8 @@ def _resized(value: Any, dims: Any, sizes: dict[str, int], generator: torch.Gene
     shape = [sizes.get(dims[i].__name__, s) if i in dims else s for i, s in enumerate(value.shape)]
     if value.is_floating_point():
         return torch.randn(shape, generator=generator).to(value.dtype)
-    if value.dtype == torch.bool or int(value.max()) <= 1:
-        return torch.ones(shape, dtype=value.dtype)
+    if value.dtype == torch.bool or int(value.max()) <= 1:  # a mask: of ones, or of zeros as the example's
+        return torch.full(shape, int(value.max()), dtype=value.dtype)
     return torch.randint(3, int(value.max()) + 1, shape, generator=generator, dtype=value.dtype)
 
 
