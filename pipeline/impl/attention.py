@@ -21,6 +21,11 @@ from pipeline.trt import CAPABILITIES, trt
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}
 """Of the four dims of attention those that a tensor of fewer does not have: the heads, and then the batch."""
 
+MANY = 1024
+"""Keys from which one query's attention is several kernels, where queries share heads of keys. On an H200, with 4 heads
+for 32, the kernel for a whole attention took 16 µs and several 11 (1024 keys, batch 1), 28 and 16 (batch 8), 336 and 43
+(16,384 keys). Fewer keys, and as many heads, were not measured; TensorRT makes one kernel of the latter anyway, and of what has no mask."""
+
 
 @block
 def fused(
@@ -80,6 +85,9 @@ def _spelled(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITens
     and minus infinity of the query's dtype, and causality as a mask of positions that are counted in the network: the
     kernel then counts for itself. Where scores are selected instead, TensorRT-RTX 1.4 sees causality and loses it."""
     dtype = base.dtype_of(query)
+    grouped = base.dims(query)[1] != base.dims(key)[1]
+    if mask is not None and grouped and base.dims(query)[-2] == 1 and base.dims(key)[-2] >= MANY:
+        return _step(net, query, key, value, mask)
     key, value = (_repeated(net, x, base.dims(query)[1]) for x in (key, value))
     if causal and base.dims(query)[-2] == 1:  # the first key is all there is for it; RTX lets it attend to every key
         return first_row(net, value)
@@ -91,6 +99,20 @@ def _spelled(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITens
     weights = base.cast(net, softmax(net, scores, -1), dtype, bare=True)
     result = matmul(net, weights, value, empty=False)
     return first_row(net, result) if lone else result
+
+
+def _step(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor) -> ITensor:
+    """One query and many keys: products with the queries that share a head of keys as rows, and a softmax between them,
+    in kernels of their own, since those for a whole attention go through the keys one after the other."""
+    batch, heads, _, width = base.sizes(net, query)
+    own, keys = base.dims(key)[1], base.size(net, key, 2)
+    rows = base.reshape(net, query, [batch, own, heads // own, width])
+    scores = matmul(net, rows, key, transpose_b=True)
+    scores = base.cast(net, base.reshape(net, scores, [batch, heads, 1, keys]), torch.float32)
+    scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, base.dtype_of(query)))
+    weights = base.cast(net, softmax(net, scores, -1), base.dtype_of(query), bare=True)
+    weights = base.reshape(net, weights, [batch, own, heads // own, keys])
+    return base.reshape(net, matmul(net, weights, value, empty=False), [batch, heads, 1, width])
 
 
 @block

@@ -10,6 +10,7 @@ import torch
 from attrs import evolve
 
 import pipeline
+from pipeline.build.kernels import kernels
 from pipeline.impl import attention_limits
 from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, unmet
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
@@ -169,3 +170,29 @@ def test_values_of_fewer_dims_than_have_kernels() -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(query.float(), query.float() + 1, value.float())
     assert result.shape == value.shape
     torch.testing.assert_close(result.float(), expected, atol=5e-3, rtol=5e-3)
+
+
+class Grouped(torch.nn.Module):
+    """Attention of queries that share heads of keys."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        """[N, heads, L, D]"""
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize("mask", ["bool", "float"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_one_query_of_many_keys_reads_each_key_once(batch: int, dtype: torch.dtype, mask: str) -> None:
+    """Queries that share a head of keys are rows of one product, and no kernel is the whole attention."""
+    query, key, value = (torch.randn(batch, heads, n, 32).to(dtype) for heads, n in ((6, 1), (2, 1024), (2, 1024)))
+    kept = torch.arange(1024) < torch.tensor([700, 64])[:batch, None, None, None]
+    inputs = [query, key, value, kept if mask == "bool" else torch.where(kept, 0.0, -1e4).to(dtype)]
+    model = Grouped().eval()
+    compiled = pipeline.default(require_full_compilation=True)(model, inputs)
+    assert not any(kernel.role == "attention" for e in compiled.engines for kernel in kernels(bytes(e.plan)))
+    shapes = [x.shape for row in compiled.networks[0].layers if row.kind == "MATRIX_MULTIPLY" for x in row.outputs]
+    assert [tuple(shape) for shape in shapes] == [(batch, 2, 3, 1024), (batch, 2, 3, 32)]
+    exact = model(*(x.double() if x.is_floating_point() else x for x in inputs))
+    got = compiled.module("reference")(*inputs)
+    assert (got.double() - exact).abs().max() < 4 * torch.finfo(dtype).eps

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import pipeline
 from tests.build.attentions import FORMS, Attend, Pooled
+from tests.converters.test_attention import Grouped
 
 pytestmark = pytest.mark.gpu
 
@@ -97,3 +98,15 @@ def test_one_query_after_other_attentions(form: str, dtype: torch.dtype, most: f
     run = pipeline.default(require_full_compilation=True)(model.to(dtype).cuda(), args=(x.to(dtype).cuda(),))
     for result, exact in zip(tree_leaves(run(x.to(dtype).cuda())), expected, strict=True):
         assert float((result.double().cpu() - exact).abs().max() / exact.abs().max()) < most
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_one_query_of_many_keys_that_heads_share(dtype: torch.dtype, batch: int) -> None:
+    query, key, value = (
+        torch.randn(batch, heads, n, 64, device="cuda").to(dtype) for heads, n in ((8, 1), (2, 2048), (2, 2048))
+    )
+    mask = torch.arange(2048, device="cuda") < torch.tensor([700, 64, 2048], device="cuda")[:batch, None, None, None]
+    compiled = pipeline.default(require_full_compilation=True)(Grouped().eval(), (query, key, value, mask))
+    exact = Grouped()(query.double(), key.double(), value.double(), mask)
+    assert (compiled(query, key, value, mask).double() - exact).abs().max() < 8 * torch.finfo(dtype).eps
