@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from benchmarks.markdown import failure, filled, table, where
 
-TEXT: Final = """`python -m benchmarks.quantized`: ViT-B, BERT-base and a decoder as Llama's, of random weights in float16.
+TEXT: Final = """`python -m benchmarks.quantized`: ViT-B, BERT-base and a decoder like Llama, random weights, float16.
 *Fused* are weights of which a product reads the codes, and pairs of activations that a product takes in, as the
 engine's plan shows; weights of products of one tensor may count as one. *Engine* and *file* are their sizes relative
 to the bits of the model's weights: those of linear layers in the type, all others in float16. *Error* is that of a call

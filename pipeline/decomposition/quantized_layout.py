@@ -1,8 +1,8 @@
 """Quantized weights as TensorRT's builder fuses them.
 
 What moves the numbers of codes moves the codes instead, so that a linear layer's weight is ``[K, N]`` codes and no
-transposition of numbers is left; casts and scales that follow belong to the layer; INT8 weights of products of one
-tensor lie side by side; blocks lie along one dim; codes of 4 bits are packed where a product reads them. All of it is
+transposition of numbers is left; casts and scales that follow belong to the layer; weights of products of one tensor
+lie side by side; blocks lie along one dim; codes of 4 bits are packed where a product reads them. All of it is
 folded: an engine gets codes and scales.
 """
 

@@ -1,7 +1,8 @@
-"""Products of one tensor with several INT8 weights as one product, whose columns are theirs side by side.
+"""Products with codes as TensorRT-RTX's builder fuses them: of rows, and of one tensor's rows with all its weights.
 
-TensorRT-RTX's builder merges such products itself, of query, key and value say, and dequantizes their weights to do so:
-when it builds, which loses the saving, or by a kernel of its own. The one product is fused with its codes.
+The builder merges products of one tensor itself, with the weights of query, key and value say, and dequantizes their
+weights to do so: when it builds, which loses the saving, or by a kernel of its own. One product with their columns side
+by side reads codes. Products of tensors with more dims than a matrix are fused for some sizes only.
 """
 
 from __future__ import annotations
@@ -16,23 +17,26 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
+from pipeline.trt import CAPABILITIES
 
 aten = torch.ops.aten
 Node: TypeAlias = Argument
 """A node, whose arguments are looked into."""
 
 TARGETS = (aten.mm.default, aten.matmul.default)
+LEADING = (1,) if CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple < (1, 7) else ()
+"""The dims before flattened rows: 1.6.1 fuses products of one matrix of a batch, 1.7.1 those of a matrix."""
+KINDS = ("int8", "int4", "fp8")
 PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
 
 
 def merge_products(layout: Argument) -> None:
-    """Merge the products of a graph whose weights are laid out: ``layout`` makes nodes and knows which are constant."""
+    """Rewrite the products of a graph with weights laid out: ``layout`` makes nodes and knows which are constant."""
     for node in list(layout.graph.nodes):
         if node.target is aten.mm.default and layout.is_weight(node.args[1]):
             _keep_dims(layout, node)
     for group in _groups(layout):
-        if len(group) > 1:
-            _Merger(layout, group).run()
+        _Merger(layout, group).run()
 
 
 def _keep_dims(layout: Argument, product: Node) -> None:
@@ -51,21 +55,23 @@ def _keep_dims(layout: Argument, product: Node) -> None:
 
 
 def _groups(layout: Argument) -> Sequence[list[Node]]:
-    """Products of the same tensor and dtype, in the graph's order."""
+    """Products of the same tensor and of weights that go side by side, in the graph's order."""
     found: dict[Argument, list[Node]] = {}
     for node in layout.graph.nodes:
         if node.target in TARGETS and _can_merge(layout, node):
-            found.setdefault((node.args[0], node.args[1].args[4]), []).append(node)
+            codes, _, type, block, dtype = node.args[1].args
+            key = (node.args[0], codes.meta["val"].dtype, type, block[0], dtype)
+            found.setdefault(key, []).append(node)
     return list(found.values())
 
 
 def _can_merge(layout: Argument, product: Node) -> bool:
-    """Whether a product's weight is INT8 codes of its own with scales by column, and its other factor is no pair."""
+    """Whether a product's weight is codes of its own with scales for each column, and its other factor is no pair."""
     x, weight = product.args
     if not (layout.is_weight(weight) and len(weight.users) == 1) or layout.constant[x] or x.target in PAIRS:
         return False
     _, _, type, block, _ = weight.args
-    return type == "int8" and list(block) in ([-1, 1], [-1, -1])
+    return type in KINDS and (block[1] == 1 or list(block) == [-1, -1])
 
 
 class _Merger:
@@ -82,24 +88,54 @@ class _Merger:
         biases = [total.args[1] for total in sums if total is not None]
         for node in (*(arg for weight in weights for arg in weight.args[:2]), *biases):
             self.hoist(node)
-        codes = self.call(aten.cat.default, ([weight.args[0] for weight in weights], 1))
-        scales = self.call(aten.cat.default, ([self.row(w, n) for w, n in zip(weights, columns, strict=True)], 1))
-        weight = self.layout.dequantized(self.first, codes, scales, "int8", [-1, 1], weights[0].args[4])
-        made = self.call(self.first.target, (self.first.args[0], weight))
+        made = self.call(aten.matmul.default, (self.rows(), self.beside(weights, columns)))
         ends: list[Node] = self.products
         if len(biases) == len(sums):
-            made = self.call(aten.add.Tensor, (made, self.call(aten.cat.default, (biases,))))
+            bias = biases[0] if len(biases) == 1 else self.call(aten.cat.default, (biases,))
+            made = self.call(aten.add.Tensor, (made, bias))
             ends = [total for total in sums if total is not None]
+        if self.is_flattened:
+            made = self.call(aten.reshape.default, (made, [*self.sizes(), sum(columns)]))
         self.share(made, ends, columns)
+
+    def beside(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
+        """The weights as one, with their columns side by side."""
+        if len(weights) == 1:
+            return weights[0]
+        codes = self.call(aten.cat.default, ([weight.args[0] for weight in weights], 1))
+        rows = [self.row(weight, count) for weight, count in zip(weights, columns, strict=True)]
+        _, _, type, block, dtype = weights[0].args
+        scales = self.call(aten.cat.default, (rows, 1))
+        return self.layout.dequantized(self.first, codes, scales, type, [block[0], 1], dtype)
+
+    @property
+    def is_flattened(self) -> bool:
+        """Whether the products' tensor has more dims than a matrix."""
+        return bool(self.first.args[0].meta["val"].dim() > 2)
+
+    def rows(self) -> Node:
+        """The products' tensor as rows."""
+        x = self.first.args[0]
+        columns = x.meta["val"].shape[-1]
+        return self.call(aten.reshape.default, (x, [*LEADING, -1, columns])) if self.is_flattened else x
+
+    def sizes(self) -> list[Argument]:
+        """The sizes of the tensor's dims but the last."""
+        x = self.first.args[0]
+        found = list(x.meta["val"].shape[:-1])
+        return [n if isinstance(n, int) else self.call(aten.sym_size.int, (x, dim)) for dim, n in enumerate(found)]
 
     def share(self, made: Node, ends: Sequence[Node], columns: Sequence[int]) -> None:
         """Puts the columns of the one result in the places of the results that there were."""
         dim, bounds = made.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
-        parts = [self.call(aten.slice.Tensor, (made, dim, *each)) for each in pairwise(bounds)]
+        parts = [made]
+        if len(columns) > 1:
+            parts = [self.call(aten.slice.Tensor, (made, dim, *each)) for each in pairwise(bounds)]
         for end, part, product in zip(ends, parts, self.products, strict=True):
             end.replace_all_uses_with(part)
             for node in dict.fromkeys((end, product, product.args[1])):
-                self.layout.graph.erase_node(node)
+                if not node.users:
+                    self.layout.graph.erase_node(node)
 
     def bias_of(self, product: Node) -> Node | None:
         """The sum of a product and a constant row, if that is all that reads it."""
@@ -115,7 +151,8 @@ class _Merger:
     def row(self, weight: Node, columns: int) -> Node:
         """A weight's scales, one a column."""
         scale = weight.args[1]
-        return scale if scale.meta["val"].dim() else self.call(aten.expand.default, (scale, [1, columns]))
+        one = scale.meta["val"].numel() == 1
+        return self.call(aten.expand.default, (scale, [1, columns])) if one else scale
 
     def hoist(self, node: Node) -> None:
         """Moves what a constant is made of before the first product."""

@@ -85,9 +85,35 @@ def test_a_refit_rounds_all_of_them_anew() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
-def test_other_types_stay_apart(kind: str) -> None:
-    """The builder does not merge these."""
-    assert products(quantized(heads(), torch.randn(2, 5, 64), kind)) == 4
+def test_other_types_go_side_by_side_too(kind: str) -> None:
+    x = torch.randn(2, 5, 64)
+    compiled = quantized(heads(), x, kind)
+    assert products(compiled) == 2
+    with torch.no_grad():
+        for found, wanted in zip(compiled(x), heads()(x), strict=True):  # type: ignore[call-overload]
+            assert 0 < float((found - wanted).norm() / wanted.norm()) < (0.05 if kind == "fp8" else 0.2)
+
+
+def test_weights_of_one_scale_and_of_one_a_column_go_side_by_side() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x @ self.whole(), x @ self.columns() + a
+
+        def whole(self) -> torch.Tensor:
+            one: Any = self.one
+            return torch.fake_quantize_per_tensor_affine(one, 0.02, 0, -128, 127)
+
+        def columns(self) -> torch.Tensor:
+            two: Any = self.two
+            zero = torch.zeros(48, dtype=torch.int32)
+            return torch.fake_quantize_per_channel_affine(two, torch.linspace(0.01, 0.03, 48), zero, 1, -128, 127)
+
+    model = Mixed().eval()
+    model.one, model.two = nn.Parameter(torch.randn(64, 32)), nn.Parameter(torch.randn(64, 48))
+    x, a = torch.randn(3, 5, 64), torch.randn(48)
+    compiled = COMPILE(model, args=(x, a))
+    assert products(compiled) == 1
+    torch.testing.assert_close(compiled(x, a), model(x, a), rtol=1e-5, atol=1e-5)
 
 
 def test_activations_in_codes_stay_apart() -> None:
@@ -109,11 +135,13 @@ def test_torchaos_rows_keep_their_dims(dynamic: bool) -> None:
 
 
 @builds
-def test_the_builder_keeps_their_codes() -> None:
-    """Apart, it dequantized those of query, key and value when it built."""
-    x = torch.randn(1, 68, 768).half()
-    compile = pipeline.default(compute_capabilities=("8.9",)).insert(pipeline.quantize("int8"), before="decompose")
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_builder_fuses_them(kind: Any, batch: int) -> None:
+    """Apart, it dequantized query, key and value when it built; those of two batches by a kernel of its own."""
+    x = torch.randn(batch, 68, 768).half()
+    compile = pipeline.default(compute_capabilities=("8.9",)).insert(pipeline.quantize(kind), before="decompose")
     found = compile(heads(width=768).half(), args=(x,)).quantization
-    assert len(found) == 2
-    assert not [row for row in found if "when the engine was built" in row.why]
-    assert found[0].fused
+    assert len(found) == 2 and not [row for row in found if "when the engine was built" in row.why]
+    if CAPABILITIES.version_tuple >= (1, 7) or batch == 1:
+        assert all(row.fused for row in found), "1.6.1 has a kernel of its own for INT8 of several batches"
