@@ -272,10 +272,12 @@ def _check_blocks(partitioned: Partitioned) -> None:
 
 
 def _check_read(compiled: Compiled) -> None:
-    """Engines are given no tensor that no layer reads; a size is told by a tensor as well, now and then."""
+    """Engines are given no tensor that no layer reads, of those that have elements; a size is told by a tensor as well,
+    now and then."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         read = {name for layer in network.layers for name in layer.inputs}
-        if unread := [port.name for port in segment.inputs if port.kind == "tensor" and port.name not in read]:
+        given = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
+        if unread := [name for name in given if name not in read]:
             raise ModelError("blocks", f"no layer of {network.name} reads its input {', '.join(unread)}")
 
 
