@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 from torch._C import DispatchKey
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.types import Argument
 from pipeline.frontend.replacement import Kernel
@@ -88,19 +89,28 @@ def _attention(
 ) -> torch.Tensor:
     """The shape of an attention's result, and how it lies in memory: a kernel writes the heads of each position side by
     side, plain attention the positions of each head."""
-    if not _has_kernel(query, value, attn_mask, enable_gqa):
+    if not _has_kernel(query, key, value, attn_mask, enable_gqa):
         leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]
         return query.new_empty((*leading, query.shape[-2], value.shape[-1]))
     batch, heads, length, _ = query.shape
     return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
 
 
-def _has_kernel(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, gqa: bool) -> bool:
+def _has_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, gqa: bool
+) -> bool:
     """Whether a GPU from compute capability 8.0 on has a kernel for an attention: the flash kernel takes halves without
-    a mask, the efficient one any of which 16 bytes hold a whole part."""
+    a mask, the efficient one any of which 16 bytes hold a whole part. In both the elements of a row lie side by side,
+    a mask's as well: not where they are one that is expanded, or come from a table by a permutation (ViT, T5)."""
+    if not all(_in_a_row(each) for each in (query, key, value, mask) if each is not None):
+        return False
     sizes = (query.shape[-1], value.shape[-1])
     if query.dim() != 4 or query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return False
     if query.dtype.itemsize == 2 and mask is None and sizes[0] == sizes[1] and sizes[0] <= 256:
         return True
     return not gqa and all(size % (16 // query.dtype.itemsize) == 0 for size in sizes)
+
+
+def _in_a_row(x: torch.Tensor) -> bool:
+    return x.dim() > 0 and statically_known_true(x.stride(-1) == 1)

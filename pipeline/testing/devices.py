@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import torch
 from torch.fx.node import map_arg
@@ -15,7 +16,15 @@ from pipeline.recipes import Recipe
 
 def computes_alike(one: Program, other: Program) -> bool:
     """Whether two programs are the same but for the devices that they name, and for the names of nodes."""
-    return list(_rows(one)) == list(_rows(other))
+    return not first_difference(one, other)
+
+
+def first_difference(one: Program, other: Program) -> str:
+    """The first row in which two programs differ, by its place, as it is in each; empty where there is none."""
+    for place, (ours, theirs) in enumerate(zip_longest(_rows(one), _rows(other))):
+        if ours != theirs:
+            return f"%{place}:\n  {ours}\n  {theirs}"
+    return ""
 
 
 def _rows(program: Program) -> Iterator[tuple[str, ...]]:

@@ -206,3 +206,40 @@ def test_constants_that_python_reads_have_their_values() -> None:
 
     module = pipeline.default(device="cuda")(Reads(), (X,)).module("reference")
     torch.testing.assert_close(module(X), X.flatten() * 6)
+
+
+class Masked(torch.nn.Module):
+    """An attention whose mask lies in memory in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[2, 4, 12, 16], [12, 12] -> [2, 4, 12, 16]"""
+        mask = {
+            "none": lambda: None,
+            "rows": lambda: mask > 0,
+            "one row for all": lambda: mask[:1].expand(12, 12) > 0,
+            "one element for a row": lambda: (mask[:, :1] > 0).expand(12, 12),
+            "permuted": lambda: mask.t(),
+        }[self.way]()
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+
+@pytest.mark.parametrize(
+    ("way", "kernel"),
+    [
+        ("none", True),
+        ("rows", True),
+        ("one row for all", True),
+        ("one element for a row", False),
+        ("permuted", False),
+    ],
+)
+def test_a_kernel_takes_masks_whose_rows_lie_in_a_piece(way: str, kernel: bool) -> None:
+    """As `check_last_dim_stride_equals_1_dense` of torch decides on a GPU: the result of a kernel lies otherwise."""
+    inputs = torch.randn(2, 4, 12, 16), torch.randn(12, 12)
+    program = pipeline.capture(Masked(way), inputs, device="cuda")
+    (found,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default)
+    assert found.meta["val"].stride() == ((768, 16, 64, 1) if kernel else (768, 192, 16, 1))

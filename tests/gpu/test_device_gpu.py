@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 import pipeline
 from benchmarks import zoo
 from examples.models import SMALL, Case, small
-from pipeline.testing.devices import computes_alike
+from pipeline.testing.devices import first_difference
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +42,8 @@ def test_the_graph_is_the_same(name: str, gpu: bool, monkeypatch: pytest.MonkeyP
         shown = pipeline.capture(case.model, (), case.kwargs, case.dynamic_shapes, device="cuda")
     assert not any(t.is_cuda for t in case.model.parameters())
     there = pipeline.capture(case.model.cuda(), (), on_gpu(case.kwargs), case.dynamic_shapes)
-    assert computes_alike(decompose(shown), decompose(there))
+    different = first_difference(decompose(shown), decompose(there))
+    assert not different, different
 
 
 class Calls(torch.nn.Module):
