@@ -55,7 +55,7 @@ class OutputAgreement:
 
 @frozen
 class Agreement:
-    """How well a compiled program agrees with eager PyTorch: a row for each output and size, and where it was measured.
+    """The errors of a compiled program beside eager PyTorch: a row for each output and size, and where it was measured.
 
     executor: where the engines ran, ``tensorrt`` or ``reference``. gpu: the GPU's name, empty without one.
     sizes: the sizes of each sample, by the input that has them (``x.shape[0]``).
@@ -73,17 +73,17 @@ class Agreement:
 
     @property
     def failures(self) -> tuple[OutputAgreement, ...]:
-        """The rows beyond their bounds."""
+        """Return the rows whose error is beyond its bound."""
         return tuple(row for row in self.rows if not row.holds)
 
     @property
     def holds(self) -> bool:
-        """Whether something was compared, and every error is within its bound."""
+        """Tell whether something was compared and every error is within its bound."""
         return not self.failures and (bool(self.rows) or not self.skipped)
 
     @property
     def worst(self) -> OutputAgreement | None:
-        """The judged row that is nearest to its bound, or furthest beyond it."""
+        """Return the judged row that is nearest to its bound, or furthest beyond it."""
         judged = [row for row in self.rows if not row.unjudged]
         return max(judged, key=lambda row: row.error / row.bound if row.bound else row.error, default=None)
 

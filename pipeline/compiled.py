@@ -114,25 +114,25 @@ class Compiled:
 
     @property
     def program(self) -> Program:
-        """The decomposed program."""
+        """Return the decomposed program."""
         return self.partitioned.program
 
     @property
     def settings(self) -> CompilationSettings:
-        """The settings it was compiled with."""
+        """Return the settings that it was compiled with."""
         return self.program.settings
 
     @cached_property
     def quantization(self) -> tuple[Pair, ...]:
-        """Each quantized weight, and each pair that rounds an activation: whether a product reads its codes, or not and
-        why, as the engines' plans tell; empty for a program without engines."""
+        """Return for each quantized weight, and each pair that rounds an activation, whether a product reads its codes,
+        or why not, as the engines' plans show it; empty for a program without engines."""
         engines = zip(self.networks, self.engines, strict=False)
         return tuple(pair for network, engine in engines for pair in pairs(network, engine.plan))
 
     @cached_property
     def coverage(self) -> Coverage:
-        """Which operators run in engines (``converted``), which in PyTorch and why (``fallback``), and which in another
-        form because the engine's own was wrong (``healed``)."""
+        """Return which operators run in engines (``converted``), which in PyTorch and why (``fallback``), and which in
+        another form because the engine's own was wrong (``healed``)."""
         verdicts = self.partitioned.verdicts
         rows = {
             name: ConvertedNode(name, verdicts[name].target, segment.name)
@@ -144,11 +144,11 @@ class Compiled:
         return Coverage(tuple(reversed(rows.values())), self.partitioned.fallbacks, self.healed, unreached)
 
     def module(self, executor: Executor | None = None, **runtime: object) -> CompiledModule:
-        """A new ``nn.Module`` that runs the program, with buffers of its own.
+        """Return a new ``nn.Module`` that runs the program, with buffers of its own.
 
         Args:
             executor: ``"tensorrt"`` (needs a GPU), ``"reference"`` (the CPU), or None: TensorRT if there is a GPU.
-            runtime: settings that say how a program runs (``cuda_graphs=True``), other than it was compiled with.
+            runtime: settings of how a program runs (``cuda_graphs=True``) that replace those it was compiled with.
 
         Raises:
             ValueError: ``executor`` is none of these.
@@ -167,12 +167,12 @@ class Compiled:
         return module
 
     def profile(self, *args: object, runs: int = 50, **kwargs: object) -> Profile:
-        """Measure where the time of a call goes, on the current GPU: the layers of each engine and each PyTorch
-        segment, medians of so many runs, mapped back to nodes, modules and source lines.
+        """Measure the time of each engine layer and each PyTorch segment of a call on the current GPU, in milliseconds:
+        medians of several runs, mapped back to nodes, modules and source lines.
 
         Args:
             args, kwargs: the inputs, as for a call. They are copied to the GPU.
-            runs: how often each pass runs, after a warm-up.
+            runs: the number of measured runs, after a warm-up.
 
         Returns:
             A record that prints a table; ``report(html=…, profile=…)`` draws it, and its ``trace(path)`` writes what
@@ -187,10 +187,10 @@ class Compiled:
         return profile(self, args, kwargs, runs)
 
     def save(self, path: str | os.PathLike[str], weights: str | os.PathLike[str] = "inside") -> None:
-        """Write the program to a file, by custom ``NAME.trtp``, from which `pipeline.load` makes it again.
+        """Save the program to a file, usually ``NAME.trtp``, which `pipeline.load` reads.
 
         Args:
-            path: the file. One that is there is replaced in one step, when the new one is whole.
+            path: the file. An existing one is replaced in one step, once the new one is complete.
             weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor and PyTorch
                 segments read, so that engines alone can run; or the path of a file for them (safetensors), which the
                 program finds again by its place relative to its own.
@@ -206,7 +206,7 @@ class Compiled:
     def with_lora(
         self, adapters: Mapping[str, object], scale: float = 1.0, *, fan_in_fan_out: bool | None = None
     ) -> Compiled:
-        """The program with low-rank adapters: each weight W is W + scale * B @ A, in the place of adapters that it has.
+        """Return the program with low-rank adapters in place of those that it has: a weight W is W + scale * B @ A.
 
         They are recipes over the weights: the weights stay, so that ``with_lora({})`` gives the program that was
         compiled, bit by bit. Engines are refitted or built anew as by `pipeline.refit_module_weights`.
@@ -250,13 +250,13 @@ class Compiled:
     def report(
         self, html: str | os.PathLike[str] | None = None, *, title: str = "", profile: Profile | None = None
     ) -> str:
-        """Text for a person: operators converted, every fallback with its reason, inputs and outputs, the sizes that
-        vary, and the segments in order: their operators, inputs and outputs, what crosses to later ones, and of an
-        engine its size and layers; and the agreement with eager, where it was verified.
+        """Return a text that describes the program: operators converted, every fallback with its reason, inputs and
+        outputs, the sizes that vary, each segment in order (its operators, inputs and outputs, what crosses to later
+        ones, the size and layers of an engine), and the agreement with eager, where it was verified.
 
         Args:
-            html: a file for the same as a page: the program drawn by modules, which unfold to nodes. It is one file,
-                which needs no network; one that is there is replaced.
+            html: a file to write the same to as a page: the program drawn by modules, which unfold to nodes. It is one
+                file, which needs no network; an existing one is replaced.
             title: what the page calls the program; its class by default.
             profile: what `profile` measured, for the page.
 

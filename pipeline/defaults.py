@@ -36,14 +36,14 @@ def default(
     build_executor: Executor | None = None,
     **fields: object,
 ) -> Pipeline[Program, Compiled]:
-    """decompose → improve → validate → partition → convert → build → refit_map, as a ``Pipeline``.
+    """Return the default pipeline: decompose → improve → validate → partition → convert → build → refit_map.
 
     Args:
         settings: the settings; default ones if None.
         registry: the converters.
         decompositions: our own decompositions, which are asked before converters.
-        torch_enabled_decompositions: operators that torch is to take apart, beside those it does anyway: before any
-            converter is asked.
+        torch_enabled_decompositions: operators that torch decomposes before any converter is asked, beside those that
+            it decomposes anyway.
         torch_disabled_decompositions: operators that are never taken apart, beside those that are not anyway: they are
             left to a converter, or to PyTorch.
         build_executor: builds the engines of a program in parallel: any ``concurrent.futures.Executor``, which the
@@ -79,7 +79,7 @@ def bisect(
     multiple: float = MULTIPLE,
     limit: int = LIMIT,
 ) -> Bisection:
-    """The smallest sets of nodes whose engines are wrong.
+    """Find the smallest sets of nodes whose engines are wrong.
 
     The program is compiled as it is, then with parts of it in TensorRT and the rest in PyTorch. One node at fault
     takes at most log2(nodes) + 4 builds, others that are independent of it log2(nodes) + 3 more each.

@@ -34,7 +34,7 @@ from pipeline.shapes.exported import UNBOUNDED_FACTOR
 def backend(
     compile: Pipeline[Program, Compiled] | None = None, *, executor: Executor | None = None
 ) -> Callable[..., Function]:
-    """A backend of ``torch.compile``.
+    """Return a backend of ``torch.compile``.
 
     It is for inference: results have no gradients. A size that varies goes as far as Dynamo was told
     (``mark_dynamic``), or to 4 times that of the call that compiles, at least 16; beyond that, Dynamo compiles anew.

@@ -45,10 +45,10 @@ class Unreached:
 
 
 class PipelineError(RuntimeError):
-    """Whatever this package raises while it compiles, refits or runs; wrong arguments are TypeError and ValueError.
+    """The base of all errors while compiling, refitting and running. Wrong arguments are TypeError and ValueError.
 
     message: what went wrong, about what, and why, in one line or a few.
-    hint: how to go on; each kind of error has one of its own.
+    hint: how to go on; each kind of error has its own default.
     """
 
     __module__ = "pipeline"
@@ -196,13 +196,13 @@ class AgreementError(PipelineError):
 
 
 class AgreementWarning(UserWarning):
-    """What `AgreementError` says, where `verify` is asked to warn."""
+    """The warning of `verify(on_failure="warn")`, with the words of `AgreementError`."""
 
     __module__ = "pipeline"
 
 
 class UnreachedWarning(UserWarning):
-    """A converter, decomposition or setting of the user's that nothing uses, though the model has its operator."""
+    """A user's converter, decomposition or setting is used by nothing, though the model has its operator."""
 
     __module__ = "pipeline"
 
@@ -222,7 +222,7 @@ class ArtifactError(PipelineError):
 
 
 class ArtifactWarning(UserWarning):
-    """What a kept program cannot do here, though it loads: its engines run on the CPU, say."""
+    """A kept program loads with limits: its engines run on the CPU, for example."""
 
     __module__ = "pipeline"
 

@@ -67,9 +67,9 @@ class Input:
     profiles: several ranges, each (min_shape, opt_shape, max_shape): a call has to fit one of them, and engines are
         tuned for each, with one copy of the weights. They take the place of the three above.
     dtype: a torch.dtype, float32 by default.
-    device: where the example lies that the model is captured with. None: where the model's parameters are, or for a
-        model without any the tensors among the inputs, or the CPU. Calls take inputs from any device.
-    name: what the input is called in errors and in the names of its dynamic dimensions; a Python identifier.
+    device: the device of the example that the model is captured with. None: that of the model's parameters, or for a
+        model without any that of the tensors among the inputs, or the CPU. Calls take inputs from any device.
+    name: the input's name in errors and in the names of its dynamic dimensions; a Python identifier.
 
     `TypeError` or `ValueError` naming the field and the dimension for anything else.
     """
@@ -121,23 +121,23 @@ class Input:
 
     @property
     def ranges(self) -> tuple[tuple[int, int, int], ...]:
-        """Of each dimension the least, the optimal and the greatest size: TensorRT's optimization profile."""
+        """Return the least, the optimal and the greatest size of each dimension: TensorRT's optimization profile."""
         ends = (self.min_shape, self.opt_shape, self.max_shape) if self.shape is None else (self.shape,) * 3
         return tuple(zip(*(end or () for end in ends), strict=True))
 
     @property
     def dynamic_dims(self) -> tuple[int, ...]:
-        """The dimensions whose size may vary."""
+        """Return the dimensions whose size may vary."""
         return tuple(dim for dim, (low, _, high) in enumerate(self.ranges) if low < high)
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether any dimension may vary."""
+        """Tell whether any dimension may vary."""
         return bool(self.dynamic_dims)
 
     def example(self, device: torch.device | str | None = None) -> torch.Tensor:
-        """A tensor of this dtype and the optimal shape: zeros for integers (valid indices everywhere), else ones. It is
-        on ``device``, or else on the input's own, or else on the CPU.
+        """Return a tensor of this dtype and the optimal shape: zeros for integers (valid indices anywhere), else ones.
+        It is on ``device``, or else on the input's own, or else on the CPU.
 
         torch.export takes a size of 0 or 1 to be fixed, so where such a dimension may vary the example has the least
         larger size in its range, if there is one.
@@ -148,7 +148,7 @@ class Input:
         return torch.full(sizes, 0 if integral else 1, dtype=torch.uint8, device=place).to(self.dtype)
 
     def dynamic_shapes(self, index: int) -> dict[int, Dim]:
-        """For torch.export's `dynamic_shapes`: the varying dimensions of the input at this index, with their ranges.
+        """Return torch.export's `dynamic_shapes` of the input at this index: its varying dimensions, with their ranges.
 
         A dimension is called after the input's name, or its index, and its own number: `image_0`, `input1_0`. Each
         dimension has its own name, so they are independent; torch.export says so if the model requires otherwise.
@@ -160,7 +160,7 @@ class Input:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `[NAME=]DIMxDIM…[:DTYPE][@DEVICE]`, the form that `str` prints.
+        """Parse `[NAME=]DIMxDIM…[:DTYPE][@DEVICE]`, the form that `str` prints.
 
         DIM is SIZE, MIN..MAX (optimal: MAX) or MIN..OPT..MAX; `()` is a scalar. DTYPE is torch's name or a short one
         (f16, bf16, f32, i64, u8), float32 if absent. Anything else is a `ValueError` saying what is wrong with it.
@@ -181,7 +181,7 @@ class Input:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor, *, name: str | None = None) -> Self:
-        """The static input that this tensor is an example of."""
+        """Return the static input that this tensor is an example of."""
         return cls(tuple(tensor.shape), dtype=tensor.dtype, name=name)
 
     def __str__(self) -> str:

@@ -150,15 +150,15 @@ class Program:
 
     @property
     def graph(self) -> torch.fx.Graph:
-        """The graph; its nodes carry fake tensors in ``meta["val"]``. Read only."""
+        """Return the graph, whose nodes carry fake tensors in ``meta["val"]``. Read only."""
         return self.graph_module.graph
 
     def with_graph(self, graph: torch.fx.Graph, **changes: Any) -> Program:
-        """This program with another graph over the same parameters and modules, and with other changes."""
+        """Return this program with another graph over the same parameters and modules, and with other changes."""
         return evolve(self, graph_module=over(self.graph_module, graph), **changes)
 
     def as_source(self) -> Program:
-        """This program as the ``source`` of those made from it: without weights, which they have themselves."""
+        """Return this program as the ``source`` of those made from it: without weights, which they have themselves."""
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class Program:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the printed program with its settings and the recipes of its constants."""
+        """Return the SHA-256 of the printed program with its settings and the recipes of its constants."""
         recipes = "\n".join(f"{name} = {recipe}" for name, recipe in self.constants.items())
         return digest(f"{self}\n{recipes}\n{self.settings!r}")
 
@@ -233,7 +233,7 @@ class Verdict:
 
 @frozen
 class Validated:
-    """A program and, for each operator node by name, its verdict."""
+    """A program, and the verdict of each operator node by its name."""
 
     program: Program
     verdicts: FrozenDict[str, Verdict]
@@ -296,8 +296,8 @@ def in_bytes(number: int) -> str:
 
 @frozen
 class Partitioned:
-    """A program cut into segments, in the order in which they run; why each node outside an engine is there; and what
-    crosses from segment to segment. It prints as a table of all three."""
+    """A program cut into segments in the order in which they run, with the reason why each node outside an engine is
+    there, and the values that cross from segment to segment. It prints as a table of all three."""
 
     program: Program
     segments: tuple[Segment, ...]
@@ -307,7 +307,7 @@ class Partitioned:
 
     @property
     def engine_segments(self) -> tuple[Segment, ...]:
-        """The segments for which engines are built."""
+        """Return the segments for which engines are built."""
         return tuple(s for s in self.segments if s.kind == "engine")
 
     def __str__(self) -> str:
@@ -375,7 +375,7 @@ class Converted:
 
 @frozen
 class Built:
-    """Serialized engines beside what they were built from; the networks themselves have been let go."""
+    """Serialized engines, and the descriptions that they were built from; the networks themselves are freed."""
 
     partitioned: Partitioned
     networks: tuple[Network, ...]

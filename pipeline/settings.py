@@ -175,7 +175,7 @@ class CompilationSettings:
     min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch. It
         does not apply where the whole model is one segment or with `require_full_compilation`. Default 5.
     max_engines: the most engines one model is cut into, at least 1; None for no limit. Default None.
-    torch_executed_ops: what runs in PyTorch though a converter exists: operators (`torch.ops.aten.topk.default`; a
+    torch_executed_ops: what runs in PyTorch although a converter exists: operators (`torch.ops.aten.topk.default`; a
         packet such as `torch.ops.aten.topk` means every overload), their names (`"aten.topk.default"`,
         `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the module path that a node comes from
         (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an operator, not a predicate.
@@ -204,8 +204,8 @@ class CompilationSettings:
         that torch gives on a GPU. None for the device that the tensors are on. Default None.
     decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
         kernels, instead of one. Default False.
-    use_fp32_acc: accumulate matrix products of halves in float32 whatever TensorRT holds best: their inputs are cast,
-        which it recognises, and a bias is added before the result is rounded. Default False.
+    use_fp32_acc: accumulate matrix products of halves in float32 even where TensorRT would choose otherwise: their
+        inputs are cast, which it recognises, and a bias is added before the result is rounded. Default False.
 
     cache_built_engines: save engines in the engine cache, where other compilations and processes find them. Default
         False.
@@ -216,10 +216,10 @@ class CompilationSettings:
     engine_cache_size: the most bytes that the folder may have; what was not used for longest is deleted. It does not
         bound what a URL leads to. Default 5 GiB.
 
-    How compiled programs run is told by the following; ``compiled.module(cuda_graphs=True)`` changes one for a module.
+    The rest say how compiled programs run; ``compiled.module(cuda_graphs=True)`` changes one for a module.
 
     cuda_graphs: record a CUDA graph of the whole program at the second call with the same shapes, and replay it from
-        then on; what cannot be recorded runs as ever, and says why in the log. Default False.
+        then on; what cannot be recorded runs without a graph, and the log says why. Default False.
     max_cuda_graphs: for how many shapes a graph is kept, at least 1. Default 8.
     engine_graphs: let TensorRT-RTX launch an engine whose shapes are fixed as one CUDA graph of its own: ResNet-50 at
         batch 1 takes 0.42 ms where the bare engine takes 0.50; with `cuda_graphs` the program's graph does that. A
@@ -272,7 +272,7 @@ class CompilationSettings:
     runtime_cache: bool | str = attrs.field(default=True, converter=_path_or_flag)
 
     def evolve(self, **fields: Any) -> Self:
-        """A copy with these fields changed, validated again; `TypeError` for a field that does not exist."""
+        """Return a copy with these fields changed, validated again; `TypeError` for a field that does not exist."""
         if unknown := [name for name in fields if name not in self.names()]:
             raise TypeError(f"{unknown[0]!r} is not a compilation setting; {self._instead(unknown[0])}")
         return attrs.evolve(self, **fields)
@@ -293,11 +293,11 @@ class CompilationSettings:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all settings, in the order of the documentation."""
+        """Return the names of all settings, in the order of the documentation."""
         return tuple(field.name for field in attrs.fields(cls))
 
     def runs_in_torch(self, target: object, module_path: str = "") -> bool:
-        """Whether `torch_executed_ops` keeps a node with this target, in the module at this path, out of engines."""
+        """Tell whether `torch_executed_ops` keeps nodes of this target, in the module at this path, out of engines."""
         return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:
@@ -309,7 +309,7 @@ class CompilationSettings:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def changed(self) -> dict[str, str]:
-        """The settings that differ from the default, each as it prints."""
+        """Return the settings that differ from the default, each as it prints."""
         return {name: _printed(getattr(self, name)) for name in self.names() if not self._is_default(name)}
 
     def _is_default(self, name: str) -> bool:

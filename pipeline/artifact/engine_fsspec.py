@@ -12,14 +12,14 @@ from pipeline.frozen import FrozenDict
 
 @frozen
 class FsspecStore:
-    """Entries at a URL: ``s3://bucket/engines``, ``gcs://…``, ``file:///mnt/shared/engines``, whatever fsspec knows.
+    """An engine cache at a URL that fsspec knows: ``s3://bucket/engines``, ``gcs://…``, ``file:///mnt/shared/engines``.
 
-    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). What the place holds is not
-    bounded: rules of the bucket do that. Nobody waits for anybody: two machines may build the same engine at the same
+    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). Its size is
+    not bounded: let rules of the bucket do that. There are no locks: two machines may build the same engine at the same
     time.
 
-    url: the folder. It is made when something is saved.
-    options: what fsspec's file system takes: ``{"profile": "ci"}``.
+    url: the folder. It is made when the first entry is saved.
+    options: arguments of fsspec's file system, such as ``{"profile": "ci"}``.
 
     Raises:
         ImportError: fsspec, or the protocol's library, is not installed.
@@ -42,7 +42,7 @@ class FsspecStore:
         object.__setattr__(self, "_root", root.rstrip("/"))
 
     def load(self, key: str) -> bytes | None:
-        """The entry of a key, or None."""
+        """Return the entry of a key; None if there is none."""
         try:
             data: bytes = self._system.cat_file(self._path(key))
         except FileNotFoundError:
@@ -50,8 +50,7 @@ class FsspecStore:
         return data
 
     def save(self, key: str, data: bytes) -> None:
-        """Keep an entry: in one step where the system puts files so, as object stores do; elsewhere under another name
-        first."""
+        """Save an entry: in one step where the file system can, as object stores do; else under another name first."""
         path = self._path(key)
         if self._system.async_impl:
             self._system.pipe_file(path, data)

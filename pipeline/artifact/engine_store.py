@@ -35,16 +35,16 @@ def warn(text: str) -> None:
 
 @runtime_checkable
 class EngineStore(Protocol):
-    """Keeps entries of an engine cache by key: all that `pipeline.cached` needs. Keys are 64 hexadecimal digits.
+    """The two methods of a store of engines, which `pipeline.cached` calls. Keys are 64 hexadecimal digits.
 
-    Entries check themselves: what a store gives back altered is dropped with a warning, and the engine is built.
+    Entries carry a digest: one that was altered is dropped with a warning, and its engine is built.
     """
 
     def load(self, key: str) -> bytes | None:
-        """The entry of a key, or None."""
+        """Return the entry of a key; None if there is none."""
 
     def save(self, key: str, data: bytes, /) -> None:
-        """Keep an entry. One that is there may be replaced or left: entries of one key serve alike."""
+        """Save an entry. An entry of this key may be replaced or left: either serves."""
 
 
 @runtime_checkable
@@ -108,13 +108,13 @@ def _folder(value: str | os.PathLike[str] | None) -> Path:
 
 @frozen
 class DiskStore:
-    """A folder of entries. Beyond its size, those that were not used for longest are deleted.
+    """An engine cache in a folder. Beyond its size, the least recently used entries are deleted.
 
-    However many threads and processes may share it. An entry appears whole or not at all, also if a process is killed;
+    Any number of threads and processes may share it. An entry appears whole or not at all, also if a process is killed;
     one that was altered is deleted with a warning. While one process builds an engine, others that want the same one
     wait for it.
 
-    folder: where; None for ``engines`` in the user's cache folder (`PIPELINE_CACHE` names another).
+    folder: its path; None for ``engines`` in the user's cache folder (`PIPELINE_CACHE` names another).
     size: the most bytes that all entries may have together.
     """
 
@@ -122,7 +122,7 @@ class DiskStore:
     size: int = 5 << 30
 
     def load(self, key: str) -> bytes | None:
-        """The bytes saved under a key, or None. Bytes that were altered are deleted, with a warning."""
+        """Return the bytes saved under a key; None if there are none. Altered ones are deleted, with a warning."""
         found = self.opened(key)
         if found is None:
             return None
@@ -136,11 +136,11 @@ class DiskStore:
         return None
 
     def save(self, key: str, data: bytes) -> None:
-        """Keep bytes under a key, then delete what was not used for longest. More bytes than ``size`` are not kept."""
+        """Save bytes under a key, then delete the least recently used. More bytes than ``size`` are not kept."""
         self.write(key, [data])
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
-        """The entry's file, which counts as used now, and the entry's size; the SHA-256 of the entry follows it."""
+        """Return an entry's file, which counts as used now, and its size; in the file, its SHA-256 follows it."""
         path = self._path(key)
         try:
             file = path.open("rb")
@@ -153,7 +153,7 @@ class DiskStore:
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """As `save`, in parts that are never joined. A folder that cannot be written to is a warning."""
+        """Save bytes that come in parts, without joining them. A folder that cannot be written to is a warning."""
         path, views = self._path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST
         if size > self.size:
@@ -179,8 +179,8 @@ class DiskStore:
 
     @contextmanager
     def building(self, keys: Iterable[str]) -> Iterator[None]:
-        """While it lasts, other threads and processes wait that enter with one of these keys. The system ends the wait
-        for a process that is killed."""
+        """Lock these keys: other threads and processes that enter with one of them wait. The lock of a process that is
+        killed is released by the system."""
         with ExitStack() as held:
             for stripe in sorted({key[:2] for key in keys}):  # in order, so that no two wait for each other
                 held.enter_context(self._lock(f"{stripe}.lock"))

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def load(path: str | os.PathLike[str]) -> Compiled:
-    """Make a compiled program from a file that `Compiled.save` wrote.
+    """Load a compiled program from a file that `Compiled.save` wrote.
 
     Every byte is compared with its digest; engines and weights are mapped and not read into memory. Nothing of the file
     is executed and nothing imported: outputs of a class that is not imported come back as read-only records with the

@@ -31,11 +31,11 @@ Weights: TypeAlias = torch.nn.Module | ExportedProgram | Mapping[str, torch.Tens
 
 
 def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
-    """The same program with other weights.
+    """Return the same program with other weights.
 
     Engines that can be refitted (``immutable_weights=False``, built on a GPU) are refitted; others are built anew from
-    their networks, which gives the same result and takes TensorRT's build time. What was verified were other weights:
-    the new program has no ``agreement``.
+    their networks, which gives the same result and takes TensorRT's build time. The new program has no ``agreement``,
+    since it was not verified with these weights.
 
     Args:
         compiled: what to refit; it is not changed.

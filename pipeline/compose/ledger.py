@@ -64,7 +64,7 @@ class Ledger:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Seconds by stage, in the order in which they ended."""
+        """Return the seconds of each stage, in the order in which they ended."""
         return {entry.stage: entry.seconds for entry in self.entries}
 
     def __str__(self) -> str:

@@ -125,9 +125,10 @@ def stage(function: Callable[[Takes], Gives], /) -> FunctionStage[Takes, Gives]:
 @overload
 def stage(*, name: str) -> Callable[[Callable[[Takes], Gives]], FunctionStage[Takes, Gives]]: ...
 def stage(function: Callable[[Any], object] | None = None, /, *, name: str | None = None) -> object:
-    """Makes a stage of a function from record to record: `@stage`, or `@stage(name="…")` for a name of its own.
+    """Make a stage of a function from record to record: `@stage`, or `@stage(name="…")` for a name of its own.
 
-    `TypeError` saying what is missing, if the parameter or the result is not annotated.
+    Raises:
+        TypeError: the parameter or the result is not annotated; the message says which.
     """
     if function is None:
         return lambda function: FunctionStage(function, name_of(function) if name is None else name)
@@ -188,7 +189,7 @@ class Pipeline(Generic[Takes, Gives]):
     type checker knows, the result is a ``Pipeline`` of ``Any``; the joins are checked when it is made all the same.
 
     stages: what runs, in order. Each is made a stage by `as_stage`; each takes what the one before it gives.
-    settings: what the front door captures with; None means the default settings, and gives way to another's in `|`.
+    settings: what models are captured with. None means the default settings, which those of another replace in `|`.
     observers: called with every `Event`, in order. One that raises is logged and hears no more of that run.
 
     `TypeError` naming both stages and both records where a join does not fit; `ValueError` for a name used twice.
@@ -227,13 +228,14 @@ class Pipeline(Generic[Takes, Gives]):
         profiles: Sequence[object] | None = None,
         **unknown: object,
     ) -> object:
-        """Compiles a model, or runs the stages on the record that the first of them takes.
+        """Compile a model, or run the stages on the record that the first of them takes.
 
         model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
             `pipeline.capture`); or, as the only argument, the record.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
-        output_names: what the model's outputs are called in engines, reports and files; None: by their keys.
-        Gives what the last stage gives. What a stage raises passes unchanged, with a note naming the stage.
+        output_names: the names of the model's outputs in engines, reports and files; None: their keys.
+
+        Returns what the last stage gives. Exceptions of a stage pass unchanged, with a note that names the stage.
         """
         if unknown:
             raise TypeError(other_argument(next(iter(unknown))))
@@ -254,27 +256,27 @@ class Pipeline(Generic[Takes, Gives]):
 
     @property
     def settings(self) -> CompilationSettings:
-        """The settings that the front door captures with."""
+        """Return the settings that models are captured with."""
         return self._settings if self._settings is not None else CompilationSettings()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the stages, in order."""
+        """Return the names of the stages, in order."""
         return tuple(step.name for step in self.stages)
 
     @property
     def name(self) -> str:
-        """What it is called as a stage of another pipeline: its own stages' names, joined."""
+        """Return its name as a stage of another pipeline: its own stages' names, joined."""
         return "|".join(self.names)
 
     @property
     def takes(self) -> Any:
-        """The record that the first stage takes; without stages, any."""
+        """Return the type of record that the first stage takes; without stages, any."""
         return self.stages[0].takes if self.stages else object
 
     @property
     def gives(self) -> Any:
-        """The record that the last stage gives; without stages, whatever it is given."""
+        """Return the type of record that the last stage gives; without stages, the one that it is given."""
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
@@ -302,7 +304,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def replace(self, name: str, stage: StageLike) -> "Pipeline[Any, Any]": ...
     def replace(self, name: str, stage: Any) -> Any:
-        """The new stage in this one's place, *which keeps its name*, so that it can be replaced again by the same name.
+        """Return the pipeline with another stage in a stage's place, *under the same name*: it can be replaced again.
 
         A pipeline in the place of a stage runs there as one stage, with its own observers.
         """
@@ -314,7 +316,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def insert(self, stage: StageLike, *, before: str = ..., after: str = ...) -> "Pipeline[Any, Any]": ...
     def insert(self, stage: Any, *, before: str | None = None, after: str | None = None) -> Any:
-        """The stage, or all stages of a pipeline and its observers, before or after the stage of that name."""
+        """Return the pipeline with a stage, or a pipeline's stages and observers, before or after a named stage."""
         if (before is None) == (after is None):
             raise TypeError("insert takes either before= or after=, the name of a stage")
         at = self._index(before) if before is not None else self._index(after or "") + 1
@@ -327,7 +329,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def without(self, name: str) -> "Pipeline[Any, Any]": ...
     def without(self, name: str) -> Any:
-        """All stages but this one."""
+        """Return the pipeline without this stage."""
         at = self._index(name)
         return self._with(self.stages[:at] + self.stages[at + 1 :])
 
@@ -346,11 +348,11 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def until(self, name: str) -> "Pipeline[Takes, Any]": ...
     def until(self, name: str) -> Any:
-        """The stages up to this one, which is the last to run: its record is what the call gives."""
+        """Return the pipeline up to this stage, whose record a call then gives."""
         return self._with(self.stages[: self._index(name) + 1])
 
     def observed_by(self, *observers: Observer) -> Self:
-        """The same, with these observers called after those it has."""
+        """Return the pipeline with these observers, called after those that it has."""
         return attrs.evolve(self, observers=self.observers + observers)
 
     def _with(self, stages: tuple[AnyStage, ...]) -> "Pipeline[Any, Any]":

@@ -34,11 +34,11 @@ class DecompositionDeclaration:
 def register_torch_trt_decomposition(
     op: Op | OpOverloadPacket[..., Any] | str, *, registry: MutableMapping[Op, Decomposition] | None = None
 ) -> Callable[[F], F]:
-    """Declare a function as our decomposition of `op`; the function itself is returned, and no table knows of it yet.
+    """Declare a function as a decomposition of `op`, and return the function. No table changes.
 
     Stackable. `op` is an `OpOverload`, its name, or an `OpOverloadPacket`: all its overloads that only give tensors.
-    `registry` is a dict of the caller's, which gets the function too (`DecompositionTable(registry)` makes a table of
-    it); a table is immutable, and is given functions by its method `register`.
+    `registry` is a dict of the caller's, to which the function is added too (`DecompositionTable(registry)` makes a
+    table of it). A table is immutable: its method `register` gives one with the function.
     """
     declarations = tuple(map(DecompositionDeclaration, _operators(op)))
     if registry is not None and not isinstance(registry, MutableMapping):

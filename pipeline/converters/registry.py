@@ -77,7 +77,7 @@ def _candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
 
 @attrs.frozen(eq=False, repr=False)
 class ConverterRegistry(Lookup):
-    """Converters by target. Immutable: every method that seems to change it gives a new one.
+    """An immutable mapping from target to converters: methods that change it give a new one.
 
     Candidates of a target are asked in order: HIGH before STANDARD, the newest HIGH first, the oldest STANDARD first.
     "Newer" is what was registered later; in `a | b`, which is associative, it is what is in `b`.
@@ -89,7 +89,7 @@ class ConverterRegistry(Lookup):
 
     @classmethod
     def of(cls, *modules: ModuleType) -> ConverterRegistry:
-        """What modules declare: by module name, in each in the order of definition; the last of those is the newest.
+        """Return a registry of what modules declare, by module name, in each in the order of definition, oldest first.
 
         Neither the order of the arguments nor that of the imports matters, and a function that a module merely
         imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.
@@ -110,28 +110,28 @@ class ConverterRegistry(Lookup):
 
     @property
     def settings(self) -> CompilationSettings:
-        """The default settings; `bind` gives others."""
+        """Return the default settings; `bind` gives others."""
         return _DEFAULT_SETTINGS
 
     def bind(self, settings: CompilationSettings) -> BoundRegistry:
-        """The same lookups under given settings."""
+        """Return a view of the registry whose lookups go by the given settings."""
         return BoundRegistry(self, settings)
 
     def declarations(self) -> tuple[Declaration, ...]:
-        """Every declaration, the oldest first, so that `ConverterRegistry(r.declarations()) == r`."""
+        """Return all declarations, the oldest first, so that `ConverterRegistry(r.declarations()) == r`."""
         return tuple(concat(map(_oldest_first, self.candidates.values())))
 
     def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
-        """With these declared functions, or iterables of them, added as the newest."""
+        """Return a registry with these declared functions, or iterables of them, added as the newest."""
         return self | ConverterRegistry(concat(map(declarations_of, _functions(converters))))
 
     def override(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
-        """With these declared functions as the only converters of their targets."""
+        """Return a registry with these declared functions as the only converters of their targets."""
         added = ConverterRegistry().register(*converters)
         return self.without(*added) | added
 
     def without(self, *targets: Target | OpOverloadPacket[..., Any]) -> ConverterRegistry:
-        """Without the converters of these targets, if there are any; a packet means all its overloads."""
+        """Return a registry without the converters of these targets; a packet means all its overloads."""
         dropped = frozenset(concat(map(targets_of, targets)))
         return ConverterRegistry(d for d in self.declarations() if d.key not in dropped)
 

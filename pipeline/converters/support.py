@@ -22,7 +22,7 @@ def get_graph_converter_support(
     *,
     registry: ConverterRegistry | None = None,
 ) -> tuple[int, int]:
-    """How many of a graph's operator calls a converter takes, and how many there are.
+    """Return how many of a graph's operator calls a converter takes, and how many there are.
 
     `registry` is `pipeline.converters.DYNAMO_CONVERTERS` if not given.
     """

@@ -69,7 +69,7 @@ def capture(
     output_names: Sequence[str] | None = None,
     profiles: Sequence[Spec] | None = None,
 ) -> Program:
-    """The program of a module called with ``args`` and ``kwargs``, or of an ``ExportedProgram``.
+    """Capture a module called with ``args`` and ``kwargs``, or an ``ExportedProgram``, as a program.
 
     Args:
         model: a module (exported here, without gradients), or the result of ``torch.export.export``,
@@ -77,10 +77,10 @@ def capture(
         args: example inputs: tensors, or ``pipeline.Input`` with shapes and ranges, in any pytree.
         kwargs: the same by keyword.
         dynamic_shapes: as in ``torch.export.export``; added to the ranges that ``Input`` gives.
-        settings: what the stages read; default settings if None.
-        device: ``"cuda"`` captures as on a GPU, whether or not there is one: what the model and torch decide by device
-            is decided so. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
-        output_names: what the outputs are called, in order; None: by their keys in what the model returns (``logits``,
+        settings: the settings that stages read; default ones if None.
+        device: ``"cuda"`` captures as on a GPU, whether or not there is one: the model and torch decide as there. The
+            model, its tensors and the inputs stay where they are. None: ``settings.device``.
+        output_names: the names of the outputs, in order; None: their keys in what the model returns (``logits``,
             ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by place.
         profiles: several ``dynamic_shapes``, or `Input` has several: each call has to fit one of them. The model is
             captured once, for the range over all.

@@ -58,8 +58,8 @@ class Opened:
 
 @improvement
 def masked_rows(rewriting: Rewriting) -> None:
-    """Give rows that a mask leaves nothing to attend to their zeros where that costs least: as values of 0 where a
-    whole batch is masked, else by a selection after the linear layer that follows the attention."""
+    """Give rows in which a mask hides everything the result 0, as eager does, where that costs least: by values of 0
+    where a whole batch is masked, else by a selection after the linear layer that follows the attention."""
     opened: dict[Node, Opened | None] = {}
 
     def once(mask: Node, before: Node) -> Opened | None:

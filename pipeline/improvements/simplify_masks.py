@@ -39,8 +39,8 @@ AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 
 @improvement
 def simplify_masks(rewriting: Rewriting) -> None:
-    """Drop masks that let everything through, replace those that hide later positions by ``is_causal``, and declare
-    open those that leave something to attend to in every row."""
+    """Drop masks that hide nothing, replace those that hide later positions by ``is_causal``, and wrap those that leave
+    something to attend to in every row in ``pipeline.open_mask``."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")

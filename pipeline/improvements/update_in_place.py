@@ -52,7 +52,7 @@ class Checked:
 
 @improvement
 def update_in_place(rewriting: Rewriting) -> None:
-    """Rows written to buffers become updates in place, with a check of their positions."""
+    """Replace writes of consecutive rows to buffers by updates in place, with a check of their positions."""
     program = rewriting.program
     if any(output.kind == "check" for output in program.outputs):
         return

@@ -91,7 +91,7 @@ class ConversionContext:
                 self.symbols.setdefault(str(size), (tensor, dim))
 
     def note_result(self, result: Any, value: Any) -> None:
-        """Remember the shapes of what a node made, by its fake value."""
+        """Remember the shapes of a node's results, as its fake value has them."""
         if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
             self.note_shape(result, shape_of(value))
         elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
@@ -99,13 +99,13 @@ class ConversionContext:
                 self.note_result(made, each)
 
     def unique(self, name: str) -> str:
-        """The name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
+        """Return the name itself the first time, then ``name.1``, ``name.2``: layer names are unique in a network."""
         count = self._used[name]
         self._used[name] += 1
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """The layer that ``net.add_<kind>`` makes, named ``name:kind``; an error with TensorRT's words if none."""
+        """Add a layer by ``net.add_<kind>``, named ``name:kind``; an error with TensorRT's words if it makes none."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -145,7 +145,7 @@ class ConversionContext:
         return next(found, None) if value.numel() > 1 else None
 
     def trt_weights(self, value: torch.Tensor) -> Any:
-        """``trt.Weights`` for a constant, not copied if contiguous: named after its recipe, or by its content."""
+        """Return ``trt.Weights`` of a constant, named after its recipe or content; a contiguous one is not copied."""
         tensor = held(value.detach().cpu().contiguous())
         constant = self.constant_at(value)
         name = None if constant is None else self.constant_names[id(constant)]
@@ -159,14 +159,14 @@ class ConversionContext:
         return weights_of(tensor)
 
     def trt_codes(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
-        """``trt.Weights`` for a constant that holds codes of a dtype of TensorRT's, two a byte for those of 4 bits."""
+        """Return ``trt.Weights`` of a constant of codes of a dtype of TensorRT's, two a byte for those of 4 bits."""
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
         return weights if weights.size == math.prod(shape) and tensor.dtype != torch.uint8 else codes_of(tensor, dtype)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:
-        """The absence of an optional weight."""
+        """Return the weights that stand for an optional weight left out."""
         return trt.Weights(to_trt(dtype))
 
 

@@ -43,7 +43,7 @@ def _half(_: object, __: object, value: object) -> None:
 
 @frozen
 class Decision:
-    """What became of one operator: the dtype of its result, the rule, and why."""
+    """The decision about one operator: the dtype of its result, the rule, and why."""
 
     node: str
     target: str
@@ -71,20 +71,20 @@ class Autocast:
         return _Caster(program, self).cast()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
-        """What the stage does with each operator of a program, in the program's order."""
+        """Return what the stage does with each operator of a program, in the program's order."""
         caster = _Caster(program, self)
         caster.cast()
         return tuple(caster.decisions)
 
     def explain(self, program: Program) -> str:
-        """The decisions as text, a line each, and how many operators give which dtype."""
+        """Return the decisions as text, a line each, and how many operators give which dtype."""
         made = self.decisions(program)
         counts = {d.dtype: sum(e.dtype == d.dtype for e in made) for d in made}
         total = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(counts.items()))
         return "\n".join([*map(str, made), f"{len(made)} operators: {total}"])
 
     def rule(self, node: Node) -> Rule:
-        """The rule for a node, which is the model's own dtype where ``exclude`` names it."""
+        """Return the rule for a node, which is the model's own dtype where ``exclude`` names it."""
         path = module_path(node)
         if any(excludes(entry, node.target, path) for entry in self.exclude):
             return Rule("float32", EXCLUDED)
@@ -92,10 +92,10 @@ class Autocast:
 
 
 def autocast(dtype: torch.dtype = torch.float16, *, exclude: object = ()) -> Autocast:
-    """The stage that puts a model into mixed precision: ``default().insert(autocast(), before="decompose")``.
+    """Return a stage that puts a model into mixed precision: ``default().insert(autocast(), before="decompose")``.
 
     Args:
-        dtype: what products are computed in: ``torch.float16`` or ``torch.bfloat16``.
+        dtype: the dtype that products are computed in: ``torch.float16`` or ``torch.bfloat16``.
         exclude: what stays in the model's own dtype: operators (``aten.gelu.default``, or ``aten.gelu`` for all its
             overloads), patterns as in ``fnmatch`` for names of operators (``"aten.conv*"``) and for paths of modules
             with all that is in them (``"*.classifier"``), and predicates on the module path.

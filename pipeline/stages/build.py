@@ -88,7 +88,7 @@ build = Build()
 
 
 def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
-    """The record of an engine. A warning says which of its kernels are wrong, as far as that can be seen."""
+    """Return the record of an engine, after a warning about kernels of it that are known to be wrong."""
     for kernel, fault in faults(order.network, data):
         log.warning(
             "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run operators that "

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @stage
 def convert(partitioned: Partitioned) -> Converted:
-    """A network for each engine segment, checked node by node."""
+    """Make a network for each engine segment, and check it node by node."""
     nodes = {node.name: node for node in partitioned.program.graph.nodes}
     conversions = [_Conversion(partitioned, segment, nodes) for segment in partitioned.engine_segments]
     total, done = sum(len(c.segment.nodes) for c in conversions), 0
@@ -67,7 +67,7 @@ def _joined(parts: Iterable[Mapping[str, T]]) -> FrozenDict[str, T]:
 
 
 def border_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype a value has where it enters or leaves a network: there uint8 may be itself."""
+    """Return the dtype of a value where it enters or leaves a network, which there may be uint8."""
     return dtype if dtype == torch.uint8 else base.network_dtype(dtype)
 
 
@@ -332,7 +332,7 @@ class _Conversion:
 
 
 def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
-    """What an engine calls its outputs, by port: the program's names for those that leave it, else the nodes'."""
+    """Return the names of an engine's outputs by port: the program's for those that leave it, else the nodes'."""
     names = {o.value: o.name for o in reversed(outputs) if o.kind == "user" and not o.constant and o.name}
     taken = {port.name for port in (*segment.inputs, *segment.outputs)}
     found: dict[str, str] = {}

@@ -56,6 +56,6 @@ class Improve:
         return rewriting.finished()
 
     def without(self, *names: str) -> Self:
-        """The stage without these passes."""
+        """Return the stage without these passes."""
         left_out = {_pass(name).name for name in names}
         return evolve(self, passes=tuple(each for each in self.passes if each.name not in left_out))

@@ -26,11 +26,11 @@ from pipeline.program import Partitioned, Validated, is_operator
 
 
 class Partitioner(Protocol):
-    """What takes the place of ``partition``: a stage that decides which operators share a segment."""
+    """A stage in the place of ``partition``, which decides which operators share a segment."""
 
     @property
     def name(self) -> str:
-        """The stage's name."""
+        """Return the stage's name."""
 
     def __call__(self, validated: Validated) -> Partitioned:
         """The program, cut: see `pipeline.partitioning.assemble` for how segments are made from groups."""
@@ -38,7 +38,7 @@ class Partitioner(Protocol):
 
 @frozen
 class Partition:
-    """As few and as large engines as can be.
+    """The default partitioner: it makes as few and as large engines as possible.
 
     What TensorRT fuses (a convolution or product with the norm and elementwise operators after it, attention) is never
     cut. When something runs in PyTorch, so do cheap operators beside it where fewer bytes cross then, engines with
@@ -62,7 +62,7 @@ class Partition:
 
 @frozen
 class BySubmodule:
-    """Whole submodules together: each runs in one engine, or in PyTorch if anything of it has to.
+    """A partitioner that keeps submodules whole: each runs in one engine, or in PyTorch if any part of it has to.
 
     What TensorRT fuses is not cut here either. Where a border between submodules runs through it (the activation after
     a convolution is another's, the softmax of attention is a module), all of it goes with the one in which it begins.
@@ -106,7 +106,7 @@ partition = Partition()
 
 
 def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
-    """A partitioner that keeps whole submodules together: ``compile.replace("partition", pipeline.by_submodule(3))``.
+    """Return a partitioner that keeps submodules whole: ``compile.replace("partition", pipeline.by_submodule(3))``.
 
     Args:
         depth: which submodules, by the number of names in their paths: ``encoder.layer.0`` is 3.

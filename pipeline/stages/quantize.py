@@ -1,4 +1,4 @@
-"""quantize: ``Program`` → ``Program``. Weights of linear layers and convolutions in fewer bits, and what they multiply.
+"""quantize: ``Program`` → ``Program``. Quantize the weights and activations of linear layers and convolutions.
 
 Before: a model in floats. After: the same model with the same inputs and outputs, whose products read weights that are
 rounded to nearest, and activations that are rounded by ranges from calibration. Weights are rounded by recipe, from the
@@ -44,7 +44,7 @@ BETTER: Final = (
 
 @frozen
 class Decision:
-    """What became of one operator: the types of its weight and of what it multiplies, or why it stays in floats."""
+    """The decision about one operator: the types of its weight and its activation, or why it stays in floats."""
 
     node: str
     target: str
@@ -95,13 +95,13 @@ class Quantize:
         return _Quantizer(program, self).run()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
-        """What the stage does with each operator that has a weight, in the program's order."""
+        """Return what the stage does with each operator that has a weight, in the program's order."""
         quantizer = _Quantizer(program, self)
         quantizer.run()
         return tuple(quantizer.decisions)
 
     def explain(self, program: Program) -> str:
-        """The decisions as text, a line each, and how many operators are quantized."""
+        """Return the decisions as text, a line each, and how many operators are quantized."""
         made = self.decisions(program)
         count = sum("stays" not in decision.said for decision in made)
         return "\n".join([*map(str, made), f"{count} of {len(made)} operators with weights are quantized ({BETTER})"])
@@ -115,12 +115,12 @@ def quantize(
     *,
     percentile: float | None = None,
 ) -> Quantize:
-    """The stage that puts products into fewer bits: ``default().insert(quantize("int8"), before="decompose")``.
+    """Return a stage that quantizes products: ``default().insert(quantize("int8"), before="decompose")``.
 
     Args:
         weights: the type of linear layers' and convolutions' weights: ``"int8"`` and ``"fp8"`` (E4M3) with a scale for
             each output, ``"int4"`` in blocks of 128, 64 or 32 along each row of linear layers.
-        activations: the type of what they multiply, with one scale for each tensor; None leaves it in floats.
+        activations: the type of the activations that they multiply, with one scale for each tensor; None: floats.
         calibration: typical inputs that the ranges of activations come from, each as the model is called: a tensor, a
             tuple of arguments, or a dict of keyword arguments. They run in eager PyTorch, on the CPU.
         exclude: what stays in floats, as in `pipeline.autocast`: operators, patterns for names of operators and for

@@ -8,6 +8,6 @@ from pipeline.program import Built, Converted
 
 @stage
 def unbuilt(converted: Converted) -> Built:
-    """In the place of ``build``: no engines. What is compiled so runs on the reference executor only."""
+    """Build no engines, in the place of ``build``: the program runs on the reference executor only."""
     c = converted
     return Built(c.partitioned, c.networks, (), c.recipes, c.literals, c.computed)

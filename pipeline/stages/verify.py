@@ -69,7 +69,7 @@ class Verify:
     name: str = field(default="verify", kw_only=True)
 
     def following(self, before: tuple[AnyStage, ...]) -> Verify:
-        """This stage after others, with which it compiles again where it heals."""
+        """Return this stage with those before it, with which it compiles again where it heals."""
         return evolve(self, before=before)
 
     def __call__(self, compiled: Compiled) -> Compiled:
@@ -103,7 +103,7 @@ def verify(
     executor: Executor | None = None,
     multiple: float = MULTIPLE,
 ) -> Verify:
-    """A stage that runs the program beside eager PyTorch: ``pipeline.default() | pipeline.verify()``.
+    """Return a stage that compares the program with eager PyTorch: ``pipeline.default() | pipeline.verify()``.
 
     Both run on the same inputs, at the smallest, optimal and largest sizes that the program takes, and are measured
     against float64. An output of the program may be off by ``multiple`` times eager's own error in the model's dtypes,

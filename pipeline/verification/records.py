@@ -29,7 +29,7 @@ class Fault:
 
 @frozen
 class Bisection:
-    """What `pipeline.bisect` found.
+    """The result of `pipeline.bisect`.
 
     faults: the independent smallest sets of nodes whose engines are wrong; none if the program agrees.
     builds: how many programs were compiled to find them, the whole one included.
@@ -47,17 +47,17 @@ class Bisection:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of all nodes at fault."""
+        """Return the names of all nodes at fault."""
         return tuple(node for fault in self.faults for node in fault.nodes)
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Their operators."""
+        """Return the operators of all nodes at fault."""
         return tuple(target for fault in self.faults for target in fault.targets)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines of the model that they come from."""
+        """Return the source lines of the model that the nodes at fault come from."""
         return tuple(line for fault in self.faults for line in fault.lines)
 
     def __str__(self) -> str:
