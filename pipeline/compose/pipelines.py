@@ -127,8 +127,7 @@ def stage(*, name: str) -> Callable[[Callable[[Takes], Gives]], FunctionStage[Ta
 def stage(function: Callable[[Any], object] | None = None, /, *, name: str | None = None) -> object:
     """Make a stage of a function from record to record: `@stage`, or `@stage(name="…")` for a name of its own.
 
-    Raises:
-        TypeError: the parameter or the result is not annotated; the message says which.
+    Raises `TypeError` that says what is missing, if the parameter or the result is not annotated.
     """
     if function is None:
         return lambda function: FunctionStage(function, name_of(function) if name is None else name)
@@ -234,7 +233,6 @@ class Pipeline(Generic[Takes, Gives]):
             `pipeline.capture`); or, as the only argument, the record.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
         output_names: the names of the model's outputs in engines, reports and files; None: their keys.
-
         Returns what the last stage gives. Exceptions of a stage pass unchanged, with a note that names the stage.
         """
         if unknown:

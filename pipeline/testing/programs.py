@@ -66,6 +66,7 @@ class _Builder:
         self.graph = torch.fx.Graph()
         self.environment = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False)
+        self.mode.cache_enabled = False  # each call has a mode of its own: an entry costs more than it saves
         self.hints = _hints(call.sizes)
         self.symbols = {name: self.symbol(name) for name in call.sizes}
         self.size_nodes: dict[str, torch.fx.Node] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
@@ -26,7 +26,6 @@ BY_SCHEMA = (
 
 
 @pytest.mark.parametrize("target", [*TAKEN_APART, *BY_SCHEMA], ids=qualified_name)
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_what_it_becomes(target: Any, data: st.DataObject) -> None:
     result = check(data.draw(for_target(target)), devices=("cuda",))
