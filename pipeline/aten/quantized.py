@@ -133,7 +133,7 @@ def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dt
 
 def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
     """A tensor as its codes have it, in its own dtype."""
-    return dequantize(quantize(input, scale, type, block), scale, type, block, input.dtype)
+    return dequantize(quantize(input, scale, type, block, True), scale, type, block, input.dtype)
 
 
 def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: int) -> Tensor:

@@ -92,8 +92,8 @@ def rounded(net: Net, x: Value, scale: Value, type: str) -> ITensor:
     """The same by arithmetic, of one scale and whole codes, for products that TensorRT has no kernel of codes for."""
     dtype, kind = base.dtype_of(x), TYPES[type]
     each = scale_of(net, scale, (), torch.float32)
-    quotient = elementwise.binary(net, "DIV", base.tensor(net, x, torch.float32), each)
-    low = elementwise.binary(net, "MAX", base.unary(net, "ROUND", quotient), kind.low)
+    scaled = elementwise.binary(net, "PROD", base.tensor(net, x, torch.float32), base.unary(net, "RECIP", each))
+    low = elementwise.binary(net, "MAX", base.unary(net, "ROUND", scaled), kind.low)
     codes = elementwise.binary(net, "MIN", low, kind.high)
     return base.cast(net, elementwise.binary(net, "PROD", codes, each), dtype)
 

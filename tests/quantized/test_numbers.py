@@ -32,10 +32,10 @@ def test_fp8_is_torchs_float8_that_saturates(values: list[float]) -> None:
 @given(numbers, st.sampled_from([0.25, 1.0, 0.1, 3.7]))
 def test_int8_rounds_ties_to_even_and_saturates(values: list[float], scale: float) -> None:
     x = torch.tensor(values)
-    wanted = torch.round(x / scale).clamp(-128, 127).to(torch.int8)
     (got,) = KINDS["QUANTIZE"](row("QUANTIZE", 2, "int8", tuple(x.shape)), (x, torch.tensor(scale)), {})
-    assert torch.equal(got, wanted)
-    assert torch.equal(q.quantize(x, torch.tensor(scale), "int8", [-1]), wanted)
+    assert torch.equal(got, torch.round(x * (1 / torch.tensor(scale))).clamp(-128, 127).to(torch.int8))
+    divided = torch.round(x / scale).clamp(-128, 127).to(torch.int8)
+    assert torch.equal(q.quantize(x, torch.tensor(scale), "int8", [-1]), divided)
 
 
 @given(numbers, st.sampled_from([0.25, 0.1, 3.7]))
@@ -46,6 +46,21 @@ def test_reciprocals_are_torchs_quantizers_bit_by_bit(values: list[float], scale
         x, torch.tensor(scale), torch.tensor(0, dtype=torch.int32), -128, 127
     )
     assert torch.equal(q.dequantize(got, torch.tensor(scale), "int8", [-1], torch.float32), wanted)
+
+
+def test_layers_round_as_torchs_quantizers_between_two_codes() -> None:
+    """A quotient by the scale and a product with its reciprocal fall on two sides of a tie for some of these."""
+    scale = torch.tensor(0.02)
+    ties = (torch.arange(-120, 120) + 0.5) * scale
+    x = torch.stack([ties, ties.nextafter(ties + 1), ties.nextafter(ties - 1)])
+    zero = torch.tensor(0, dtype=torch.int32)
+    wanted = torch.fake_quantize_per_tensor_affine(x, scale, zero, -128, 127)
+    (codes,) = KINDS["QUANTIZE"](row("QUANTIZE", 2, "int8", tuple(x.shape)), (x, scale), {})
+    assert torch.equal(codes.float() * scale, wanted)
+    assert torch.equal(q.fake_quantize(x, scale, "int8", [-1, -1]), wanted)
+    assert not torch.equal(
+        q.dequantize(q.quantize(x, scale, "int8", [-1, -1]), scale, "int8", [-1, -1], x.dtype), wanted
+    )
 
 
 @given(numbers)

@@ -71,10 +71,11 @@ def _nearest_fp4(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Zero points are zero: TensorRT takes no others."""
+    """Zero points are zero: TensorRT takes no others. Its kernels multiply with the scale's reciprocal in float32, as the
+    source that a plan of RTX 1.6 and 1.7 holds of them shows."""
     x, scale = present(inputs, 2)
     each = wide(_spread(scale, x.shape, layer.attribute("axis")))
-    return (nearest(wide(x) / each, layer.outputs[0].dtype),)
+    return (nearest(wide(x) * (1 / each), layer.outputs[0].dtype),)
 
 
 def dequantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
