@@ -244,6 +244,15 @@ def _other_plan(data: bytes, key: str) -> bytes:
     return b"".join(packed(evolve(entry, digest=hashlib.sha256(other).hexdigest()), other))
 
 
+def test_engines_that_are_known_to_be_wrong_are_told_each_time(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_program, "faults", lambda network, plan: [("kernel", "never writes output")])
+    store = Memory()
+    compile = Watched(store)
+    for times in (1, 2):
+        compile(net, (X,))
+        assert compile.times == times and len(store) == 1  # the engine, whose stage warns
+
+
 def test_hints_are_guesses(net: Net) -> None:
     store = Memory()
     made = Watched(store)(net, (X,))
