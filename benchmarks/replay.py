@@ -16,6 +16,7 @@ import logging
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -139,12 +140,14 @@ def record(options: argparse.Namespace) -> int:
         programs(first, last),
         calls(options.calls),
     ]
-    started, number = time.monotonic(), -1
+    started, number, names = time.monotonic(), -1, Counter[str]()
     for number, item in enumerate(itertools.chain(*chosen)):
         build = bool(options.build_every) and number % options.build_every == 0
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # what torch and models say meanwhile
             text = told(item, build)
-        (options.folder / f"{item.name.replace('/', '_')}.txt").write_text(text, encoding="utf-8")
+        names[item.name] += 1
+        again = f"-{names[item.name]}" if names[item.name] > 1 else ""
+        (options.folder / f"{item.name.replace('/', '_')}{again}.txt").write_text(text, encoding="utf-8")
     print(f"{number + 1} recorded in {time.monotonic() - started:.0f} s: {options.folder}")
     return 0
 

@@ -12,6 +12,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
-from pipeline.recipes import Recipe
+from pipeline.recipes import Recipe, qualified_name
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols, bounds, expression, number, shape_of
 
@@ -183,7 +184,8 @@ def _lines(graph: torch.fx.Graph) -> Iterable[str]:
     for node in graph.nodes:
         if node.op in ("call_function", "get_attr"):
             args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
-            yield f"%{node.name}: {described(node.meta.get('val'))} = {node.target}({args})"
+            target = qualified_name(node.target) if isinstance(node.target, FunctionType) else node.target
+            yield f"%{node.name}: {described(node.meta.get('val'))} = {target}({args})"
 
 
 def described(value: object) -> str:

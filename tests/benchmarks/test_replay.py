@@ -35,6 +35,13 @@ def test_recording_twice_gives_the_same_and_a_difference_is_named(
     assert f"program-4: only in {one}" in said and "2 of 2 differ" in said
 
 
+def test_programs_of_one_name_are_a_file_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zoo has some models twice, in two ways of calling them."""
+    own = replay.programs
+    monkeypatch.setattr(replay, "programs", lambda first, last: [*own(first, last), *own(first, last)])
+    assert {path.name for path in recorded(tmp_path).iterdir()} == {"program-3.txt", "program-3-2.txt"}
+
+
 def test_nothing_to_compare_is_no_success(tmp_path: Path) -> None:
     assert replay.compare(Namespace(one=tmp_path, other=tmp_path)) == 1
 

@@ -195,6 +195,12 @@ def test_a_rank_that_hangs_on_size_1_is_not_promised() -> None:
         module(X[:1])
 
 
+def test_a_program_prints_no_address() -> None:
+    """torch's sym_min is a function of Python, whose own form has one."""
+    printed = str(program(lambda x: x[:, : torch.sym_min(x.shape[0], 3)], (torch.randn(4, 8),), [{0: Dim("n", max=8)}]))
+    assert "torch.sym_min(" in printed and " at 0x" not in printed
+
+
 def crossed(x: torch.Tensor) -> torch.Tensor:
     """[N, 9] -> [3 N, 3]; where N is 1, eager takes the other dim for that of three coordinates."""
     return torch.cross(x.reshape(-1, 3), x.reshape(-1, 3).flip(0))
