@@ -71,8 +71,8 @@ def _nearest_fp4(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Zero points are zero: TensorRT takes no others. Its kernels multiply with the scale's reciprocal in float32, as the
-    source that a plan of RTX 1.6 and 1.7 holds of them shows."""
+    """Zero points are zero: TensorRT takes no others. Its kernels multiply with the scale's reciprocal in float32, as
+    their source in plans of RTX 1.6 and 1.7 shows."""
     x, scale = present(inputs, 2)
     each = wide(_spread(scale, x.shape, layer.attribute("axis")))
     return (nearest(wide(x) * (1 / each), layer.outputs[0].dtype),)
