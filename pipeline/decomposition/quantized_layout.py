@@ -21,6 +21,7 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.quantized_merge import merge_products
+from pipeline.decomposition.quantized_wide import widen_codes
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.program import Program
 
@@ -63,6 +64,7 @@ class _Layout:
                     waiting += [made] * self.is_weight(made)
         self.drop_unread()
         merge_products(self)
+        widen_codes(self)
         for node in [n for n in self.graph.nodes if self.is_weight(n)]:
             self.settle(node)
 
@@ -216,11 +218,11 @@ class _Layout:
         """A weight before a user of what it takes the place of."""
         return self.call(user, DEQUANTIZE, args)
 
-    def call(self, before: Node, target: Argument, args: tuple[Argument, ...]) -> Node:
+    def call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
         """A call with its fake value."""
         with self.graph.inserting_before(before):
-            node = self.graph.call_function(target, args)
-        node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, {})}
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
         self.constant[node] = is_constant(node, self.constant, self.program)
         return node
 

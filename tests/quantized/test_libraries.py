@@ -117,3 +117,21 @@ def test_scales_of_blocks_are_kept_in_their_bits(config: str, kind: str, scales:
     assert weights == {kind, scales}
     plain = two()
     assert 0 < error(plain, compiled, rows()) < 0.2
+
+
+DYNAMIC = {
+    "int8": torchao.Int8DynamicActivationInt8WeightConfig(),
+    "int4": torchao.Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4, weight_granularity=torchao.PerGroup(64)
+    ),
+}
+"""Scales of activations are made of the numbers of each call."""
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_scales_made_of_the_numbers_of_a_call_are_one_engine(name: str) -> None:
+    """Codes between layers are int32, since TensorRT-RTX has INT8 of weights and pairs only."""
+    model = by_torchao(DYNAMIC[name])
+    compiled = COMPILE(model, args=(rows(),))
+    assert len(compiled.networks) == 1 and not compiled.coverage.fallback
+    assert error(model, compiled, rows()) < CLOSE

@@ -1,0 +1,57 @@
+"""Codes of activations between their rounding and their product, in int32: TensorRT-RTX has INT8 of weights and pairs only.
+
+Codes that were clamped to INT8's range are the same numbers in int32. What only moves them goes along.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import torch
+
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+
+aten = torch.ops.aten
+Node: TypeAlias = Argument
+"""A node, whose arguments are looked into."""
+
+MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
+
+
+def widen_codes(layout: Argument) -> None:
+    """Cast clamped numbers to int32 instead of int8, where all readers move them or cast them on."""
+    for node in list(layout.graph.nodes):
+        if _rounds(layout, node) and _only_moved(node):
+            _widen(layout, node, layout.call(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32))
+
+
+def _rounds(layout: Argument, node: Node) -> bool:
+    """Whether a node casts numbers to int8 that a clamp keeps within its range."""
+    if node.op != "call_function" or does(node.target) is not Does.CASTS or layout.constant.get(node, True):
+        return False
+    source = node.args[0]
+    if node.meta["val"].dtype != torch.int8 or source.target is not aten.clamp.default or len(source.args) != 3:
+        return False
+    _, low, high = source.args
+    return all(isinstance(bound, int | float) for bound in (low, high)) and -128 <= low <= high <= 127
+
+
+def _only_moved(node: Node) -> bool:
+    """Whether every reader casts what it reads to another dtype, or moves it to such readers."""
+    return all(_is_cast(user) or (does(user.target) in MOVES and _only_moved(user)) for user in node.users)
+
+
+def _is_cast(node: Node) -> bool:
+    return does(node.target) is Does.CASTS and node.meta["val"].dtype != torch.int8
+
+
+def _widen(layout: Argument, node: Node, wide: Node) -> None:
+    """Puts a node in the place of another of a narrower dtype, and so on for what moves it."""
+    for user in list(node.users):
+        if _is_cast(user):
+            user.replace_input_with(node, wide)
+        else:
+            args = tuple(wide if arg is node else arg for arg in user.args)
+            _widen(layout, user, layout.call(user, user.target, args, **user.kwargs))
+    layout.graph.erase_node(node)
