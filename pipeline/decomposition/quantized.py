@@ -65,7 +65,7 @@ def _is_held(node: Node) -> bool:
 
 
 def _casts_to_float8(node: Node) -> bool:
-    return does(node.target) is Does.CASTS and _is_held(node)
+    return does(node.target) is Does.CASTS and node.meta["val"].dtype == torch.float8_e4m3fn
 
 
 class _Normalizer:

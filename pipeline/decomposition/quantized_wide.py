@@ -1,4 +1,4 @@
-"""Codes of activations between their rounding and their product, in int32: TensorRT-RTX has INT8 of weights and pairs only.
+"""Codes of activations between rounding and product, in int32: TensorRT-RTX has INT8 of weights and pairs only.
 
 Codes that were clamped to INT8's range are the same numbers in int32. What only moves them goes along.
 """
