@@ -13,15 +13,17 @@ import torch
 import pipeline
 from pipeline.trt import trt
 from tests.docs.deploy_program import kept, program
-from tests.runtime.fake_engine import FakeContext, FakeEngine
+from tests.runtime.fake_engine import FakeConfig, FakeContext, FakeEngine
 
 
 class Stand(FakeEngine):
-    """An engine that makes its context itself."""
+    """An engine that makes its context, and the configuration of it, itself."""
+
+    config = FakeConfig()
 
     def create_execution_context(self, *nothing: Any) -> FakeContext:
         """A context."""
-        return FakeContext(self)
+        return FakeContext(self, self.config)
 
 
 def library(made: pipeline.Compiled) -> Any:
