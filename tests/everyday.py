@@ -11,6 +11,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Final
 
+PROCESSES = "starts processes, each of which imports torch"
+FAMILIES = "one family of language models stands for all"
+
 LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/meta": "tests of the tests: faults that the others have to find",
     "tests/benchmarks/test_capture.py": "measures seconds",
@@ -18,6 +21,21 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/build/test_kernels": "looks at the kernels of plans, which change with TensorRT and not with us",
     "tests/docs/test_demo.py": "ResNet-50 and BERT-base at full size",
     "tests/frontend/test_work.py": "counts what captures cost",
+    "tests/partitioning/test_models.py": "measures how long cutting takes, and full-size models",
+    "tests/quantized/test_cells.py::test_the_page_has_the_table": "makes the whole table anew",
+    "tests/docs/test_site.py::test_the_site_builds": "builds the whole site",
+    "tests/benchmarks/test_replay.py": "records what a benchmark records",
+    "tests/artifact/test_engine_store.py::test_processes": PROCESSES,
+    "tests/artifact/test_engine_store.py::test_a_kill": PROCESSES,
+    "tests/artifact/test_cached_program.py::test_another_process": PROCESSES,
+    "tests/runtime/test_engine_cache.py::test_several_processes": PROCESSES,
+    "tests/stages/test_cluster.py": PROCESSES,
+    "tests/test_use.py::test_two_processes": PROCESSES,
+    "tests/verification/test_bisect.py::test_the_script": PROCESSES,
+    "tests/artifact/test_engine_key.py::test_many_pairs": "more pairs of the programs that another test has",
+    "tests/converters/test_reached.py::test_no_pass_swallows": "all passes beside all operators that they know",
+    "tests/compat/test_generation.py::test_the_cache_is_given_with_the_tokens[whisper]": FAMILIES,
+    "tests/compat/test_generation.py::test_tokens_are_eagers[t5]": FAMILIES,
 }
 """By the beginning of a test's path."""
 
