@@ -14,7 +14,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import is_pointwise
 from pipeline.aten.traits import Does, does, states_sizes
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of
 from pipeline.improvements.row_reads import rows_read
 
 PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS)
@@ -63,6 +63,11 @@ def _slices(source: Node) -> Iterator[_Slice]:
             yield _Slice(user, dim, start, stop)
 
 
+def _is_slice_along(node: Node, dims: Mapping[Node, int]) -> bool:
+    """Whether a node slices the rows themselves: all rows of one are not all rows of both."""
+    return node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node)
+
+
 class _Chain:
     """What two nodes and their readers compute alike: pairs of nodes in order, and the dim of each that has rows."""
 
@@ -98,6 +103,8 @@ class _Chain:
             found = {dims.get(part) for part in parts}
             dim = found.pop()
             return dim if not found and dim != argument(node, "dim") % rank_of(node) else None
+        if _is_slice_along(node, dims):
+            return None
         own = {i: dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in dims}
         return next((dim for dim in range(rank_of(node)) if rows_read(node, dim) == own), None) if own else None
 

@@ -13,6 +13,7 @@ from torch.export import Dim
 from tests.improvements.programs import agree, decomposed, improved, targets
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 COS, SIN = torch.rand(1, 1, 5, 8), torch.rand(1, 1, 5, 8)
 X = torch.randn(2, 5, 6, 8, generator=torch.Generator().manual_seed(0))
 
@@ -101,17 +102,32 @@ def along_the_heads(x: Tensor, cos: Tensor, sin: Tensor, weights: Any) -> Tensor
     return attended(query, key)
 
 
+def sliced_again(x: Tensor, cos: Tensor, sin: Tensor, weights: Any) -> Tensor:
+    """All heads of each, by numbers that are not all heads of both."""
+    query, key = (aten.slice.Tensor(part * cos, 1, 0, 3) for part in cut(x, 3))
+    return attended(rotated(query, cos, sin), rotated(key, cos, sin))
+
+
 def uncomputed(x: Tensor, cos: Tensor, sin: Tensor, weights: Any) -> Tensor:
     return attended(*cut(x, 4))
 
 
 @pytest.mark.parametrize(
-    "function", [scaled, normed, apart, mixed, in_another_order, along_the_heads, uncomputed], ids=lambda f: f.__name__
+    "function",
+    [scaled, normed, apart, mixed, in_another_order, along_the_heads, uncomputed],
+    ids=lambda f: f.__name__,
 )
 def test_what_is_not_alike_to_the_end_stays(function: Callable[..., Any]) -> None:
     before = decomposed(Model(function), X, COS, SIN)
     after = improved(before, "merge_slices")
     assert targets(after) == targets(before)
+
+
+def test_a_slice_of_all_rows_ends_what_is_alike() -> None:
+    before = decomposed(Model(sliced_again), X, COS, SIN)
+    after = improved(before, "merge_slices")
+    agree(before, after, X, COS, SIN, rtol=0, atol=0)
+    assert targets(after).count("mul.Tensor") == targets(before).count("mul.Tensor") - 1  # what comes before the slices
 
 
 def test_an_output_among_them_stays() -> None:
