@@ -256,6 +256,7 @@ SECTIONS = {
     "profile": gpu_tables.profile,
     "starts": gpu_tables.starts,
     "tokens": token_tables.tokens,
+    "ready": token_tables.ready,
     "steps": token_tables.steps,
     "captures": captures,
     "growth": stages,

@@ -1,30 +1,35 @@
 """``python -m benchmarks.tokens``: a token's milliseconds on this GPU, beside transformers' compiled static cache.
 
 Llama-like models with random weights. A step decodes one token for each row at the end of the cache. The weights
-that it reads, divided by its time, are compared with what a copy on this GPU moves in the same run.
+that it reads, divided by its time, are compared with what a copy on this GPU moves in the same run. With ``--together``
+several configurations get ready side by side, each in a process of its own, and are measured one after the other.
+``--ready`` measures how soon ours gives its first token, alone on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import re
+import signal
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import pipeline
-from benchmarks.environment import collect
-from benchmarks.gpu import gpu_name
+from benchmarks import together
+from benchmarks.environment import Row, collect
+from benchmarks.gpu import HostMemory, gpu_name, warm_up
 from benchmarks.turns import in_turns
 from pipeline.aten.traits import Does, does
 from pipeline.cli.sources import first_line
 from pipeline.compat.transformers import compile_for_generation
+from pipeline.compose.events import Event
 from pipeline.profiling.records import Profile
 
 SIZES = {
@@ -33,8 +38,13 @@ SIZES = {
 }
 LENGTHS = (128, 1024, 4096, 16384)
 COPIED = 1 << 30
+DEVICE: Final = "cuda"
+EXECUTOR: Final = "tensorrt"
 PRODUCTS = (Does.PROJECTS, Does.MULTIPLIES)
-Call = Callable[[], object]
+FIELDS: tuple[str, ...] = ("model", "dtype", "batch", "positions")
+REPLAYED = 4
+"""Calls until what is captured in a graph is replayed."""
+Call: TypeAlias = Callable[[], object]
 
 
 def model_of(size: str, dtype: torch.dtype, positions: int) -> Any:
@@ -42,46 +52,52 @@ def model_of(size: str, dtype: torch.dtype, positions: int) -> Any:
     heads = 32 if size == "1.1B" else 24
     shape = {"num_attention_heads": heads, "num_key_value_heads": 4, "vocab_size": 32000, "pad_token_id": 0}
     config = LlamaConfig(**SIZES[size], **shape, max_position_embeddings=positions)
-    with torch.device("cuda"):
+    with torch.device(DEVICE):
         torch.manual_seed(0)
         return LlamaForCausalLM(config).to(dtype).eval()
 
 
 def step_inputs(batch: int, positions: int) -> dict[str, torch.Tensor]:
     """Inputs of a step that writes the last position of the cache."""
-    return {
-        "input_ids": torch.ones(batch, 1, dtype=torch.int64, device="cuda"),
-        "attention_mask": torch.ones(batch, positions, dtype=torch.bool, device="cuda"),
-        "position_ids": torch.full((batch, 1), positions - 1, device="cuda"),
-        "start": torch.tensor(positions - 1, device="cuda"),
-    }
+    with torch.device(DEVICE):
+        return {
+            "input_ids": torch.ones(batch, 1, dtype=torch.int64),
+            "attention_mask": torch.ones(batch, positions, dtype=torch.bool),
+            "position_ids": torch.full((batch, 1), positions - 1),
+            "start": torch.tensor(positions - 1),
+        }
 
 
-def compiled(model: Any, batch: int, positions: int) -> Any:
+def compiled(model: Any, batch: int, positions: int, *observers: Callable[[Event], object], **settings: Any) -> Any:
     """The model, compiled for generation."""
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, 512)}
-    return compile_for_generation(model, **sizes, executor="tensorrt", cuda_graphs=True)
+    compile = pipeline.default(cuda_graphs=True, **settings).observed_by(*observers)
+    return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR)
 
 
-def ours(model: Any, batch: int, positions: int) -> tuple[Call, dict[str, float]]:
-    """A step of the compiled decoder, the seconds until it was ready, the export included, and its memory."""
-    before = torch.cuda.memory_allocated()
-    began = time.perf_counter()
-    made = compiled(model, batch, positions)
-    ready, stages = time.perf_counter() - began, sum(entry.seconds for entry in made.compiled["decoder"].took)
-    decoder, given = made.runners["decoder"], step_inputs(batch, positions)
-    for _ in range(3):
-        decoder(**given)
+def ours(model: Any, batch: int, positions: int) -> Call:
+    """A step of the compiled decoder."""
+    decoder, given = compiled(model, batch, positions).runners["decoder"], step_inputs(batch, positions)
+    return lambda: decoder(**given)
+
+
+def first_token(model: Any, batch: int, positions: int) -> Row:
+    """How soon a step's first result is there, with no kernels kept on disk: seconds in all, those of the export and of
+    each stage, megabytes that the host needs at most meanwhile, and that the GPU holds afterwards beside the model."""
+    started: list[float] = []
     torch.cuda.synchronize()
-    facts = {"ready_s": round(ready, 1), "stages_s": round(stages, 1)}
-    facts |= {"memory_mb": round((torch.cuda.memory_allocated() - before) / 1e6)}
-    return lambda: decoder(**given), facts
-
-
-def kernels_of_a_step(model: Any, batch: int, positions: int) -> list[dict[str, Any]]:
-    """Where a step without CUDA graphs spends its time: kernels by module, layers together, and their weights."""
-    program = compiled(model, batch, positions).compiled["decoder"]
-    return by_module(program, program.profile(**step_inputs(batch, positions)))
+    torch.cuda.empty_cache()
+    free, memory, began = torch.cuda.mem_get_info()[0], HostMemory(), time.perf_counter()
+    made = compiled(model, batch, positions, lambda _: started.append(time.perf_counter()), runtime_cache=False)
+    run = time.perf_counter()
+    made.runners["decoder"](**step_inputs(batch, positions))
+    torch.cuda.synchronize()
+    ready, export = time.perf_counter() - began, started[0] - began
+    stages = {entry.stage: round(entry.seconds, 2) for entry in made.compiled["decoder"].took}
+    taken = {"ready_s": round(ready, 1), "export_s": round(export, 1), "stages_s": stages}
+    taken |= {"first_call_s": round(time.perf_counter() - run, 1), "host_peak_mb": memory.peak_mb()}
+    torch.cuda.empty_cache()
+    return {**taken, "device_mb": round((free - torch.cuda.mem_get_info()[0]) / 1e6)}
 
 
 def by_module(program: pipeline.Compiled, profile: Profile) -> list[dict[str, Any]]:
@@ -106,8 +122,8 @@ def theirs(model: Any, batch: int, positions: int, mode: str | None) -> Call:
     cache = StaticCache(config=model.config, max_cache_len=positions)
     width = model.config.head_dim
     cache.early_initialization(batch, model.config.num_key_value_heads, width, model.dtype, model.device)
-    ids = torch.ones(batch, 1, dtype=torch.int64, device="cuda")
-    places = torch.full((batch, 1), positions - 1, device="cuda")
+    given = step_inputs(batch, positions)
+    ids, places = given["input_ids"], given["position_ids"]
     step = torch.compile(model, mode=mode, fullgraph=False) if mode else model
 
     def call() -> object:
@@ -125,60 +141,101 @@ def bandwidth() -> float:
     return 2e3 * COPIED / taken
 
 
-def rows(size: str, name: str, batch: int, positions: int, reached: float) -> Iterator[dict[str, Any]]:
-    """A row for each method, or why it has none."""
-    subject = {"model": size, "dtype": name, "batch": batch, "positions": positions}
+METHODS: dict[str, Callable[[Any, int, int], Call]] = {
+    "pipeline + graph": ours,
+    "static cache, reduce-overhead": partial(theirs, mode="reduce-overhead"),
+    "static cache, eager": partial(theirs, mode=None),
+}
+Rows: TypeAlias = Callable[[], list[Row]]
+
+
+def _named(subject: together.Subject) -> Row:
+    return dict(zip(FIELDS, subject, strict=True))
+
+
+def times(methods: Sequence[str], reached: float, *subject: Any) -> Rows:
+    """Get a step ready by each method; a row for each, or why it has none."""
+    size, name, batch, positions = subject
     model = model_of(size, getattr(torch, name), positions)
     weights = sum(p.nbytes for p in model.parameters()) - model.model.embed_tokens.weight.nbytes
     calls: dict[str, Call] = {}
-    facts: dict[str, dict[str, Any]] = {}
-    for method, make in (
-        ("pipeline + graph", lambda: ours(model, batch, positions)),
-        ("static cache, reduce-overhead", lambda: (theirs(model, batch, positions, "reduce-overhead"), {})),
-        ("static cache, eager", lambda: (theirs(model, batch, positions, None), {})),
-    ):
+    failed: list[Row] = []
+    for method in methods:
         try:
-            calls[method], facts[method] = make()
-            calls[method]()
+            call = METHODS[method](model, batch, positions)
+            for _ in range(REPLAYED):
+                call()
+            torch.cuda.synchronize()
         except Exception as error:  # a method that fails has a row that says so
-            calls.pop(method, None)
-            yield {**subject, "method": method, "error": first_line(error)}
-    for method, found in in_turns(calls).items():
+            failed.append({**_named(subject), "method": method, "error": first_line(error)})
+        else:
+            calls[method] = call
+        together.log(subject, f"{method}: {failed[-1]['error'] if method not in calls else 'ready'}")
+
+    def row(method: str, found: dict[str, float]) -> Row:
         share = weights / (1e-3 * found["gpu_ms"]) / reached
         read = {"weights_mb": round(weights / 1e6), "bandwidth": round(share, 3)}
-        yield {**subject, "method": method, **found, **read, **facts[method]}
+        return {**_named(subject), "method": method, **found, **read}
+
+    return lambda: [*(row(method, found) for method, found in in_turns(calls).items()), *failed]
 
 
-def main() -> None:
-    """Measure what the options ask for, and write it down."""
+def step(*subject: Any) -> Rows:
+    """Get a step ready whose kernels are told by module."""
+    size, name, *sizes = subject
+    program = compiled(model_of(size, getattr(torch, name), sizes[1]), *sizes).compiled["decoder"]
+    return lambda: [{**_named(subject), "step": by_module(program, program.profile(**step_inputs(*sizes)))}]
+
+
+def readiness(*subject: Any) -> Rows:
+    """Compile a layer, so that the libraries are loaded; then measure how soon the model's first token is there."""
+    size, name, *sizes = subject
+    model = model_of(size, getattr(torch, name), sizes[1])
+    warm_up(["pipeline"])
+    return lambda: [{**_named(subject), **first_token(model, *sizes)}]
+
+
+def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--dtypes", nargs="*", default=["float16", "bfloat16"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 8])
     parser.add_argument("--positions", nargs="*", type=int, default=list(LENGTHS))
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--together", type=int, default=1, help="so many configurations get ready side by side")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for those to get ready, and for one's turn")
     parser.add_argument("--kernels", action="store_true", help="the kernels of a step by module, instead of times")
+    parser.add_argument("--ready", action="store_true", help="how soon the first token is there, instead of times")
     parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run")
-    options = parser.parse_args()
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the options ask for, and write it down; 130 if that was ended, with what there was by then."""
+    options = _options().parse_args(argv)
     subjects = list(itertools.product(options.models, options.dtypes, options.batches, options.positions))
-    fields = ("model", "dtype", "batch", "positions")
+    prepare: together.Prepare = readiness if options.ready else step
+    kind, of, each, more = "ready" if options.ready else "steps", FIELDS, [Row()], Row()
+    if not (options.ready or options.kernels):
+        kind, of, each = "tokens", (*FIELDS, "method"), [{"method": method} for method in options.methods]
+        reached = bandwidth()
+        prepare, more = partial(times, options.methods, reached), {"copy_gb_s": round(reached / 1e9)}
+        torch.cuda.empty_cache()
 
-    def parts(of: Callable[[str, str, int, int], Iterable[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
-        for subject in subjects:
-            yield list(of(*subject))
-            gc.collect()
-            torch.cuda.empty_cache()
+    def parts() -> Iterator[Sequence[Row]]:
+        beside = 1 if options.ready else options.together
+        for subject, found in together.measured(subjects, prepare, beside, options.limit):
+            failed = [{**_named(subject), **one, "error": found} for one in each]
+            yield failed if isinstance(found, str) else found
 
-    def step(size: str, name: str, batch: int, positions: int) -> Iterator[dict[str, Any]]:
-        found = kernels_of_a_step(model_of(size, getattr(torch, name), positions), batch, positions)
-        yield {**dict(zip(fields, (size, name, batch, positions), strict=True)), "step": found}
-
-    if options.kernels:
-        collect(f"steps-{gpu_name()}", "steps", parts(step), of=fields, add=options.add)
-        return
-    reached = bandwidth()
-    times = parts(partial(rows, reached=reached))
-    collect(f"tokens-{gpu_name()}", "tokens", times, of=fields, add=options.add, copy_gb_s=round(reached / 1e9))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        collect(f"{kind}-{gpu_name()}", kind, parts(), of=of, add=options.add, **more)
+    except KeyboardInterrupt:
+        print("ended before all was measured", file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
