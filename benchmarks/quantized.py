@@ -2,39 +2,41 @@
 
 ViT, BERT and a Llama-like decoder with random weights, quantized here, by NVIDIA ModelOpt and by torchao where they are
 installed, are built for 8.9 and for 12.0. Without a GPU the plans are all there is: nothing is said of speed. On one,
-engines are for that GPU and calls are timed, beside those of the same model not quantized. It needs a TensorRT that
-builds quantized networks (RTX 1.6.1 or newer).
+engines are for that GPU and calls are timed, beside those of the same model not quantized. Processes compile side by
+side and measure one after the other. It needs a TensorRT that builds quantized networks (RTX 1.6.1 or newer).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from attrs import evolve
 
 import pipeline
 from benchmarks.environment import collect
-from benchmarks.quantized_models import MODELS, WAYS, Made, made
+from benchmarks.quantized_models import MODELS, PLAIN, WAYS, Made, made
+from benchmarks.turns import in_turns, side_by_side, turn
 from pipeline.trt import CAPABILITIES
 
 PLANS: Final = ("8.9", "12.0")
-CALLS: Final = 50
+REST: Final = 0.2
+"""Seconds before a measurement: these engines have no shapes that kernels would be compiled for in the background."""
 
 
-def error(compiled: pipeline.Compiled, ready: Made) -> float:
-    """How far the program is from eager's numbers, relative to them: those of the library's quantized model, or of the
+def error(made: Any, ready: Made) -> float:
+    """How far a result is from eager's numbers, relative to them: those of the library's quantized model, or of the
     model in floats where we quantize it."""
-    with torch.no_grad():
-        wanted = ready.model(*ready.args)
-    return float((compiled(*ready.args).float() - wanted.float()).norm() / wanted.float().norm())
+    wanted = ready.model(*ready.args).float()
+    return float((made.float() - wanted).norm() / wanted.norm())
 
 
 def file_bytes(compiled: pipeline.Compiled) -> int:
@@ -67,8 +69,7 @@ def row(name: str, way: str, capability: str, options: argparse.Namespace) -> di
         "pairs": len(pairs),
         "pairs_fused": sum(bool(pair.fused) for pair in pairs),
         "not_fused": sorted({kind(pair) for pair in compiled.quantization if not pair.fused}),
-        **({"relative_error": error(compiled, ready)} if options.errors else {}),
-        **(timed(compiled, ready) if torch.cuda.is_available() else {}),
+        **called(compiled, ready, way, options.errors),
     }
 
 
@@ -77,33 +78,31 @@ def kind(pair: Any) -> str:
     return f"{pair.type} {pair.of}: {re.sub(r'__myl_[0-9A-Za-z_]+', 'kernel', pair.why)}"
 
 
-def timed(compiled: pipeline.Compiled, ready: Made) -> dict[str, Any]:
-    """Milliseconds of a call on this GPU, by a replayed graph; and of the same model in eager."""
-    args = tuple(a.cuda() for a in ready.args)
-    module, model, found = compiled.module(cuda_graphs=True), ready.model.cuda(), {}
-    for name, call in (("gpu_ms", module), ("eager_ms", model)):
-        taken = []
-        for _ in range(CALLS):
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            with torch.no_grad():
-                call(*args)
-            torch.cuda.synchronize()
-            taken.append(1e3 * (time.perf_counter() - begun))
-        found[name] = statistics.median(taken[CALLS // 5 :])
-    return found
+def called(compiled: pipeline.Compiled, ready: Made, way: str, errors: bool) -> dict[str, Any]:
+    """The error of a call; on a GPU the milliseconds of one, by a replayed graph, and of the model in eager where it
+    is not the one in floats, which has a row of its own."""
+    with torch.no_grad():
+        if not torch.cuda.is_available():
+            return {"relative_error": error(compiled(*ready.args), ready)} if errors else {}
+        ready = evolve(ready, model=ready.model.cuda(), args=tuple(a.cuda() for a in ready.args))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            call = partial(compiled.module(executor="tensorrt", cuda_graphs=True), *ready.args)
+            found = {"relative_error": error(call(), ready)}
+            calls = {"gpu_ms": call}
+            if way == PLAIN or WAYS[way].stage is None:
+                calls["eager_ms"] = partial(ready.model, *ready.args)
+            with turn():
+                times = in_turns(calls, rest=REST)
+    return {**found, **{name: taken["gpu_ms"] for name, taken in times.items()}}
 
 
-def rows(options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """A row for each model, way and compute capability; one that fails says why."""
-    for name in options.models:
-        for way in options.ways:
-            for capability in options.capabilities:
-                try:
-                    yield [row(name, way, capability, options)]
-                except (pipeline.PipelineError, RuntimeError) as problem:
-                    failed = {"model": name, "way": way, "capability": capability or "here"}
-                    yield [failed | {"failed": f"{type(problem).__name__}: {str(problem)[:300]}"}]
+def attempted(name: str, way: str, capability: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The row of a model, way and compute capability; one that fails says why."""
+    try:
+        return [row(name, way, capability, options)]
+    except (pipeline.PipelineError, RuntimeError) as problem:
+        failed = {"model": name, "way": way, "capability": capability or "here"}
+        return [failed | {"failed": f"{type(problem).__name__}: {str(problem)[:300]}"}]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,11 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16", "float32"])
     parser.add_argument("--no-errors", dest="errors", action="store_false", help="do not run the models beside eager")
+    parser.add_argument("--processes", type=int, default=8 if torch.cuda.is_available() else 1)
     parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run that this one has not")
     options = parser.parse_args(argv)
     gpu = torch.cuda.get_device_name().lower().replace(" ", "-") + "-" if torch.cuda.is_available() else ""
     name = f"quantized-{gpu}{CAPABILITIES.flavour}-{CAPABILITIES.version}"
-    collect(name, "quantized", rows(options), of=("model", "way", "capability"), add=options.add)
+    cases = list(itertools.product(options.models, options.ways, options.capabilities, [options]))
+    with side_by_side(options.processes) as pool:
+        parts = pool.map(attempted, *zip(*cases, strict=True))
+        collect(name, "quantized", parts, of=("model", "way", "capability"), add=options.add)
     return 0
 
 

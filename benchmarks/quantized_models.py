@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import nn
 
 import pipeline
+from pipeline.improvements.quantizing import LENGTHS
 from pipeline.stages.quantize import Quantize
 
 Tensor = torch.Tensor
@@ -77,7 +78,13 @@ def llama(layers: int, width: int) -> tuple[nn.Module, Args]:
     return First(LlamaForCausalLM(config)).eval(), (torch.randint(0, words, (1, 128)),)
 
 
-MODELS: Final = {"vit": vit, "bert": bert, "llama": llama}
+def step(layers: int, width: int) -> tuple[nn.Module, Args]:
+    """The same decoder for one token, as in a step of generation: each weight is read for one row."""
+    model, (tokens,) = llama(layers, width)
+    return model, (tokens[:, :1],)
+
+
+MODELS: Final = {"vit": vit, "bert": bert, "llama": llama, "step": step}
 
 
 @frozen
@@ -89,12 +96,14 @@ class Way:
         library: what it needs installed.
         of: makes the quantized model, given the model and its inputs.
         stage: makes the stage that quantizes instead, given the inputs.
+        scales: the number of scales of a layer's weight, or None if it stays in the model's dtype.
     """
 
     bits: int | None
     library: str
     of: Callable[[nn.Module, Args], nn.Module] = lambda model, _: model
     stage: Callable[[Args], Quantize] | None = None
+    scales: Callable[[Any], int | None] = lambda layer: None
 
     @property
     def is_here(self) -> bool:
@@ -111,7 +120,11 @@ def by_modelopt(bits: int, config: str) -> Way:
         made: nn.Module = quantization.quantize(model, getattr(quantization, config), lambda m: m(*args))
         return made
 
-    return Way(bits, "modelopt", quantizer)
+    def scales(layer: Any) -> int | None:
+        found = layer.weight_quantizer
+        return int(found.amax.numel()) if found.is_enabled else None
+
+    return Way(bits, "modelopt", quantizer, scales=scales)
 
 
 def by_torchao(bits: int, name: str, group: int | None = None) -> Way:
@@ -124,7 +137,11 @@ def by_torchao(bits: int, name: str, group: int | None = None) -> Way:
         quantization.quantize_(model, getattr(quantization, name)(**more))
         return model
 
-    return Way(bits, "torchao", quantizer)
+    def scales(layer: Any) -> int | None:
+        scale = getattr(layer.weight, "scale", None)
+        return None if scale is None else int(scale.numel())
+
+    return Way(bits, "torchao", quantizer, scales=scales)
 
 
 def by_us(bits: int, weights: Any, activations: Any = None) -> Way:
@@ -133,11 +150,18 @@ def by_us(bits: int, weights: Any, activations: Any = None) -> Way:
     def stage(args: Args) -> Quantize:
         return pipeline.quantize(weights, activations, calibration=[args] if activations else ())
 
-    return Way(bits, "pipeline", stage=stage)
+    def scales(layer: Any) -> int | None:
+        if bits == 8:
+            return len(layer.weight)
+        length = next((n for n in LENGTHS if layer.weight[0].numel() % n == 0), None)
+        return layer.weight.numel() // length if isinstance(layer, nn.Linear) and length else None
+
+    return Way(bits, "pipeline", stage=stage, scales=scales)
 
 
+PLAIN: Final = "not quantized"
 WAYS: Final = {
-    "not quantized": Way(None, "pipeline"),
+    PLAIN: Way(None, "pipeline"),
     "pipeline INT8 weights": by_us(8, "int8"),
     "pipeline INT8": by_us(8, "int8", "int8"),
     "pipeline FP8 weights": by_us(8, "fp8"),
@@ -155,7 +179,7 @@ WAYS: Final = {
 
 @frozen
 class Made:
-    """A quantized model, its inputs, the compiler for it, and the bytes that its weights should take."""
+    """A quantized model, its inputs, the compiler for it, and the bytes that its weights take."""
 
     model: nn.Module
     args: Args
@@ -170,9 +194,20 @@ def made(name: str, way: str, layers: int, width: int, dtype: torch.dtype, **set
     model = model.to(dtype)
     args = tuple(a.to(dtype) if a.is_floating_point() else a for a in args)
     how, compile = WAYS[way], pipeline.default(**settings)
-    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    others = sum(p.numel() for p in model.parameters()) - linear
-    expected = linear * (how.bits or 8 * dtype.itemsize) // 8 + others * dtype.itemsize
     if how.stage is not None:
         compile = compile.insert(how.stage(args), before="decompose")
-    return Made(how.of(model, args), args, compile, expected)
+    model = how.of(model, args)
+    return Made(model, args, compile, weight_bytes(model, how, dtype.itemsize))
+
+
+def weight_bytes(model: nn.Module, how: Way, size: int) -> int:
+    """The bytes that a model's weights take: codes in their bits, scales of rows in float32 and those of blocks in the
+    model's dtype, which has elements of this size, and all that is not quantized in that dtype."""
+    total = size * sum(p.numel() for p in model.parameters())
+    for layer in model.modules():
+        count = how.scales(layer) if isinstance(layer, nn.Linear | nn.Conv2d) and how.bits is not None else None
+        if count is not None:
+            weight: Any = layer.weight
+            total += weight.numel() * (how.bits or 0) // 8 - weight.numel() * size
+            total += count * (4 if how.bits == 8 else size)
+    return total
