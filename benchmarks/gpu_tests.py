@@ -17,13 +17,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import save
-from pipeline.trt import CAPABILITIES
+from benchmarks.environment import collect, save
+from benchmarks.gpu import gpu_name
 
 ROOT = Path(__file__).parent.parent
 MODELS = "test_models_gpu"
-RECORDED = ("attribute_pairs", "zoo_gpu")
-"""Tests that record a row each; the rows lie in result files of these names."""
+RECORDED = {"attribute_pairs": ("kind", "attribute"), "zoo_gpu": ("task", "name", "dtype")}
+"""Tests that record a row each, and the fields that tell rows apart; they lie in result files of these names."""
 
 
 def run(workers: int, files: list[str], only: str = "") -> ElementTree.Element:
@@ -73,15 +73,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", help="pytest's -k: a part of the tests, whose result is kept apart")
+    parser.add_argument("--add", action="store_true", help="keep the recorded rows of an earlier run that this has not")
     parser.add_argument("files", nargs="*", default=["tests/gpu"])
     given = parser.parse_args(arguments)
     report = run(given.workers, given.files, given.only)
     result = {"only": given.only, **summary(report)}
-    suffix = f"{CAPABILITIES.flavour}_{CAPABILITIES.version}_{result['products'].lower()}" + "_part" * bool(given.only)
-    path = save(f"gpu_tests_{suffix}", result)
-    for kind in RECORDED:
+    suffix = f"{gpu_name()}_{result['products'].lower()}"
+    part = "_part" * bool(given.only)
+    path = save(f"gpu_tests_{suffix}{part}", result)
+    for kind, of in RECORDED.items():
         if found := rows(report, kind):
-            save(f"{kind}_{suffix}", {"products": result["products"], kind: found})
+            name = f"{kind}_{suffix}{'' if given.add else part}"
+            collect(name, kind, [found], of=of, add=given.add, products=result["products"])
     passed = sum(found.get("passed", 0) for found in result["counts"].values())
     print(f"{passed} passed, {len(result['not_passed'])} failed: {path}")
     return 1 if result["not_passed"] else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,10 +99,11 @@ def _sizes(size: int, any_size: int) -> tuple[dict[str, int], ...]:
 
 
 def configuration(value: Any) -> Any:
-    """The configuration of that name; fields may be (name, fields) of others."""
+    """The configuration of that name; fields may be (name, fields) of others. It may keep what it is given, and does
+    not get ours: some take entries out of the dicts of their parts."""
     if isinstance(value, tuple) and len(value) == 2 and str(value[0]).endswith("Config"):
         return getattr(hf, value[0])(**{key: configuration(each) for key, each in value[1].items()})
-    return value
+    return copy.deepcopy(value)
 
 
 def video(name: str, model: str, config: str, key: str = "pixel_values", **fields: Any) -> Architecture:

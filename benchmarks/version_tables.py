@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.environment import RESULTS
 from benchmarks.markdown import table
-from benchmarks.zoo_tables import outcome
+from benchmarks.zoo_tables import OUTCOMES, outcome
 
 PAGE = Path(__file__).parent.parent / "docs" / "versions.md"
 BEGIN, END = "<!-- begin: measured -->", "<!-- end: measured -->"
@@ -66,7 +66,7 @@ def _suite(data: dict[str, Any]) -> str:
 
 def _zoo(data: dict[str, Any]) -> str:
     counts = Counter(map(outcome, data["zoo_gpu"]))
-    said = ", ".join(f"{counts[what]} {what}" for what in ("right", "wrong", "failed") if counts[what])
+    said = ", ".join(f"{counts[what]} {what}" for what in OUTCOMES[:5] if counts[what])
     return f"{said} ({_place(data)}, {data['products']})"
 
 

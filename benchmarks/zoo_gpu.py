@@ -18,7 +18,8 @@ import pipeline
 from benchmarks import zoo
 from benchmarks.architectures import Architecture
 from examples.models import Case
-from pipeline.errors import CaptureError, ShapeError
+from pipeline.compiled import Compiled
+from pipeline.errors import CaptureError, ExecutionError, ShapeError
 from pipeline.verification.bounds import MULTIPLE, Bound
 from pipeline.verification.eager import products_in_tf32
 
@@ -34,7 +35,8 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
     """A row of the table: engines and errors, at the example's sizes and another.
 
     ``eager``: why the library or eager fails on this GPU; ``refused``: why torch.export does not take the model;
-    ``failed``: an error of ours; ``wrong``: the output that is beyond the bound.
+    ``failed``: an error of ours; ``wrong``: the output that is beyond the bound. `pipeline.verify` then has the word:
+    ``undecided`` elements are decided by rounding, ``healed`` nodes run in another form, after which it is right.
     """
     found: dict[str, Any] = {"name": architecture.name, "task": architecture.task, "dtype": dtype}
     with products_in_tf32(not IEEE):
@@ -56,8 +58,30 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
 def _compiled(architecture: Architecture, case: Case) -> dict[str, Any]:
     program, case = zoo.captured(case)
     compiled = pipeline.default()(program)
-    found = {"engines": len(compiled.engines), "fallbacks": len(compiled.coverage.fallback)}
-    return {**found, **_agreement(architecture, case, compiled.module("tensorrt"))}
+    found: dict[str, Any] = {"engines": len(compiled.engines), "fallbacks": len(compiled.coverage.fallback)}
+    try:
+        found |= _agreement(architecture, case, compiled.module("tensorrt"))
+    except ExecutionError as error:
+        found["failed"] = f"{type(error).__name__}: {zoo.first_line(error)}"
+    return {**found, **_verified(architecture, case, compiled)} if {"wrong", "failed"} & found.keys() else found
+
+
+def _verified(architecture: Architecture, case: Case, compiled: Compiled) -> dict[str, Any]:
+    """What `pipeline.verify` says of a program that is wrong beside the module: why it is right, if it is."""
+    try:
+        verified = pipeline.verify("heal", inputs=list(_calls(architecture, case)), executor="tensorrt")(compiled)
+    except pipeline.PipelineError as error:
+        return {"verify": zoo.first_line(error)}
+    if verified.healed:
+        return {"healed": [f"{each.target} at node {each.node}: {each.action}" for each in verified.healed]}
+    undecided = sum(row.undecided for row in verified.agreement.rows) if verified.agreement else 0
+    return {"undecided": undecided} if undecided else {"verify": "agrees with the captured graph"}
+
+
+def _calls(architecture: Architecture, case: Case) -> Iterator[dict[str, Any]]:
+    """The inputs to compare: the example's, and those of other sizes."""
+    for kwargs in (case.kwargs, *(_moved(case.inputs(**sizes)) for sizes in architecture.sizes[1:2])):
+        yield zoo.padded(kwargs)
 
 
 def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module) -> dict[str, Any]:
@@ -67,8 +91,7 @@ def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module) 
     dtype = str(next((p.dtype for p in case.model.parameters()), torch.float32)).removeprefix("torch.")
     seen: list[tuple[float, float]] = [(0.0, 0.0)]
     tried, wrong = 0, ""
-    for kwargs in (case.kwargs, *(_moved(case.inputs(**sizes)) for sizes in architecture.sizes[1:2])):
-        kwargs = zoo.padded(kwargs)
+    for kwargs in _calls(architecture, case):
         try:
             ours = module(**zoo.fresh(kwargs))
         except ShapeError:

@@ -26,10 +26,14 @@ engine does not take runs in PyTorch, and the reasons are listed below the table
 
 The last columns are from a GPU, where the model lay before it was captured (`tests/gpu/test_zoo_gpu.py`): the error of
 TensorRT's engines and, in brackets, that of eager PyTorch there. An engine may have four times eager's error and
-the floor of [verification.md](verification.md).
+the floor of [verification.md](verification.md). What is beyond is verified: *decided by rounding* are elements that
+change when products are rounded otherwise, and *healed* is what agrees in another form, as `pipeline.verify("heal")`
+finds it.
 """
 
 DTYPES = ("float32", "float16", "bfloat16")
+
+OUTCOMES = ("right", "decided by rounding", "healed", "wrong", "failed", "refused", "not run by eager")
 
 COLUMNS = ["model", "task", "dtype", "dims that vary", "operators", "engines", "in PyTorch", "error", "eager's own"]
 
@@ -45,17 +49,17 @@ def _where(run: dict[str, Any]) -> str:
     """Which GPU columns a run gives."""
     versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
     counts = Counter(map(outcome, run["zoo_gpu"]))
-    said = ", ".join(
-        f"{counts[what]} {what}" for what in ("right", "wrong", "failed", "refused", "not run by eager") if counts[what]
-    )
+    said = ", ".join(f"{counts[what]} {what}" for what in OUTCOMES if counts[what])
     return filled(f"On {run['machine']['gpu']}, {run['date']}; {versions}; products in {run['products']}: {said}.")
 
 
 def outcome(row: dict[str, Any]) -> str:
-    """How an architecture fared on a GPU: right, wrong, failed, refused by torch.export, or not run by eager."""
+    """How an architecture fared on a GPU, one of `OUTCOMES`. torch.export refuses, and eager does not run."""
     if "eager" in row:
         return "not run by eager"
-    return next((key for key in ("refused", "failed", "wrong") if key in row), "right")
+    if "undecided" in row:
+        return "decided by rounding"
+    return next((key for key in ("healed", "refused", "failed", "wrong") if key in row), "right")
 
 
 def _on_gpu(row: dict[str, Any], run: dict[str, Any]) -> list[str]:
@@ -73,7 +77,8 @@ def _gpu_cell(row: dict[str, Any]) -> str:
     found = outcome(row)
     if "error" not in row:
         return "**failed**" if found == "failed" else found
-    return f"{'**wrong** ' if found == 'wrong' else ''}{row['error']:.0e} ({row['eager_error']:.0e})"
+    said = {"wrong": "**wrong** ", "right": ""}.get(found, f"{found} ")
+    return f"{said}{row['error']:.0e} ({row['eager_error']:.0e})"
 
 
 def part(data: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) -> str:

@@ -24,6 +24,8 @@ Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _SPEAKS_OF_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
 )
+_SPEAKS_OF_DATA = re.compile(r"[Dd]ata-dependent")
+"""What depends on data may only be met in one dtype (clamps of float16); the dtype is not at fault."""
 
 
 def check_dtypes(program: Program) -> None:
@@ -70,7 +72,7 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
     Only what the error says to be about dtypes is tried again, with all inputs of one dtype in another, and then with
     fewer of them.
     """
-    if _SPEAKS_OF_DTYPES.search(str(error)):
+    if _SPEAKS_OF_DTYPES.search(str(error)) and not _SPEAKS_OF_DATA.search(str(error)):
         leaves = [(p, v) for p, v in tree_flatten_with_path(inputs, is_leaf=is_input)[0] if hasattr(v, "dtype")]
         own = [t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()]
         usual = [*dict.fromkeys([*own, torch.float32, torch.int64, torch.bool, *(v.dtype for _, v in leaves)])]

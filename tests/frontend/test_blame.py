@@ -161,3 +161,25 @@ def test_what_is_no_input_is_named(args: Any, kwargs: Any, says: str) -> None:
 def test_a_module_is_no_input() -> None:
     with pytest.raises(TypeError, match="a ReLU is among the inputs: a module is part of the model"):
         pipeline.capture(Several(), (X, [nn.ReLU()]))
+
+
+class ClampedInHalves(nn.Module):
+    """A layer that asks its data whether to clamp, in float16 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """``x`` [N, 4] of any dtype, ``mask`` of ints."""
+        x = self.linear(x) * mask
+        if x.dtype == torch.float16 and torch.isinf(x).any():
+            x = x.clamp(-1000, 1000)
+        return x
+
+
+def test_what_depends_on_data_is_no_matter_of_dtypes() -> None:
+    args = torch.ones(2, 4, dtype=torch.float16), torch.ones(2, 4, dtype=torch.int64)
+    with pytest.raises(pipeline.CaptureError, match="data-dependent") as caught:
+        pipeline.capture(ClampedInHalves().half().eval(), args)
+    assert "is due" not in str(caught.value)
