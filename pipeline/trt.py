@@ -96,7 +96,7 @@ class Capabilities:
     depthwise_bfloat16: bool
     int8_activations: bool
     quantization: bool
-    int8_convolutions: bool
+    code_convolutions: bool
     lone_queries: bool
     turned_products: bool
     runtime_config: bool
@@ -139,7 +139,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         depthwise_bfloat16=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
         quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine
-        int8_convolutions=not rtx or version >= (1, 7),  # of codes by codes: "CHECK(dtype == …)" before, and no engine
+        code_convolutions=not rtx or version >= (1, 7),  # before: none of INT8 by INT8, FP8 by FP8 without its scale
         lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),

@@ -24,6 +24,7 @@ from pipeline.decomposition.quantized_merge import merge_products
 from pipeline.decomposition.quantized_wide import widen_codes
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.program import Program
+from pipeline.trt import CAPABILITIES
 
 aten = torch.ops.aten
 Node: TypeAlias = Argument
@@ -172,6 +173,8 @@ class _Layout:
             type, packs = "int8", False
         scale, block = cut or (scale, block)
         scale, block = self.along_one(node, scale, block, shape)
+        if type == "fp8" and not CAPABILITIES.code_convolutions and scale.meta["val"].numel() == 1:
+            scale, block = self.by_channel(node, scale, block, shape)
         if packs:
             codes = self.call(node, operators.pack.default, (codes, type))
         if (codes, scale, type, block) != (node.args[0], node.args[1], node.args[2], list(node.args[3])):
@@ -208,6 +211,17 @@ class _Layout:
                 scale = self.repeated(node, scale, d, shape[d] if each == -1 else each, shape[d])
                 block = [1 if i == d else b for i, b in enumerate(block)]
         return scale, block
+
+    def by_channel(
+        self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
+    ) -> tuple[Argument, list[int]]:
+        """The scale of a convolution's weight for each place along its first dim: RTX 1.6 leaves out the scales of a
+        convolution of FP8 by FP8 if each is one for all (a result of 3e5 for 9 on an H200)."""
+        if not any(does(user.target) is Does.CONVOLVES and user.args[1] is node for user in node.users):
+            return scale, block
+        one = self.call(node, aten.reshape.default, (scale, [1] * len(shape)))
+        rest = len(shape) - 1
+        return self.call(node, aten.expand.default, (one, [shape[0], *[1] * rest])), [1, *[-1] * rest]
 
     def repeated(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
         """Scales of which each is repeated along a dim, up to a size."""

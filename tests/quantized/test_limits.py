@@ -14,9 +14,11 @@ import torch
 import pipeline
 from pipeline.aten.quantized import operators
 from pipeline.converters import quantized
+from pipeline.decomposition import quantized_layout
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES
 from tests.quantized.models import COMPILE
+from tests.quantized.schemas import define_missing
 
 FLOAT, HALF = torch.float32, torch.float16
 NEWEST = CompilationSettings(compute_capabilities=("12.0",))
@@ -142,12 +144,47 @@ class Convolved(torch.nn.Module):
 def test_convolutions_of_codes_by_codes_are_pairs_where_tensorrt_builds_them(
     able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = attrs.evolve(quantized.CAPABILITIES, quantization=True, int8_convolutions=able)
+    mine = attrs.evolve(quantized.CAPABILITIES, quantization=True, code_convolutions=able)
     monkeypatch.setattr(quantized, "CAPABILITIES", mine)
     model, x = Convolved().eval(), 3 * torch.randn(2, 4, 64)
     compiled = COMPILE(model, args=(x,))
     kinds = compiled.networks[0].kinds()
     assert (kinds.get("QUANTIZE", 0), kinds["DEQUANTIZE"]) == ((1, 2) if able else (0, 1))
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class ConvolvedFloat8(torch.nn.Module):
+    """A convolution whose input and weight are FP8, with one scale each."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+        self.layer = kind(4, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the codes stand for, convolved."""
+        codes = torch.ops.tensorrt.quantize_op(x, torch.tensor(5.0), 8, 4, False, False)
+        weight = torch.ops.tensorrt.quantize_op(self.layer.weight, torch.tensor(0.5), 8, 4, False, False)
+        kind = torch.nn.functional
+        convolve = kind.conv_transpose2d if isinstance(self.layer, torch.nn.ConvTranspose2d) else kind.conv2d
+        return convolve(codes, weight, self.layer.bias)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_convolution_of_float8_has_a_scale_for_each_channel_where_tensorrt_forgets_one_for_all(
+    keeps: bool, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define_missing()
+    mine = attrs.evolve(quantized.CAPABILITIES, quantization=True, code_convolutions=keeps)
+    monkeypatch.setattr(quantized, "CAPABILITIES", mine)
+    monkeypatch.setattr(quantized_layout, "CAPABILITIES", mine)
+    model, x = ConvolvedFloat8(transposed).eval(), torch.randn(2, 4, 8, 8)
+    compiled = COMPILE(model, args=(x,))
+    makers = {tensor.name: layer for layer in compiled.networks[0].layers for tensor in layer.outputs}
+    found = [layer.inputs for layer in compiled.networks[0].layers if layer.kind == "DEQUANTIZE"]
+    [scales] = [makers[str(ins[1])].outputs[0].shape for ins in found if makers[str(ins[0])].kind == "CONSTANT"]
+    assert scales == (() if keeps else model.layer.weight.shape[:1])
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
 
 
