@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import field, frozen
 
 from pipeline.frozen import FrozenDict
@@ -22,6 +24,8 @@ class OutputAgreement:
         them: they change when products are rounded otherwise (a near tie of ``argmax``, say).
     raised: what the program raises in the place of giving it; empty if it runs.
     unjudged: why the output is not judged; empty if it is.
+    source: ``graph`` for the program beside the captured graph, run by eager; ``module`` for the module that was
+        captured beside its graph: ``error`` is then the module's, ``eager_error`` the graph's.
     """
 
     output: str
@@ -34,6 +38,7 @@ class OutputAgreement:
     undecided: int = 0
     raised: str = ""
     unjudged: str = ""
+    source: Literal["graph", "module"] = "graph"
 
     @property
     def holds(self) -> bool:
@@ -41,16 +46,16 @@ class OutputAgreement:
         return not self.raised and (bool(self.unjudged) or self.error <= self.bound)
 
     def __str__(self) -> str:
-        where = f"{self.output}, {self.sample}: "
+        of_module = self.source == "module"
+        where = f"{self.output}, {self.sample}{', the module' * of_module}: "
         if self.raised:
             return f"{where}WRONG: the program raises {self.raised}"
         if self.unjudged:
             return f"{where}not judged: {self.unjudged}"
         left_out = f"; {self.undecided} of {self.elements} elements are decided by rounding" if self.undecided else ""
-        measured = (
-            f"error {self.error:.2g}, eager's {self.eager_error:.2g}, bound {self.bound:.2g} (against {self.exact})"
-        )
-        return f"{where}{'' if self.holds else 'WRONG: '}{measured}{left_out}"
+        other, wrong = ("the captured graph's", "DIFFERS: ") if of_module else ("eager's", "WRONG: ")
+        measured = f"error {self.error:.2g}, {other} {self.eager_error:.2g}, bound {self.bound:.2g}"
+        return f"{where}{'' if self.holds else wrong}{measured} (against {self.exact}){left_out}"
 
 
 @frozen
@@ -61,6 +66,7 @@ class Agreement:
     sizes: the sizes of each sample, by the input that has them (``x.shape[0]``).
     versions: of pipeline, torch and TensorRT. tf32: whether eager's products in float32 ran in TF32, as engines' do.
     skipped: samples that were not run, each with the reason.
+    module: why the module itself was not compared with its captured graph; empty where it was.
     """
 
     rows: tuple[OutputAgreement, ...]
@@ -70,11 +76,17 @@ class Agreement:
     versions: FrozenDict[str, str] = field(factory=FrozenDict)
     tf32: bool = False
     skipped: FrozenDict[str, str] = field(factory=FrozenDict)
+    module: str = ""
 
     @property
     def failures(self) -> tuple[OutputAgreement, ...]:
         """Return the rows whose error is beyond its bound."""
         return tuple(row for row in self.rows if not row.holds)
+
+    @property
+    def differences(self) -> tuple[OutputAgreement, ...]:
+        """Return the failures that are torch.export's: there the captured graph differs from the module."""
+        return tuple(row for row in self.failures if row.source == "module")
 
     @property
     def holds(self) -> bool:
@@ -83,8 +95,8 @@ class Agreement:
 
     @property
     def worst(self) -> OutputAgreement | None:
-        """Return the judged row that is nearest to its bound, or furthest beyond it."""
-        judged = [row for row in self.rows if not row.unjudged]
+        """Return the program's judged row that is nearest to its bound, or furthest beyond it."""
+        judged = [row for row in self.rows if not row.unjudged and row.source == "graph"]
         return max(judged, key=lambda row: row.error / row.bound if row.bound else row.error, default=None)
 
     def __str__(self) -> str:
@@ -92,7 +104,8 @@ class Agreement:
         found = "agrees with eager" if self.holds else "does not agree with eager"
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         sizes = (f"  {s}: {', '.join(f'{k} = {v}' for k, v in of.items())}" for s, of in self.sizes.items() if of)
-        skipped = (f"  {sample}: not run: {why}" for sample, why in self.skipped.items())
+        skipped = [f"  {sample}: not run: {why}" for sample, why in self.skipped.items()]
+        skipped += [f"  the module was not compared with its captured graph: {self.module}"] if self.module else []
         return "\n".join([f"{found} ({where}; {versions})", *sizes, *skipped, *(f"  {row}" for row in self.rows)])
 
 

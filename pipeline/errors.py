@@ -190,9 +190,16 @@ class AgreementError(PipelineError):
     )
 
     def __init__(self, agreement: object, hint: str = "") -> None:
-        super().__init__(_disagreement(agreement), hint)
+        super().__init__(_disagreement(agreement), hint or _advice(agreement))
         self.agreement = agreement
         self.args = (agreement, hint)
+
+
+CAPTURED_OTHERWISE = (
+    "torch.export.export(model, args).module() gives the same other results: another version of torch or of the "
+    "model's library may export it right; so may a model that does not ask whether it is traced, and keeps no state "
+    "beside its buffers. verify(module=False) goes on with the captured graph"
+)
 
 
 class AgreementWarning(UserWarning):
@@ -232,10 +239,24 @@ def _disagreement(agreement: Any) -> str:
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
         return f"the program could not be compared with eager: {skipped}"
-    rows = agreement.failures
-    first = f"{len(rows)} of {len(agreement.rows)} outputs are wrong on the {agreement.executor} executor"
-    of = [f"{_where(agreement, row)}" for row in rows[:8]]
-    return "\n".join([first, *(f"  {text}" for text in of), *(["  …"] if len(rows) > 8 else [])])
+    wrong = tuple(row for row in agreement.failures if row.source == "graph")
+    count = sum(row.source == "graph" for row in agreement.rows)
+    lines = _listed(agreement, f"{len(wrong)} of {count} outputs are wrong on the {agreement.executor} executor", wrong)
+    differ = agreement.differences
+    first = f"the captured graph differs from the module in {len(differ)} of {len(agreement.rows) - count} outputs"
+    return "\n".join([*lines, *_listed(agreement, f"{first}: this comes of torch.export, and of no engine", differ)])
+
+
+def _listed(agreement: Any, first: str, rows: Sequence[Any]) -> list[str]:
+    of = [f"  {_where(agreement, row)}" for row in rows[:8]]
+    return [first, *of, *(["  …"] if len(rows) > 8 else [])] if rows else []
+
+
+def _advice(agreement: Any) -> str:
+    """How to go on where no engine is at fault; else the error's own advice."""
+    if agreement.differences and agreement.differences == agreement.failures:
+        return CAPTURED_OTHERWISE
+    return ""
 
 
 def _where(agreement: Any, row: Any) -> str:

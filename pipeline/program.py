@@ -124,7 +124,8 @@ class Program:
     ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict;
     ``written`` are the parameters that are none of the model's, but tensors that its code spells out.
     ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program that `decompose`
-    was given, over the same parameters: its operators are those that eager PyTorch runs.
+    was given, over the same parameters: its operators are those that eager PyTorch runs. ``origin`` is the module that
+    was captured, held weakly (`frontend.origin.Origin`).
     ``decomposed`` are the operators that decompositions of the user's have taken apart. ``unreached`` is what he
     registered for operators of the model and nothing used, each with the reason. ``profiles`` narrow symbols: a call
     has to fit one of them, if there are any.
@@ -148,6 +149,7 @@ class Program:
     decomposed: frozenset[Any] = field(eq=False, repr=False, default=frozenset())
     unreached: tuple[Unreached, ...] = ()
     profiles: tuple[FrozenDict[str, Range], ...] = ()
+    origin: Any = field(eq=False, repr=False, default=None)
 
     @property
     def graph(self) -> torch.fx.Graph:

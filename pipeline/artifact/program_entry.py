@@ -92,7 +92,7 @@ class EntryLoader(Loader):
         return tuple(evolve(engine_of(kept, plan), key=kept.entry) for kept, plan in rows)
 
     def program(self) -> Program:
-        """The program, with what only the captured one has: its source, structures and examples."""
+        """The program, with what only the captured one has: its source, structures, examples and origin."""
         made, given = super().program(), self.captured
         return evolve(
             made,
@@ -100,4 +100,5 @@ class EntryLoader(Loader):
             out_spec=given.out_spec,
             examples=given.examples,
             source=source_of(given),
+            origin=given.origin,
         )

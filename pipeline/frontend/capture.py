@@ -32,6 +32,7 @@ from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.functional import functional
 from pipeline.frontend.modelopt import quantizers_whole
+from pipeline.frontend.origin import with_origin
 from pipeline.frontend.output_names import named
 from pipeline.frontend.profiles import resolved, stated
 from pipeline.frontend.shared import unwritten
@@ -93,17 +94,18 @@ def capture(
         ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it;
             ``output_names`` are not one for each output.
     """
-    model = interpreted(model) if is_script(model) else model
+    given, model = model, interpreted(model) if is_script(model) else model
     settings = settings or CompilationSettings()
     settings = settings if device is None else settings.evolve(device=device)
     if is_autocast_on():
         inside = under_autocast(model) if isinstance(model, torch.nn.Module) else model
         with without_autocast():
             again = partial(capture, output_names=output_names, profiles=profiles)
-            return again(inside, args, kwargs, dynamic_shapes, settings)
+            program = again(inside, args, kwargs, dynamic_shapes, settings)
+        return with_origin(program, given)
     with tracing_for(settings.device, settings.compute_capabilities):
         program = _captured(model, args, kwargs, dynamic_shapes, settings, profiles)
-    return named(program, output_names)
+    return with_origin(named(program, output_names), given)
 
 
 def _captured(

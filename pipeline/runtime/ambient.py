@@ -23,14 +23,18 @@ def is_autocast_on() -> bool:
 
 def without_autocast() -> ExitStack:
     """A context without autocast."""
-    return _autocast({device: None for device in _DEVICES if torch.is_autocast_enabled(device)})
+    return autocast_in({device: None for device in _DEVICES if torch.is_autocast_enabled(device)})
+
+
+def autocast_dtypes() -> dict[str, torch.dtype]:
+    """The dtypes of the autocast that is on, by device."""
+    return {device: torch.get_autocast_dtype(device) for device in _DEVICES if torch.is_autocast_enabled(device)}
 
 
 def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
     """The model with the autocast that is on now inside ``forward``, where torch.export takes note of it. The tensors
     are shared, and the model stays as it is."""
-    dtypes = {device: torch.get_autocast_dtype(device) for device in _DEVICES if torch.is_autocast_enabled(device)}
-
+    dtypes = autocast_dtypes()
     inside = copy.copy(model)
     forward = vars(model).get("forward") or MethodType(type(model).forward, inside)
     inside.forward = functools.update_wrapper(functools.partial(_within, dtypes, forward), model.forward)
@@ -41,12 +45,12 @@ def _within(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
     """A call under autocast. What it is of is an argument and no closure: copies of the module then call their own."""
-    with _autocast(dtypes):
+    with autocast_in(dtypes):
         return forward(*args, **kwargs)
 
 
-def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:
-    """Autocast in these dtypes by device; none for None."""
+def autocast_in(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:
+    """A context with autocast in these dtypes by device; without it for None."""
     stack = ExitStack()
     for device, dtype in dtypes.items():
         stack.enter_context(torch.autocast(device, dtype, enabled=dtype is not None))

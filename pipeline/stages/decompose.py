@@ -20,6 +20,7 @@ from pipeline.decomposition.quantized import normalized, runs_anywhere
 from pipeline.decomposition.quantized_layout import laid_out
 from pipeline.decomposition.rewriter import Rewriter
 from pipeline.decomposition.ways import Ways
+from pipeline.frontend.origin import origin_of
 from pipeline.program import Program
 
 
@@ -41,7 +42,7 @@ class Decompose:
         uniform = normalized(program)
         rewriter = Rewriter(uniform, claims, Ways(self.decompositions, self.disabled))
         source = program.source or source_of(program, uniform)
-        made = laid_out(uniform.with_graph(rewriter.rewrite(), source=source))
+        made = laid_out(uniform.with_graph(rewriter.rewrite(), source=source, origin=origin_of(program)))
         return evolve(fold(made), decomposed=claims.decomposed & rewriter.applied)
 
 

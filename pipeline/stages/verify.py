@@ -10,6 +10,7 @@ import warnings
 from typing import Any, Literal, get_args
 
 from attrs import Attribute, evolve, field, frozen
+from attrs.validators import instance_of
 
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import as_stage
@@ -23,6 +24,7 @@ from pipeline.stages.refit_map import refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.stages.validate import Validate
 from pipeline.verification.again import Again
+from pipeline.verification.beside_module import beside_module
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.healing import healed
 from pipeline.verification.loaded import check_compilable
@@ -65,6 +67,7 @@ class Verify:
     inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
     executor: Executor | None = field(default=None, kw_only=True, validator=_one_of(Executor))
     multiple: float = field(default=MULTIPLE, kw_only=True, validator=_multiple)
+    module: bool = field(default=True, kw_only=True, validator=instance_of(bool))
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="verify", kw_only=True)
 
@@ -76,15 +79,18 @@ class Verify:
         """The program with its agreement, healed where that was asked for.
 
         Raises:
-            AgreementError: it does not agree with eager, and neither warning nor healing was asked for; or no form that
-                there is makes it agree.
+            AgreementError: it does not agree with eager, or its graph not with the module, and neither warning nor
+                healing was asked for; or no form that there is makes it agree.
         """
         comparison = Comparison.of(compiled.program, self.executor, self.inputs, self.multiple)
         agreement = comparison.agreement(compiled)
+        if self.on_failure == "heal" and agreement.failures:
+            check_compilable(compiled.program)
+            compiled = healed(compiled, agreement, comparison, *self._again(comparison.executor))
+            agreement = compiled.agreement or agreement
+        if self.module:
+            agreement = beside_module(agreement, comparison, compiled.program, self.multiple)
         if not agreement.holds:
-            if self.on_failure == "heal" and agreement.failures:
-                check_compilable(compiled.program)
-                return healed(compiled, agreement, comparison, *self._again(comparison.executor))
             if self.on_failure != "warn":
                 raise AgreementError(agreement)
             warnings.warn(str(AgreementError(agreement)), AgreementWarning, stacklevel=2)
@@ -102,6 +108,7 @@ def verify(
     inputs: Given = None,
     executor: Executor | None = None,
     multiple: float = MULTIPLE,
+    module: bool = True,
 ) -> Verify:
     """Return a stage that compares the program with eager PyTorch: ``pipeline.default() | pipeline.verify()``.
 
@@ -110,6 +117,10 @@ def verify(
     plus a floor, at the output's largest magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 where its products are TF32
     (eager then computes its own so), and 4 units in the last place of halves. Integers and bools have to be equal. What
     changes when products are rounded otherwise is left out, and counted.
+
+    Eager runs the graph that torch.export made of the model. Where the module is still there, a copy of it is called
+    with the same inputs and has to agree with that graph within the same bounds. Where it does not, no engine is at
+    fault and nothing is healed: the error says that the captured graph differs from the module.
 
     Args:
         on_failure: ``"raise"`` (`AgreementError`), ``"warn"`` (a Python warning, `AgreementWarning`), or ``"heal"``:
@@ -121,7 +132,8 @@ def verify(
             inputs, or both as ``(tuple, dict)``.
         executor: ``"tensorrt"``, ``"reference"``, or None: TensorRT if there is a GPU.
         multiple: how many times eager's own error.
+        module: compare the captured graph with the module, too.
 
     The record's ``agreement`` has the errors of every output at every size.
     """
-    return Verify(on_failure, inputs=inputs, executor=executor, multiple=multiple)
+    return Verify(on_failure, inputs=inputs, executor=executor, multiple=multiple, module=module)

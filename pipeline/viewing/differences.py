@@ -164,13 +164,17 @@ def _slower(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator
 
 
 def _errors(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    old, new = ({f"{r.output}, {r.sample}": r for r in _judged(v)} for v in (before, after))
+    old, new = ({_name(row): row for row in _judged(view)} for view in (before, after))
     for name in dict.fromkeys([*old, *new]):
         was, now = old.get(name), new.get(name)
         if was is None or now is None:
             yield Row(f"{name}: {'verified' if was is None else 'not verified'} now")
         elif was.holds != now.holds or not _alike(was.error, now.error):
             yield Row(f"{name}: error {was.error:.2g} -> {now.error:.2g}{'' if now.holds else ', beyond its bound'}")
+
+
+def _name(row: OutputAgreement) -> str:
+    return f"{row.output}, {row.sample}{', the module' * (row.source == 'module')}"
 
 
 def _judged(view: ProgramView) -> tuple[OutputAgreement, ...]:

@@ -108,7 +108,7 @@ class Choosing(nn.Module):
 
 
 def test_outputs_are_called_by_their_keys() -> None:
-    found = verify()(program(Choosing(), torch.randn(4, 8))).agreement
+    found = verify(module=False)(program(Choosing(), torch.randn(4, 8))).agreement
     assert found is not None
     assert [row.output for row in found.rows] == ["place", "positive", "top.values"]
 
@@ -175,7 +175,7 @@ class Dropping(nn.Module):
 
 
 def test_random_outputs_are_said_not_to_be_judged() -> None:
-    found = verify()(program(Dropping(), torch.randn(4), min_block_size=1)).agreement
+    found = verify(module=False)(program(Dropping(), torch.randn(4), min_block_size=1)).agreement
     assert [bool(row.unjudged) for row in found.rows] == [True, False]
     assert "random numbers" in str(found)
 
@@ -197,13 +197,13 @@ def test_inputs_that_eager_does_not_take_are_skipped_with_the_reason() -> None:
     made = program(Picky(), torch.randn(4, 2), torch.tensor([0, 3]))
     with pytest.raises(pipeline.AgreementError, match="could not be compared with eager"):
         verify(inputs=[(torch.randn(4, 2), torch.tensor([0, 9]))])(made)
-    found = verify(inputs=[(torch.randn(4, 2), torch.tensor([1, 2]))])(made).agreement
+    found = verify(inputs=[(torch.randn(4, 2), torch.tensor([1, 2]))], module=False)(made).agreement
     assert [row.sample for row in found.rows] == ["inputs[0]"]
 
 
 def test_halves_are_measured_beside_eager_in_halves() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).half()
-    (row,) = verify()(program(model, torch.randn(4, 64).half())).agreement.rows
+    (row,) = verify(module=False)(program(model, torch.randn(4, 64).half())).agreement.rows
     assert row.exact == "float64" and row.eager_error > 1e-5 and row.bound > 3.9e-3
 
 

@@ -1,0 +1,73 @@
+"""``Origin``: the module that a program was captured from, which the program does not keep alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from attrs import evolve, field, frozen
+
+from pipeline.frozen import FrozenDict
+from pipeline.program import Program
+from pipeline.recipes import Recipe
+from pipeline.runtime.ambient import autocast_dtypes
+
+Original: TypeAlias = "torch.nn.Module | torch.jit.ScriptFunction[Any, Any]"
+
+
+@frozen(eq=False, repr=False)
+class Origin:
+    """A module, and how it was when it was captured.
+
+    modes: whether each of its parts was in training. autocast: the dtypes that autocast had around it, by device.
+    graph, constants: of the program that was captured. changed: whether a stage made another of it.
+    Copies are the same record; a pickle has no module.
+    """
+
+    reference: weakref.ReferenceType[Original] | None = None
+    modes: tuple[bool, ...] = ()
+    autocast: Mapping[str, torch.dtype | None] = field(factory=FrozenDict)
+    graph: weakref.ReferenceType[torch.fx.GraphModule] | None = None
+    constants: FrozenDict[str, Recipe] = field(factory=FrozenDict)
+    changed: bool = False
+
+    @property
+    def model(self) -> Original | None:
+        """Return the module, if it is still there."""
+        return self.reference() if self.reference is not None else None
+
+    def __copy__(self) -> Origin:
+        """Itself: it never changes."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Origin:
+        """Itself: it never changes."""
+        return self
+
+    def __reduce__(self) -> tuple[type[Origin], tuple[()]]:
+        return Origin, ()
+
+
+def with_origin(program: Program, model: object) -> Program:
+    """A program that was captured from a model now, with its origin; none of an ``ExportedProgram``, which is a graph
+    itself."""
+    if not isinstance(model, torch.nn.Module | torch.jit.ScriptFunction):
+        return program
+    autocast, graph = FrozenDict(autocast_dtypes()), weakref.ref(program.graph_module)
+    return evolve(program, origin=Origin(weakref.ref(model), modes(model), autocast, graph, program.constants))
+
+
+def origin_of(program: Program) -> Origin | None:
+    """The origin of a program; of one that is not decomposed yet, ``changed`` where it is not what was captured."""
+    origin: Origin | None = program.origin
+    if origin is None or origin.graph is None or program.source is not None:
+        return origin
+    same = origin.graph() is program.graph_module and origin.constants == program.constants
+    return origin if same else evolve(origin, changed=True)
+
+
+def modes(model: Original) -> tuple[bool, ...]:
+    """Whether each part of a module is in training."""
+    return tuple(part.training for part in model.modules()) if isinstance(model, torch.nn.Module) else ()
