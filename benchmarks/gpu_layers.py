@@ -24,10 +24,10 @@ DEAREST = 20
 
 
 def profiled(model: str, batch: int) -> Profile:
-    """The profile of a model in float16."""
+    """The profile of a model in float16, compiled for this batch."""
     case = full(model, torch.float16)
-    compiled = pipeline.default()(case.model, kwargs=case.kwargs, dynamic_shapes=case.dynamic_shapes)
-    return compiled.profile(**case.inputs(batch=batch))
+    inputs = case.inputs(batch=batch)
+    return pipeline.default()(case.model, kwargs=inputs).profile(**inputs)
 
 
 def row(model: str, batch: int, profile: Profile) -> dict[str, Any]:
@@ -40,6 +40,8 @@ def row(model: str, batch: int, profile: Profile) -> dict[str, Any]:
         "graph_ms": profile.graph,
         "engine_ms": sum(segment.milliseconds for segment in profile.segments),
         "layers_ms": profile.layers_sum,
+        "timed": [segment.timed for segment in profile.segments],
+        "between_ms": sum(layer.milliseconds for layer in profile.unassigned if layer.by == "between"),
         "unassigned_ms": sum(layer.milliseconds for layer in profile.unassigned),
         "unassigned": [layer.name for layer in profile.unassigned],
         "modules": profile.by_module(4),

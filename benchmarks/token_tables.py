@@ -19,7 +19,7 @@ holds afterwards beside the model.
 """
 
 STEPS = """The kernels of such a step by the module they belong to, all layers together, as TensorRT's profiler measures
-them, which adds a few µs to each. GB/s is that of the weights which they read.
+them, which may add a few µs to each. GB/s is that of the weights which they read.
 """
 
 OURS, COMPILED = "pipeline + graph", "static cache, reduce-overhead"

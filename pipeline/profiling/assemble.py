@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.aten.naming import module_path, node_of
 from pipeline.build.kernels import Kernel, steps
 from pipeline.compiled import Compiled
 from pipeline.errors import line_of
 from pipeline.network.engine import Engine
+from pipeline.profiling.kernels import Span, timed
 from pipeline.profiling.matching import Match, matched
 from pipeline.profiling.records import LayerTime, NodeTime, Profile, SegmentTime
 from pipeline.program import Segment, is_operator
@@ -28,13 +29,14 @@ class Measured:
     """What was measured of a program, in milliseconds on the GPU, a number for each run.
 
     segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: what the inspector
-    tells of each engine's layers. calls: the whole without CUDA graphs; graphs: with them, none where ``no_graph`` says
-    why not.
+    tells of each engine's layers. kernels: those of each segment. calls: the whole without CUDA graphs; graphs: with
+    them, none where ``no_graph`` says why not.
     """
 
     segments: Mapping[str, Sequence[float]]
     layers: Mapping[str, Sequence[Rows]] = field(factory=dict)
     metadata: Mapping[str, Mapping[str, Sequence[str]]] = field(factory=dict)
+    kernels: Mapping[str, Sequence[Sequence[Span]]] = field(factory=dict)
     calls: Sequence[float] = ()
     graphs: Sequence[float] = ()
     no_graph: str = ""
@@ -67,29 +69,39 @@ def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> Segmen
     whole = _median(measured.segments.get(segment.name, ()))
     if segment.kind == "torch":
         nodes = tuple(_operators(compiled, segment.nodes))
-        return SegmentTime(segment.name, "pytorch", whole, (LayerTime(segment.name, whole, nodes, "segment"),))
-    runs = measured.layers.get(segment.name, ())
-    layers = tuple(_layers(compiled, segment, runs, measured.metadata.get(segment.name, {})))
-    return SegmentTime(segment.name, "tensorrt", whole, layers)
+        return SegmentTime(
+            segment.name, "pytorch", whole, (LayerTime(segment.name, whole, nodes, "segment"),), "events"
+        )
+    rows = _medians(measured.layers.get(segment.name, ()))
+    layers = tuple(_layers(compiled, segment, rows, measured.metadata.get(segment.name, {})))
+    told = timed(rows, measured.kernels.get(segment.name, ()))
+    if told is None:
+        return SegmentTime(segment.name, "tensorrt", whole, layers)
+    found = zip(layers, told.rows, strict=True)
+    layers = tuple(evolve(layer, milliseconds=taken, kernels=kernels) for layer, (kernels, taken) in found)
+    between = LayerTime("between kernels", told.between, by="between")
+    return SegmentTime(segment.name, "tensorrt", whole, (*layers, between), "kernels")
+
+
+def _medians(runs: Sequence[Rows]) -> Rows:
+    """The rows of an engine: the medians of the runs that have the same rows as most."""
+    shapes = [tuple(name for name, _ in rows) for rows in runs]
+    names = max(shapes, key=shapes.count, default=())
+    alike = [rows for rows, shape in zip(runs, shapes, strict=True) if shape == names]
+    return [(name, median(rows[i][1] for rows in alike)) for i, name in enumerate(names)]
 
 
 def _layers(
-    compiled: Compiled, segment: Segment, runs: Sequence[Rows], metadata: Mapping[str, Sequence[str]]
+    compiled: Compiled, segment: Segment, rows: Rows, metadata: Mapping[str, Sequence[str]]
 ) -> Iterator[LayerTime]:
-    """The rows of an engine: the median of the runs that have the same rows as most."""
-    if not runs:
-        return
-    shapes = [tuple(name for name, _ in rows) for rows in runs]
-    names = max(shapes, key=shapes.count)
-    alike = [rows for rows, shape in zip(runs, shapes, strict=True) if shape == names]
+    """The rows of an engine, with the nodes that they compute."""
+    names = [name for name, _ in rows]
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     layers = [layer.name for layer in compiled.networks[index].layers]
     found = matched(names, _steps(compiled.engines[index]), layers, metadata)
-    for i, (name, match) in enumerate(zip(names, found, strict=True)):
+    for (name, taken), match in zip(rows, found, strict=True):
         nodes = tuple(_operators(compiled, _of(match)))
-        yield LayerTime(
-            name, median(rows[i][1] for rows in alike), nodes, match.by if nodes or not match.layers else ""
-        )
+        yield LayerTime(name, taken, nodes, match.by if nodes or not match.layers else "")
 
 
 def _steps(engine: Engine) -> tuple[Kernel, ...]:

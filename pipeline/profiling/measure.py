@@ -1,4 +1,4 @@
-"""Times of a compiled program on a GPU: segments by CUDA events, an engine's layers by TensorRT's profiler."""
+"""Times of a compiled program on a GPU: segments by CUDA events, engines' layers by TensorRT's profiler and CUPTI."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.profiling.assemble import Measured, assembled
+from pipeline.profiling.kernels import Span, by_segment
 from pipeline.profiling.matching import metadata_of
 from pipeline.profiling.records import Profile
 from pipeline.program import Segment
@@ -34,8 +35,9 @@ def profile(
 ) -> Profile:
     """Return where the time of a call with these inputs goes, on the current GPU.
 
-    The call is measured as a whole without and with CUDA graphs, each segment by CUDA events, and the layers of each
-    engine by TensorRT's profiler, in passes of their own, so that none slows down another. Inputs are copied first.
+    The call is measured as a whole without and with CUDA graphs, each segment by CUDA events, the layers of each engine
+    by TensorRT's profiler, and the kernels by CUPTI, in passes of their own, so that none slows down another. Inputs
+    are copied first.
 
     Raises:
         ExecutionError: there is no GPU, or an engine does not run here.
@@ -54,11 +56,13 @@ def profile(
         calls = call.times(plain, runs)
         segments = segment_times(plain, call, runs)
         layers, metadata = layer_times(compiled, call, runs)
+        kernels = kernel_times(compiled, call, runs)
         graphs, why = graph_times(compiled, call, runs)
     measured = Measured(
         segments=segments,
         layers=layers,
         metadata=metadata,
+        kernels=kernels,
         calls=calls,
         graphs=graphs,
         no_graph=why,
@@ -230,6 +234,43 @@ def inspected(engine: object, context: object) -> Mapping[str, Sequence[str]]:
     inspector = engine.create_engine_inspector()  # type: ignore[attr-defined]
     inspector.execution_context = context
     return metadata_of(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+
+def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list[list[Span]]]:
+    """The kernels of each segment and run, as CUPTI tells them to torch's profiler; none while another one runs."""
+    module = compiled.module("tensorrt", cuda_graphs=False, engine_graphs=False)
+    call.warm(module)
+    order: list[str] = []
+    aheads: defaultdict[str, Ahead] = defaultdict(Ahead)
+    module.instrument(lambda segment, run: partial(bounded, order, segment.name, aheads[segment.name], run))
+    seen = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    try:
+        seen.start()
+    except RuntimeError:  # the user's own has it
+        return {}
+    try:
+        for _ in range(runs + 1):
+            call(module)
+            torch.cuda.synchronize()
+    finally:
+        seen.stop()
+    return by_segment(order, spans(seen))
+
+
+def bounded(order: list[str], name: str, ahead: Ahead, run: Told, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
+    """What a segment gives, with a kernel that waits before it and one behind it, by which its own are known."""
+    order.append(name)
+    if ahead.host is None:
+        busy(1)
+    outputs = ahead(run, inputs, turn)
+    busy(1)
+    return outputs
+
+
+def spans(seen: torch.profiler.profile) -> list[Span]:
+    """The kernels that a profiler saw."""
+    found = (e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
+    return [Span(e.name, 1e-3 * e.time_range.start, 1e-3 * e.time_range.elapsed_us()) for e in found]
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:

@@ -16,28 +16,36 @@ Place = Literal["tensorrt", "pytorch"]
 class LayerTime:
     """One row of TensorRT's profiler, or a segment of PyTorch as a whole.
 
-    name: TensorRT's own. milliseconds: the median of the runs. nodes: those that it computes, wholly or in part; empty
-    for what is no node's (a copy that TensorRT adds). by: how its nodes were found: ``plan`` (the plan's kernels),
-    ``inspector`` (the layers' metadata), ``order`` (the layers between its neighbours'), ``name`` (the layers named in
-    it), ``segment``; or what it does in the place of computing: ``streams`` (they wait for each other), ``sizes`` (of
-    dynamic shapes); else empty.
+    name: TensorRT's own. milliseconds: the median of the runs. kernels: the GPU's kernels that ran for it, as CUPTI
+    names them. nodes: those that it computes, wholly or in part; empty for what is no node's (a copy that TensorRT
+    adds). by: how its nodes were found: ``plan`` (the plan's kernels), ``inspector`` (the layers' metadata), ``order``
+    (the layers between its neighbours'), ``name`` (the layers named in it), ``segment``; or what it does in the place
+    of computing: ``streams`` (they wait for each other), ``sizes`` (of dynamic shapes), ``between`` (no kernel runs,
+    from one to the next); else empty.
     """
 
     name: str
     milliseconds: float
     nodes: tuple[str, ...] = ()
     by: str = ""
+    kernels: tuple[str, ...] = ()
 
 
 @frozen
 class SegmentTime:
     """The times of a segment: ``milliseconds`` of the whole, measured without a profiler and with all of it launched
-    before it begins, and its layers, which are measured one by one: the profiler adds some microseconds to each."""
+    before it begins, and its layers.
+
+    timed: what the layers' times are from. ``kernels``: each kernel's own time, as CUPTI tells it, and a row for the
+    time between them, which add up to the segment's. ``profiler``: TensorRT's own, which adds some microseconds to each
+    row; it is all there is where CUPTI is not free, or its kernels are not those of the rows. ``events``: PyTorch's.
+    """
 
     segment: str
     place: Place
     milliseconds: float
     layers: tuple[LayerTime, ...] = ()
+    timed: Literal["kernels", "profiler", "events"] = "profiler"
 
     @property
     def layers_sum(self) -> float:
@@ -120,7 +128,8 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield f"sum of layers: {profile.layers_sum:.3f} ms ({_percent(profile.layers_sum, profile.call)} of the call)"
     for segment in profile.segments:
         share = _percent(segment.layers_sum, segment.milliseconds)
-        times = f"{segment.milliseconds:.3f} ms, its layers {segment.layers_sum:.3f} ms ({share})"
+        by = ", each with what TensorRT's profiler adds" if segment.timed == "profiler" else ""
+        times = f"{segment.milliseconds:.3f} ms, its layers {segment.layers_sum:.3f} ms ({share}{by})"
         yield f"{segment.segment} ({segment.place}): {times}"
     yield from _table(profile)
     if profile.unassigned:
@@ -128,7 +137,11 @@ def _lines(profile: Profile) -> Iterator[str]:
         yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(_own(profile.unassigned))}"
 
 
-OWN = {"streams": "streams that wait for each other", "sizes": "sizes of dynamic shapes"}
+OWN = {
+    "between": "between kernels",
+    "streams": "streams that wait for each other",
+    "sizes": "sizes of dynamic shapes",
+}
 """What rows do that compute nothing."""
 
 

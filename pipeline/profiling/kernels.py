@@ -1,0 +1,140 @@
+"""Kernels that CUPTI timed belong to rows of TensorRT's profiler, in order and by name.
+
+TensorRT's profiler names what runs, and adds microseconds to each row. CUPTI, through torch's profiler, times every
+kernel as it runs in the engine, and does not say of which layer it is. Both tell of the same engine in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Final
+
+from attrs import frozen
+
+from pipeline.profiling.matching import stem
+
+BOUND: Final = "spin_kernel"
+"""The kernel that stands before a segment and after it, by a part of its name."""
+NOTHING: Final = 0.001
+"""Milliseconds below which a row of the profiler has no kernel: a row with one has 0.003 at least."""
+MOST: Final = 4
+"""Kernels of one row, at most."""
+WRONG, ODD, MORE, COPY = 8.0, 4.0, 0.5, 0.3
+"""What it costs to give a row a kernel of another name; none, or one where it has none; a second kernel, or a library's
+where TensorRT writes its own; a copy."""
+_WRITTEN = re.compile(r"_0x[0-9a-f]{16,}")
+_ELEMENTWISE = re.compile(r"__myl_(?!Fc|Corr)")
+
+
+@frozen
+class Span:
+    """A kernel: when it began, and how long it took, in milliseconds."""
+
+    name: str
+    start: float
+    milliseconds: float
+
+
+@frozen
+class Timed:
+    """What the kernels tell of a segment: for each row its kernels' names and milliseconds, and those when none ran."""
+
+    rows: tuple[tuple[tuple[str, ...], float], ...]
+    between: float
+
+
+def by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list[list[Span]]]:
+    """The kernels of each run of each segment, its first run left out.
+
+    order: the segments in the order in which they ran. spans: all kernels of a stretch of time, with one more before
+    each segment and one behind it, by `BOUND`. Empty if these are not there.
+    """
+    found: dict[str, list[list[Span]]] = {name: [] for name in order}
+    ordered = sorted(spans, key=lambda span: span.start)
+    bounds = [i for i, span in enumerate(ordered) if BOUND in span.name]
+    if len(bounds) != 2 * len(order):
+        return {}
+    for name, first, last in zip(order, bounds[::2], bounds[1::2], strict=True):
+        found[name].append(ordered[first + 1 : last])
+    return {name: runs[1:] for name, runs in found.items()}
+
+
+def timed(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]]) -> Timed | None:
+    """The median times of rows, by their kernels; None if the kernels are not those of the rows.
+
+    rows: names and milliseconds, as TensorRT's profiler tells them. runs: the kernels of each run.
+    """
+    shapes = [tuple(span.name for span in run) for run in runs]
+    if not shapes:
+        return None
+    names = max(shapes, key=shapes.count)
+    alike = [run for run, shape in zip(runs, shapes, strict=True) if shape == names]
+    taken = [median(run[i].milliseconds for run in alike) for i in range(len(names))]
+    given = aligned(rows, list(zip(names, taken, strict=True)))
+    if given is None:
+        return None
+    places = [[i for i, row in enumerate(given) if row == place] for place in range(len(rows))]
+    found = tuple((tuple(names[i] for i in each), sum(taken[i] for i in each)) for each in places)
+    return Timed(found, median(map(_between, alike)))
+
+
+def _between(run: Sequence[Span]) -> float:
+    """Milliseconds from the first kernel to the last when none ran."""
+    free, end = 0.0, run[0].start if run else 0.0
+    for span in run:
+        free += max(span.start - end, 0.0)
+        end = max(end, span.start + span.milliseconds)
+    return free
+
+
+def aligned(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[str, float]]) -> list[int] | None:
+    """The row of each kernel, both in order, at the least cost; None if a name would be wrong."""
+    width = 48 + abs(len(rows) - len(kernels))
+    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
+    for i, row in enumerate(rows):
+        middle = (i + 1) * len(kernels) // len(rows)
+        costs: dict[int, tuple[float, int]] = {}
+        for done, (cost, _) in best[i].items():
+            for count in range(min(MOST, len(kernels) - done) + 1):
+                if abs(done + count - middle) > width:
+                    continue
+                total = cost + _cost(row, kernels[done : done + count])
+                if total < costs.get(done + count, (math.inf, 0))[0]:
+                    costs[done + count] = total, count
+        best.append(costs)
+    if len(kernels) not in best[-1]:
+        return None
+    found: list[int] = []
+    place = len(kernels)
+    for i in reversed(range(len(rows))):
+        count = best[i + 1][place][1]
+        found[:0] = [i] * count
+        place -= count
+    return None if any(_wrong(rows[row][0], name) for row, (name, _) in zip(found, kernels, strict=True)) else found
+
+
+def _cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]]) -> float:
+    """What it costs to say that these are a row's kernels."""
+    name, milliseconds = row
+    if not kernels:
+        return ODD if milliseconds > NOTHING else 0.0
+    own = sum(taken for _, taken in kernels)
+    cost = MORE * (len(kernels) - 1) + ODD * (milliseconds <= NOTHING)
+    cost += 0.2 * abs(math.log((own + 0.003) / (milliseconds + NOTHING)))
+    return cost + sum(_apart(name, kernel) for kernel, _ in kernels)
+
+
+def _apart(row: str, kernel: str) -> float:
+    if kernel.startswith("Mem"):
+        return COPY
+    if _wrong(row, kernel):
+        return WRONG
+    return MORE if _ELEMENTWISE.match(row) and not _WRITTEN.search(kernel) else 0.0
+
+
+def _wrong(row: str, kernel: str) -> bool:
+    """Whether a kernel that TensorRT wrote has another name than the row that it wrote."""
+    return bool(_WRITTEN.search(kernel)) and row.startswith("__myl_") and stem(kernel) != stem(row)
