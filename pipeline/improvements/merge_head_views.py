@@ -40,13 +40,13 @@ class Part:
 
 def _parts(node: Node) -> Iterator[Part]:
     """The slices of a node's last dim that are read by nothing but a view as heads."""
-    for piece, start in _pieces(node):
+    for piece, start in pieces(node):
         view = only_reader(piece)
         if view is not None and does(view.target) is Does.RESHAPES and _splits(view, piece) and not is_output(view):
             yield Part(view, start, *view.meta["val"].shape[-2:])
 
 
-def _pieces(node: Node) -> Iterator[tuple[Node, int]]:
+def pieces(node: Node) -> Iterator[tuple[Node, int]]:
     """The slices of a node's last dim, and where they start."""
     for user in node.users:
         if user.op != "call_function" or user.args[0] is not node:

@@ -1,0 +1,45 @@
+"""select_parts: take equal parts of a projection from one view of it, where several profiles share its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.improvements.merge_head_views import SPLITS, pieces
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item, is_output, rank_of
+
+
+@improvement
+def select_parts(rewriting: Rewriting) -> None:
+    """Replace the slices that cut a projection's last dim into equal parts, as gates are, by selections from one view.
+
+    TensorRT-RTX 1.4 cuts the weights instead, or turns them round, each profile in its own way, and the engine has them
+    twice: 1.5 times a layer's weights for a Llama-like decoder with a profile for single tokens and one for prompts.
+    """
+    for node in rewriting.nodes(aten.linear.default) if len(rewriting.program.profiles) > 1 else ():
+        parts = sorted(pieces(node), key=lambda part: part[1])
+        if len(parts) > 1 and _are_equal(node, parts) and _are_all(node, parts):
+            _selected(rewriting, node, [part for part, _ in parts])
+
+
+def _are_equal(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
+    """Whether parts of one width follow one another from the first element to the last."""
+    width = parts[0][0].meta["val"].shape[-1]
+    alike = all(part.meta["val"].shape[-1] == width for part, _ in parts)
+    return alike and [width * i for i in range(len(parts))] == [start for _, start in parts]
+
+
+def _are_all(node: Node, parts: Sequence[tuple[Node, int]]) -> bool:
+    """Whether the parts are all of a node, and nothing else reads it."""
+    read = {user for user in node.users if user.target not in SPLITS}
+    read |= {item for user in node.users if user.target in SPLITS for item in user.users if is_item(item)}
+    whole = node.meta["val"].shape[-1] == len(parts) * parts[0][0].meta["val"].shape[-1]
+    return whole and not is_output(node) and read == {part for part, _ in parts}
+
+
+def _selected(rewriting: Rewriting, node: Node, parts: Sequence[Node]) -> None:
+    last = rank_of(node) - 1
+    sizes = [len(parts), parts[0].meta["val"].shape[-1]]
+    view = rewriting.create(aten.unflatten.int, (node, last, sizes), {}, node.next)
+    for index, part in enumerate(parts) if rewriting.accepted(view) else ():
+        rewriting.offer(part, aten.select.int, (view, last, index))
+    rewriting.erase(view)
