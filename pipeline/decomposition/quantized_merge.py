@@ -2,11 +2,15 @@
 
 The builder merges products of one tensor itself, with the weights of query, key and value say, and dequantizes their
 weights to do so: when it builds, which loses the saving, or by a kernel of its own. One product with their columns side
-by side reads codes. Products of tensors with more dims than a matrix are fused for some sizes only.
+by side reads codes. Products of tensors with more dims than a matrix are fused for some sizes only. RTX 1.6 dequantizes
+apart for rows that are moved elements, as of an attention's result or of several batches, and for those that are the
+larger of themselves and themselves it does not. The kernel of one row reads no INT8 and no FP8: two equal rows are
+multiplied, whose mean is either.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TypeAlias
@@ -24,9 +28,13 @@ Node: TypeAlias = Argument
 """A node, whose arguments are looked into."""
 
 TARGETS = (aten.mm.default, aten.matmul.default)
-LEADING = (1,) if CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple < (1, 7) else ()
+RTX = CAPABILITIES.flavour == "tensorrt_rtx"
+BEFORE_1_7 = RTX and CAPABILITIES.version_tuple < (1, 7)
+LEADING = (1,) if BEFORE_1_7 else ()
 """The dims before flattened rows: 1.6.1 fuses products of one matrix of a batch, 1.7.1 those of a matrix."""
 KINDS = ("int8", "int4", "fp8")
+LONE = ("int8",) if BEFORE_1_7 else ("int8", "fp8") if RTX else ()
+"""The types that are fused for two rows, and for one row are not."""
 PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default)
 
 
@@ -89,6 +97,8 @@ class _Merger:
         for node in (*(arg for weight in weights for arg in weight.args[:2]), *biases):
             self.hoist(node)
         made = self.call(aten.matmul.default, (self.rows(), self.beside(weights, columns)))
+        if self.is_lone:
+            made = self.call(aten.mean.dim, (made, [-2], True))
         ends: list[Node] = self.products
         if len(biases) == len(sums):
             bias = biases[0] if len(biases) == 1 else self.call(aten.cat.default, (biases,))
@@ -113,11 +123,22 @@ class _Merger:
         """Whether the products' tensor has more dims than a matrix."""
         return bool(self.first.args[0].meta["val"].dim() > 2)
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether one row is multiplied, of which no kernel of its own reads the codes."""
+        *leading, _ = self.first.args[0].meta["val"].shape
+        type = self.first.args[1].args[2]
+        return bool(leading) and type in LONE and statically_known_true(math.prod(leading) == 1)
+
     def rows(self) -> Node:
         """The products' tensor as rows."""
         x = self.first.args[0]
         columns = x.meta["val"].shape[-1]
-        return self.call(aten.reshape.default, (x, [*LEADING, -1, columns])) if self.is_flattened else x
+        rows = self.call(aten.reshape.default, (x, [*LEADING, -1, columns])) if self.is_flattened else x
+        if self.is_lone:
+            return self.call(aten.expand.default, (rows, [*rows.meta["val"].shape[:-2], 2, columns]))
+        moved = BEFORE_1_7 and self.is_flattened and x.op != "placeholder"
+        return self.call(aten.maximum.default, (rows, rows)) if moved else rows
 
     def sizes(self) -> list[Argument]:
         """The sizes of the tensor's dims but the last."""

@@ -172,7 +172,7 @@ def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     if is_number(b) and not math.isnan(b):
         return bounded(net, x, y, "LESS" if operation == "MAX" else "GREATER")
     result = base.elementwise(net, operation, x, y)
-    for value in (x, y):
+    for value in () if a is b else (x, y):  # the layer keeps the first operand's NaN
         result = where(net, is_nan(net, value), value, result, dtype)
     return result
 

@@ -13,11 +13,19 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from pipeline.network.description import Layer, Network
+from pipeline.trt import CAPABILITIES
 
 LOW: Final = ("int8", "int4", "fp8_e4m3", "fp4_e2m1")
 """What plans call the types of codes."""
 
 PRODUCTS: Final = ("fully_connected", "runtime_fusion", "corrltn", "convolution", "conv")
+FP8: Final = "float8_e4m3fn"
+UNREAD: Final = (
+    "; TensorRT-RTX has products that read FP8 beside floats from 1.7 on"
+    if CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple < (1, 7)
+    else ""
+)
+"""What the version has to do with a weight of FP8 that is not fused."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
 _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
@@ -90,8 +98,11 @@ def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "act
 def _found(
     network: Network, layer: Layer, of: Literal["weight", "activation"], type: str, steps: Sequence[Step] | None
 ) -> Pair:
-    fused, why = (None, "the plan holds no program in words") if steps is None else _fate(network, layer, of, steps)
-    return Pair(network.name, layer.name, type, of, fused, why)
+    if steps is None:
+        return Pair(network.name, layer.name, type, of, None, "the plan holds no program in words")
+    fused, why = _fate(network, layer, of, steps)
+    known = UNREAD if not fused and of == "weight" and type == FP8 else ""
+    return Pair(network.name, layer.name, type, of, fused, why + known)
 
 
 def _fate(network: Network, layer: Layer, of: str, steps: Sequence[Step]) -> tuple[bool, str]:

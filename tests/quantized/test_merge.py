@@ -143,5 +143,63 @@ def test_the_builder_fuses_them(kind: Any, batch: int) -> None:
     compile = pipeline.default(compute_capabilities=("8.9",)).insert(pipeline.quantize(kind), before="decompose")
     found = compile(heads(width=768).half(), args=(x,)).quantization
     assert len(found) == 2 and not [row for row in found if "when the engine was built" in row.why]
-    if CAPABILITIES.version_tuple >= (1, 7) or batch == 1:
-        assert all(row.fused for row in found), "1.6.1 has a kernel of its own for INT8 of several batches"
+    assert all(row.fused for row in found)
+
+
+class Behind(nn.Module):
+    """A linear layer of an attention's result, whose heads lie side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(768, 768)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer of the attention of a tensor to itself."""
+        heads = x.unflatten(-1, (12, 64)).transpose(1, 2)
+        found = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        made: torch.Tensor = self.out(found.transpose(1, 2).flatten(2))
+        return made
+
+
+@builds
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_layer_behind_an_attention_is_fused(kind: Any, batch: int) -> None:
+    """1.6.1 dequantized its weight by a kernel of its own."""
+    compile = pipeline.default(compute_capabilities=("8.9",)).insert(pipeline.quantize(kind), before="decompose")
+    compiled = compile(Behind().eval().half(), args=(torch.randn(batch, 68, 768).half(),))
+    assert [row.fused for row in compiled.quantization] == [True]
+
+
+@builds
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("shape", [(1, 768), (1, 1, 768)])
+def test_one_row_is_fused(kind: Any, shape: tuple[int, ...]) -> None:
+    """The kernel of one row reads no INT8 and no FP8, that of two rows does."""
+    compile = pipeline.default(compute_capabilities=("8.9",)).insert(pipeline.quantize(kind), before="decompose")
+    found = compile(heads(width=768).half(), args=(torch.randn(shape).half(),)).quantization
+    assert len(found) == 2
+    kept = kind == "fp8" and CAPABILITIES.version_tuple < (1, 7)
+    assert all(row.fused is not kept for row in found), "1.6.1 keeps the weights of FP8 as halves"
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (1, 1, 64), (1, 1, 1, 64)])
+def test_one_row_is_two_equal_ones_and_their_mean(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    compiled = quantized(heads(), x)
+    assert products(compiled) == 2 and compiled.networks[0].kinds()["REDUCE"] == 2
+    torch.testing.assert_close(compiled(x), exact(heads(), x), rtol=1e-5, atol=1e-6)
+    x[..., 3] = torch.nan
+    lost: Any = compiled(x)
+    assert all(bool(found.isnan().all()) for found in lost)
+
+
+def test_the_larger_of_a_tensor_and_itself_is_one_layer() -> None:
+    class Larger(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.maximum(x, x)
+
+    x = torch.tensor([1.0, torch.nan, -torch.inf])
+    compiled = COMPILE(Larger(), args=(x,))
+    assert dict(compiled.networks[0].kinds()) == {"ELEMENTWISE": 1}
+    torch.testing.assert_close(compiled(x), x, equal_nan=True)
