@@ -273,3 +273,33 @@ def dynamic(data: dict[str, Any]) -> str:
 def _changing(rows: list[Row]) -> str:
     ratios = [row.get("ratio", math.inf) for row in rows if row["method"] == "pipeline + graph"]
     return "not measured" if not ratios else "met" if max(ratios) <= CHANGING else "not met"
+
+
+PROFILES = """BERT and ViT in float16 with CUDA graphs: milliseconds on the GPU for each shape (and in multiples of an
+engine for that shape alone), and the megabytes of all plans. A range ends with its shape. The target for three narrow
+profiles is 1.1. "lazy": TensorRT-RTX compiles kernels for the sizes at hand, which is not the default.
+"""
+
+
+def profiles(data: dict[str, Any]) -> str:
+    """One engine with three profiles, beside engines of one shape each."""
+    models = dict.fromkeys(row["model"] for row in data["profiles"])
+    parts = (_profiles(model, [row for row in data["profiles"] if row["model"] == model]) for model in models)
+    head = [f"## Profiles on {data['machine']['gpu']}\n", filled(where(data)), filled(PROFILES)]
+    return "\n".join([*head, *(line for part in parts for line in part)])
+
+
+def _profiles(model: str, rows: list[Row]) -> list[str]:
+    ran = [row for row in rows if "failed" not in row]
+    shapes = list(ran[0]["times"]) if ran else []
+    own = next((row["times"] for row in ran if row["way"] == "an engine each"), {})
+    cells = [
+        [row["way"], *(_beside(row["times"], own, name) for name in shapes), f"{row['plan_mb']:.0f}"] for row in ran
+    ]
+    cells += [[row["way"], failure(row), *[""] * len(shapes)] for row in rows if "failed" in row]
+    return [f"### {model}\n", *table(["way", *shapes, "plans, MB"], cells), ""]
+
+
+def _beside(times: Row, own: Row, name: str) -> str:
+    over = f" ({times[name]['gpu_ms'] / own[name]['gpu_ms']:.2f})" if name in own else ""
+    return f"{times[name]['gpu_ms']:.3f}{over}"

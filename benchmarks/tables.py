@@ -253,6 +253,7 @@ SECTIONS = {
     "rows": gpu_tables.gpu,
     "compilations": gpu_tables.compilations,
     "dynamic": gpu_tables.dynamic,
+    "profiles": gpu_tables.profiles,
     "profile": gpu_tables.profile,
     "starts": gpu_tables.starts,
     "tokens": token_tables.tokens,
