@@ -202,10 +202,12 @@ def made(name: str, way: str, layers: int, width: int, dtype: torch.dtype, **set
 
 def weight_bytes(model: nn.Module, how: Way, size: int) -> int:
     """The bytes that a model's weights take: codes in their bits, scales of rows in float32 and those of blocks in the
-    model's dtype, which has elements of this size, and all that is not quantized in that dtype."""
+    model's dtype, which has elements of this size, and all that is not quantized in that dtype. TensorRT takes the
+    weights of linear layers in INT4 and none of convolutions."""
     total = size * sum(p.numel() for p in model.parameters())
     for layer in model.modules():
-        count = how.scales(layer) if isinstance(layer, nn.Linear | nn.Conv2d) and how.bits is not None else None
+        takes = isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and how.bits == 8)
+        count = how.scales(layer) if takes and how.bits is not None else None
         if count is not None:
             weight: Any = layer.weight
             total += weight.numel() * (how.bits or 0) // 8 - weight.numel() * size

@@ -13,12 +13,16 @@ from pipeline.impl import base, elementwise
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block as building_block
 from pipeline.network.net import Net
-from pipeline.trt import dtype_called, to_trt, trt
+from pipeline.trt import CAPABILITIES, dtype_called, to_trt, trt
 
 NAMES: Final = MappingProxyType(
     {"int8": "int8", "int4": "int4", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn_x2", "e8m0": "float8_e8m0fnu"}
 )
 """The network's dtype of each type of codes, by torch's name."""
+
+
+APART: Final = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple < (1, 7)
+"""Whether INT4 has to be dequantized apart from products of float32."""
 
 
 def axis_of(block: Sequence[int]) -> int | None:
@@ -57,10 +61,15 @@ def _viewed(net: Net, value: torch.Tensor, shape: tuple[int, ...]) -> ITensor:
 
 @building_block
 def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int], dtype: torch.dtype) -> ITensor:
-    """The numbers that codes stand for: those of a constant tensor, or what `quantize` gave."""
+    """The numbers that codes stand for: those of a constant tensor, or what `quantize` gave.
+
+    RTX 1.6 multiplies INT4 by float32 in one kernel, which an H200 refuses ("cuDNN graph compilation failed"); the
+    larger of the numbers and themselves are read by a product of their own.
+    """
     x = codes(net, x, type) if isinstance(x, torch.Tensor) else x
     scales = scale_of(net, scale, block, dtype)
-    return _with_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
+    made = _with_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
+    return base.elementwise(net, "MAX", made, made) if APART and (type, dtype) == ("int4", torch.float32) else made
 
 
 @building_block

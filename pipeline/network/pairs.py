@@ -19,13 +19,15 @@ LOW: Final = ("int8", "int4", "fp8_e4m3", "fp4_e2m1")
 """What plans call the types of codes."""
 
 PRODUCTS: Final = ("fully_connected", "runtime_fusion", "corrltn", "convolution", "conv")
-FP8: Final = "float8_e4m3fn"
-UNREAD: Final = (
-    "; TensorRT-RTX has products that read FP8 beside floats from 1.7 on"
-    if CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple < (1, 7)
-    else ""
-)
-"""What the version has to do with a weight of FP8 that is not fused."""
+BEFORE_1_7: Final = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple < (1, 7)
+UNREAD: Final = {
+    **dict.fromkeys(
+        [("float8_e4m3fn", dtype) for dtype in ("float32", "float16", "bfloat16")],
+        "; TensorRT-RTX has products that read FP8 beside floats from 1.7 on",
+    ),
+    ("int4", "float32"): "; the kernel of TensorRT-RTX 1.6 for INT4 beside float32 does not run on every GPU",
+}
+"""What a version before 1.7 has to do with a weight that is not fused, by the dtypes of its codes and numbers."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
 _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
@@ -101,7 +103,8 @@ def _found(
     if steps is None:
         return Pair(network.name, layer.name, type, of, None, "the plan holds no program in words")
     fused, why = _fate(network, layer, of, steps)
-    known = UNREAD if not fused and of == "weight" and type == FP8 else ""
+    told = BEFORE_1_7 and not fused and of == "weight"
+    known = UNREAD.get((type, layer.outputs[0].dtype), "") if told else ""
     return Pair(network.name, layer.name, type, of, fused, why + known)
 
 
@@ -129,8 +132,13 @@ def _readers(network: Network, tensor: str) -> list[Layer]:
     return [
         reader
         for layer in found
-        for reader in (_readers(network, layer.outputs[0].name) if layer.kind in PASSING else [layer])
+        for reader in (_readers(network, layer.outputs[0].name) if _passes(layer) else [layer])
     ]
+
+
+def _passes(layer: Layer) -> bool:
+    """Whether a layer only passes its tensor on, as the larger of a tensor and itself does."""
+    return layer.kind in PASSING or (layer.kind == "ELEMENTWISE" and len({*layer.inputs}) == 1)
 
 
 def _steps(plan: Any) -> tuple[Step, ...] | None:

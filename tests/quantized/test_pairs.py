@@ -98,6 +98,20 @@ def test_engines_have_the_bits_of_their_weights(kind: str, bits: int) -> None:
     assert compiled.engines[0].nbytes <= 1.1 * 2 * 2048 * 2048 * bits / 8
 
 
+@builds
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_what_a_version_cannot_read_is_told(kind: str, dtype: torch.dtype) -> None:
+    """1.6.1 keeps FP8 beside floats as floats, and an H200 runs no product of it that reads INT4 beside float32."""
+    stage = pipeline.quantize(kind)  # type: ignore[arg-type]
+    compile = pipeline.default(compute_capabilities=("8.9",)).insert(stage, before="decompose")
+    compiled = compile(Layers().eval().to(dtype), args=(torch.randn(32, 512).to(dtype),))
+    old = CAPABILITIES.version_tuple < (1, 7) and (kind, dtype) != ("int4", torch.float16)
+    assert [pair.fused for pair in compiled.quantization] == [not old] * 2
+    said = {"fp8": "from 1.7 on", "int4": "does not run on every GPU"}[kind]
+    assert [said in pair.why and "MATRIX_MULTIPLY" in pair.why for pair in compiled.quantization] == [old] * 2
+
+
 @pytest.mark.skipif(CAPABILITIES.quantization, reason="this library builds quantized networks")
 def test_the_version_to_install_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.converters import quantized
