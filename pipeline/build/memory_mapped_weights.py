@@ -5,11 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from typing import IO, Any
 
 import torch
 
 LEAST = 1 << 16
 """Smaller tensors, in bytes, stay where they are."""
+PIECE = 1 << 24
+"""Bytes that are written at once, and copied from a GPU before."""
 _ALIGNMENT = 4096
 
 
@@ -19,15 +22,30 @@ class MemoryMappedWeights:
     def __init__(self, sizes: list[int]) -> None:
         self.room = sum(_aligned(size) for size in sizes if size >= LEAST)
         self.used = 0
-        self.mapping = _mapping(self.room) if self.room else None
+        self.file = _file(self.room) if self.room else None
+        self.mapping = mmap.mmap(self.file.fileno(), self.room) if self.file else None
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same values in the file, or the tensor itself where it is small or has no room there."""
         if self.mapping is None or tensor.nbytes < LEAST or self.used + _aligned(tensor.nbytes) > self.room:
             return tensor
         data = torch.frombuffer(self.mapping, dtype=torch.uint8, count=tensor.nbytes, offset=self.used)
+        try:
+            self._write(tensor.detach().resolve_neg().reshape(-1).view(torch.uint8))
+        except OSError:
+            return tensor
         self.used += _aligned(tensor.nbytes)
-        return data.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return data.view(tensor.dtype).view(tensor.shape)
+
+    def _write(self, data: torch.Tensor) -> None:
+        """Write bytes where the next tensor goes: through the mapping it would take more than three times as long, for
+        pages that are read before they are written."""
+        assert self.file is not None
+        for start in range(0, data.numel(), PIECE):
+            piece: Any = data[start : start + PIECE].cpu().numpy()
+            done = 0
+            while done < len(piece):
+                done += os.pwrite(self.file.fileno(), piece[done:], self.used + start + done)
 
     def leave_memory(self) -> None:
         """What was read leaves this process's memory, to be read again when it is needed."""
@@ -45,13 +63,14 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _mapping(room: int) -> mmap.mmap | None:
-    """A shared mapping of a file that has its room for certain: a full disk would end the process on a write."""
+def _file(room: int) -> IO[bytes] | None:
+    """A nameless file that has its room for certain: a full disk would end the process on a write."""
     if not hasattr(os, "posix_fallocate"):
         return None
+    file = tempfile.TemporaryFile(prefix="pipeline-weights-")  # noqa: SIM115  # open as long as it is mapped
     try:
-        with tempfile.TemporaryFile(prefix="pipeline-weights-") as file:
-            os.posix_fallocate(file.fileno(), 0, room)
-            return mmap.mmap(file.fileno(), room)
+        os.posix_fallocate(file.fileno(), 0, room)
     except OSError:
+        file.close()
         return None
+    return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -28,12 +29,26 @@ def test_values_stay_what_they_were(dtype: torch.dtype) -> None:
 
 
 def test_they_leave_memory() -> None:
-    made, size = MemoryMappedWeights([32 << 20]), 32 << 20
-    moved = made.moved(torch.ones(size, dtype=torch.uint8))
+    made, size, given = MemoryMappedWeights([32 << 20]), 32 << 20, torch.ones(32 << 20, dtype=torch.uint8)
+    least = resident().total
+    moved = made.moved(given)
+    assert resident().total <= least + size * 0.1, "nothing is in memory before it is read"
+    assert torch.equal(moved, given)
     before = resident().total
     made.leave_memory()
     assert resident().total <= before - size * 0.9
     assert moved.min() == 1 and resident().total >= before - size * 0.1
+
+
+def test_views_are_written_as_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the system writes less at once than it is given."""
+    written = os.pwrite
+    monkeypatch.setattr(memory_mapped_weights.os, "pwrite", lambda file, data, at: written(file, data[:70_000], at))
+    monkeypatch.setattr(memory_mapped_weights, "PIECE", 1 << 17)
+    x = torch.randn(300, 200, requires_grad=True)
+    for view in (x.t(), x[::2, 10:], torch.view_as_complex(torch.randn(200, 100, 2)).conj().imag):
+        made = MemoryMappedWeights([0, view.nbytes, view.nbytes])
+        assert torch.equal(made.moved(view), view) and torch.equal(made.moved(view), view)
 
 
 def test_what_has_no_room_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,8 +56,12 @@ def test_what_has_no_room_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MemoryMappedWeights([small.nbytes, LEAST])
     assert made.moved(small) is small and made.moved(large) is large
 
-    def full(*_: int) -> None:
+    def full(*_: object) -> None:
         raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_mapped_weights.os, "pwrite", full)
+        assert MemoryMappedWeights([large.nbytes]).moved(large) is large
 
     monkeypatch.setattr(memory_mapped_weights.os, "posix_fallocate", full)
     assert MemoryMappedWeights([large.nbytes]).moved(large) is large
