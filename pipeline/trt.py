@@ -93,7 +93,7 @@ class Capabilities:
     nonzero: bool
     strided_dilated_deconvolution: bool
     halves_after_products: bool
-    depthwise_bfloat16: bool
+    every_bfloat16_convolution: bool
     int8_activations: bool
     quantization: bool
     code_convolutions: bool
@@ -136,7 +136,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         nonzero=not rtx,  # RTX: the network takes the layer, "no runners" at the build
         strided_dilated_deconvolution=not rtx,
         halves_after_products=not rtx or version >= (1, 6),  # garbage before, on an H200: `base.cast`, `impl.matmul`
-        depthwise_bfloat16=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
+        every_bfloat16_convolution=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
         quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine
         code_convolutions=not rtx or version >= (1, 7),  # before: none of INT8 by INT8, FP8 by FP8 without its scale

@@ -15,6 +15,9 @@ from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES
 
 Dims = Sequence[int]
+LONGEST, FURTHEST = 32, 16
+"""The kernel and the stride up to which TensorRT-RTX 1.4 is taken to convolve in bfloat16: on an H200 it refused 63
+with a stride of 32, and 127 with 64 whatever the channels, and ran 10 with 5."""
 Layer = Callable[[ITensor, Value, Value | None, bool], ITensor]
 """Makes the layer of an input, a kernel and a bias, and whether they have a spatial dim for TensorRT's sake."""
 
@@ -31,7 +34,8 @@ def convolution(
         return made.get_output(0)
 
     depthwise = groups > 1 and base.dims(weight)[1] == 1
-    missing = depthwise and not CAPABILITIES.depthwise_bfloat16
+    long = max(base.dims(weight)[2:]) > LONGEST or max(stride) > FURTHEST
+    missing = (depthwise or long) and not CAPABILITIES.every_bfloat16_convolution
     return (_widened if missing else _batched)(net, x, weight, bias, layer)
 
 

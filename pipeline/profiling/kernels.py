@@ -136,5 +136,8 @@ def _apart(row: str, kernel: str) -> float:
 
 
 def _wrong(row: str, kernel: str) -> bool:
-    """Whether a kernel that TensorRT wrote has another name than the row that it wrote."""
-    return bool(_WRITTEN.search(kernel)) and row.startswith("__myl_") and stem(kernel) != stem(row)
+    """Whether TensorRT wrote a kernel, and not for this row: its name is the row's, and may say that it is vectorized.
+    Rows that are only numbered (``__mye3987``) have any."""
+    if kernel.startswith("Mem") or not _WRITTEN.search(kernel) or row.startswith("__mye"):
+        return False
+    return stem(kernel).removesuffix("_vec") != stem(row)

@@ -243,7 +243,7 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
     order: list[str] = []
     aheads: defaultdict[str, Ahead] = defaultdict(Ahead)
     module.instrument(lambda segment, run: partial(bounded, order, segment.name, aheads[segment.name], run))
-    seen = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    seen = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
     try:
         seen.start()
     except RuntimeError:  # the user's own has it

@@ -105,10 +105,24 @@ def test_nor_does_one_of_a_convolution_of_one_spatial_dim() -> None:
 
 @pytest.mark.parametrize(("groups", "wide"), [(1, False), (4, False), (8, True)])
 def test_depthwise_is_computed_in_float32(groups: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, depthwise_bfloat16=False))
+    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, every_bfloat16_convolution=False))
     model, x = nn.Conv2d(8, 8, 3, groups=groups), torch.randn(1, 8, 9, 9)
     half = pipeline.default(require_full_compilation=True)(
         model.eval().to(torch.bfloat16), args=(x.to(torch.bfloat16),)
     )
     [layer] = [layer for layer in half.networks[0].layers if layer.kind == "CONVOLUTION"]
     assert (layer.outputs[0].dtype == "float32") is wide
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "wide"), [(10, 5, False), (16, 8, False), (33, 1, True), (9, 17, True), (127, 64, True)]
+)
+def test_long_windows_are_computed_in_float32(
+    kernel: int, stride: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, every_bfloat16_convolution=False))
+    model, x = nn.Conv1d(1, 32, kernel, stride, bias=False).eval().bfloat16(), torch.randn(2, 1, 640).bfloat16()
+    half = pipeline.default(require_full_compilation=True)(model, args=(x,))
+    [layer] = [layer for layer in half.networks[0].layers if layer.kind == "CONVOLUTION"]
+    assert (layer.outputs[0].dtype == "float32") is wide
+    assert rounded_last(half.engines[0].plan) == ()

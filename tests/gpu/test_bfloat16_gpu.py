@@ -96,6 +96,16 @@ PIECES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize(("kernel", "stride"), [(10, 5), (16, 8), (31, 16), (33, 16), (63, 32), (127, 64)])
+def test_long_windows(kernel: int, stride: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Conv1d(1, 32, kernel, stride, bias=False).eval(), torch.randn(2, 1, 1600)
+    with torch.no_grad():
+        expected = model.to(dtype).float()(x.to(dtype).float())
+    assert_close(model.to(dtype), [x.to(dtype)], expected)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("rows", [16, 128, ROWS, 600])
 @pytest.mark.parametrize("piece", PIECES)
 def test_a_piece(piece: str, rows: int, dtype: torch.dtype) -> None:

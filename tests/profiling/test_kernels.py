@@ -36,7 +36,7 @@ def in_a_row(*kernels: tuple[str, float], start: float = 0.0, gap: float = 0.001
 
 KERNELS = [
     ("cudnn_conv", 0.026),
-    (f"__myl_MulAddRelu{DIGEST}", 0.003),
+    (f"__myl_MulAddRelu_vec{DIGEST}", 0.003),
     ("cublas_split_k", 0.012),
     ("cublas_reduce", 0.004),
     (f"__myl_MulAddRelu{DIGEST}", 0.003),
@@ -58,6 +58,17 @@ def test_kernels_of_other_names_are_not_taken() -> None:
     assert timed(ROWS, [in_a_row(*wrong)]) is None
     assert timed(ROWS, []) is None
     assert aligned(ROWS[:1], KERNELS) is None  # more than a row can have
+
+
+def test_what_tensorrt_wrote_is_no_products() -> None:
+    rows = [
+        ("layers.0.mlp/linear_U3_myl0_0", 0.02),
+        ("__myl_Resh_myl0_1", 0.004),
+        ("layers.0.o/linear_U4_myl0_2", 0.02),
+    ]
+    kernels = [("cudnn_matMul", 0.016), (f"__myl_Resh_vec{DIGEST}", 0.015), ("cudnn_matMul", 0.001)]
+    assert aligned(rows, kernels) == [0, 1, 2]
+    assert aligned(rows, [*kernels, (f"__myl_Other{DIGEST}", 0.001)]) is None
 
 
 def test_kernels_side_by_side_count_once_for_the_time_between() -> None:
