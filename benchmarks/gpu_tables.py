@@ -303,3 +303,41 @@ def _profiles(model: str, rows: list[Row]) -> list[str]:
 def _beside(times: Row, own: Row, name: str) -> str:
     over = f" ({times[name]['gpu_ms'] / own[name]['gpu_ms']:.2f})" if name in own else ""
     return f"{times[name]['gpu_ms']:.3f}{over}"
+
+
+LAYERS = """`compiled.profile()` of models in {dtype}, compiled for their batch, in milliseconds: a whole call, one with
+CUDA graphs, the engine by itself, and the sum of its layers, which is the engine's time where CUPTI timed its kernels.
+Between kernels none runs.
+"""
+
+
+def layers(data: dict[str, Any]) -> str:
+    """How near the layers' sum of a profile is to the engine's time."""
+    rows = [
+        [
+            *(r["model"], str(r["batch"])),
+            *(f"{r[kind]:.3f}" for kind in ("call_ms", "graph_ms", "engine_ms", "layers_ms")),
+            *(f"{r['layers_ms'] / r['engine_ms']:.2f}", f"{r['between_ms']:.3f}", ", ".join(r["timed"])),
+        ]
+        for r in data["layers"]
+    ]
+    head = [
+        "model",
+        "batch",
+        "call",
+        "with graphs",
+        "engine",
+        "its layers",
+        "of the engine",
+        "between kernels",
+        "timed by",
+    ]
+    return "\n".join(
+        [
+            f"## Profiles on {data['machine']['gpu']}\n",
+            filled(where(data)),
+            filled(LAYERS.format(**data)),
+            *table(head, rows),
+            "",
+        ]
+    )

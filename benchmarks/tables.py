@@ -255,6 +255,7 @@ SECTIONS = {
     "dynamic": gpu_tables.dynamic,
     "profiles": gpu_tables.profiles,
     "profile": gpu_tables.profile,
+    "layers": gpu_tables.layers,
     "starts": gpu_tables.starts,
     "tokens": token_tables.tokens,
     "ready": token_tables.ready,

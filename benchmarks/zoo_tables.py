@@ -111,9 +111,9 @@ def part(data: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) -> str:
 
 
 def _library(run: dict[str, Any]) -> str:
-    """The version and products of a run's engines: 1.4.0.76 TF32."""
+    """The version of a run's engines, the GPU and its products: 1.4.0.76 H100 TF32."""
     version = next(run["versions"][name] for name in ("tensorrt_rtx", "tensorrt") if name in run["versions"])
-    return f"{version} {run['products']}"
+    return f"{version} {run['machine']['gpu'].removeprefix('NVIDIA ').split()[0]} {run['products']}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
