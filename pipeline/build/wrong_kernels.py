@@ -92,7 +92,7 @@ _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 def of_one_batch(plan: Any, sources: Sources) -> tuple[str, ...]:
     """The kernels that copy one batch for all: they find the batch by a division whose result is always 0, since they
     leave the rows out of what they divide (docs/tensorrt.md, "Numbers")."""
-    found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items() if _COPIED.match(name))
+    found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
     return tuple(name.decode() for name, source in found if _reads_no_batch(source))
 
 

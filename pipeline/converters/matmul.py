@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from pipeline.aten.arguments import bind
@@ -19,29 +21,52 @@ aten = torch.ops.aten
 @converts(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default)
 def matmul(net: Net, *factors: Value) -> ITensor:
     """matmul(Tensor self, Tensor other) -> Tensor"""
-    a, b = factors
-    if not _are_weights(net.node):
-        return impl.matmul(net, a, b)
-    weights, lone = not_alone(net, base.tensor(net, a))
-    result = impl.matmul(net, weights, b)
+    a, b = _factors(net, factors)
+    lone = _are_weights(net.node)
+    if lone:
+        a, lone = not_alone(net, base.tensor(net, a))
+    result = impl.matmul(net, a, b)
+    result = impl.transposed(net, result) if _is_turned(net.node) else result
     return first_row(net, result) if lone else result
+
+
+def _factors(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
+    """The factors of a product, which are its arguments from ``first`` on; those that are transposed before it come as
+    `impl.transposed` has them."""
+    node = net.node
+    if node is None or does(node.target) is not Does.MULTIPLIES:
+        return [*factors]
+    rows = zip(factors, bind(node.target, node.args, node.kwargs)[first:], strict=False)
+    return [impl.transposed(net, x) if _is_transposed(given) else x for x, given in rows]
 
 
 _PASSING = (Does.COPIES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES, Does.REPEATS)
 
 
-def _are_weights(product: torch.fx.Node | None) -> bool:
-    """Whether the first operand comes from a softmax, as that of an attention's second product does."""
-    node = product.args[0] if product is not None and product.args else None
+def _is_transposed(node: object) -> bool:
+    """Whether a factor is the result of another node with its last dim moved elsewhere."""
+    node = _passed(node)
+    return isinstance(node, torch.fx.Node) and _moves_last(node)
+
+
+def _passed(node: object) -> object:
+    """What a node gives on, under another shape or dtype or repeated."""
     while isinstance(node, torch.fx.Node) and does(node.target) in _PASSING:
         node = node.args[0]
+    return node
+
+
+def _are_weights(product: torch.fx.Node | None) -> bool:
+    """Whether the first operand comes from a softmax, as that of an attention's second product does."""
+    node = _passed(product.args[0]) if product is not None and product.args else None
     return isinstance(node, torch.fx.Node) and does(node.target) is Does.SOFTENS
 
 
 @converts(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
 def addmm(net: Net, *operands: Value) -> ITensor:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
-    return impl.plus_product(net, *operands)
+    summand, a, b, *coefficients = operands
+    return impl.plus_product(net, summand, *_factors(net, (a, b), 1), *coefficients)
 
 
 @converts(aten.linear.default)

@@ -73,6 +73,16 @@ def _rounded_apart(net: Net, product: ITensor) -> ITensor:
     return product
 
 
+def transposed(net: Net, x: Value) -> Value:
+    """A factor or the result of a product in float32 that is transposed before or after it. TensorRT-RTX 1.4 computes
+    such a product transposed, and may copy a factor's first batch for all (docs/tensorrt.md, "Numbers"). The larger of
+    it and itself keeps it from that, in the same kernel."""
+    if CAPABILITIES.turned_products or not isinstance(x, trt.ITensor) or x.dtype != trt.float32:
+        return x
+    batches = base.dims(x)[:-2]
+    return base.elementwise(net, "MAX", x, x) if batches and batches[0] != 1 else x
+
+
 def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
     if rank == 1:
         return trt.MatrixOperation.VECTOR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,6 +75,41 @@ class Mixed(torch.nn.Module):
         x = x + self.projections[3](attended)
         wide = self.wide(self.norms[2](x)).transpose(1, 2)
         return self.mixing(wide.reshape(*wide.shape[:2], *patches.shape[2:]))
+
+
+COMPARED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "second factor": lambda q, t: q @ t.transpose(-1, -2),
+    "first factor": lambda q, t: t.transpose(-1, -2) @ q.transpose(-1, -2).flatten(1).view(-1, 8, 24),
+    "einsum": lambda q, t: torch.einsum("bqc,btc->bqt", q, t),
+    "with a summand": lambda q, t: torch.baddbmm(q[:, :, :8], q, t.transpose(1, 2)),
+    "of several layers": lambda q, t: torch.stack([q, q * 2], 1) @ t.transpose(-1, -2)[:, None],
+    "with themselves": lambda q, t: t @ t.transpose(-1, -2),
+    "weights": lambda q, t: (q @ t.transpose(-1, -2)).softmax(-1),
+    "result": lambda q, t: (q[:, :, :8] @ t).transpose(-1, -2),
+}
+"""Products of queries [N, 6, 32] and texts [N, 8, 32] in which a factor or the result is transposed."""
+
+
+class Compared(torch.nn.Module):
+    """Queries and texts in a product, as GroundingDINO compares them; the texts attend to each other before."""
+
+    def __init__(self, form: str, width: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.form, self.heads = form, heads
+        self.joint, self.out, self.norm = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.LayerNorm(width)
+
+    def forward(self, q: torch.Tensor, texts: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """[N, 6, width], [N, 8, width], [N, 1, 8, 8] -> a form of `COMPARED`"""
+        parts = self.joint(texts).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        weights = (query @ key.transpose(-1, -2) / 4 + mask).softmax(-1)
+        attended = self.out((weights @ value).transpose(1, 2).flatten(2))
+        return COMPARED[self.form](q, self.norm(texts + attended))
+
+    @staticmethod
+    def inputs(batch: int = 2) -> tuple[torch.Tensor, ...]:
+        """Queries, texts, and a mask that is added."""
+        return torch.randn(batch, 6, 32), torch.randn(batch, 8, 32), torch.randn(batch, 1, 8, 8)
 
 
 ROUNDED = {

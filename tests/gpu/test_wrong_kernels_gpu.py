@@ -13,7 +13,7 @@ from torch.export import Dim
 import pipeline
 from pipeline.impl import matmul
 from pipeline.trt import CAPABILITIES
-from tests.build.attentions import ROUNDED, Mixed, Rounded
+from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Rounded
 from tests.build.test_kernels_pools import Averages
 
 pytestmark = pytest.mark.gpu
@@ -41,6 +41,26 @@ def error(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], dynamic: Any
 def test_agrees_with_eager(name: str, dtype: torch.dtype) -> None:
     make, shape = MODELS[name]
     assert error(make().eval().to("cuda", dtype), (torch.randn(shape).to("cuda", dtype),)) <= BOUND[dtype]
+
+
+def compared(form: str, dtype: torch.dtype) -> float:
+    """The error of products with texts that attended to each other, three of them."""
+    torch.manual_seed(0)
+    inputs = tuple(x.to("cuda", dtype) for x in Compared.inputs(3))
+    return error(Compared(form).eval().to("cuda", dtype), inputs)
+
+
+@DTYPES
+@pytest.mark.parametrize("form", COMPARED)
+def test_products_with_what_is_transposed(form: str, dtype: torch.dtype) -> None:
+    assert compared(form, dtype) <= BOUND[dtype]
+
+
+@pytest.mark.skipif(CAPABILITIES.turned_products, reason="this TensorRT is taken to have them right")
+@pytest.mark.xfail(strict=True, reason="what `impl.matmul.transposed` is for")
+def test_products_whose_factor_is_copied_by_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, turned_products=True))
+    assert compared("second factor", torch.float32) <= BOUND[torch.float32]
 
 
 def rounded(form: str, dtype: torch.dtype, dynamic: bool, decompose: bool) -> float:
