@@ -51,7 +51,7 @@ def _references(comparison: Comparison, program: Program, multiple: float) -> It
         if device.type == reference.device.type:
             yield reference
     others = [r for r in comparison.references if device.type != r.device.type]
-    for reference in others[:1]:
+    for reference in sorted(others, key=lambda r: r.sample.name != "optimal")[:1]:
         sample = evolve(reference.sample, leaves=reference.inputs, others=None)
         tf32 = comparison.tf32 and device.type == "cuda"
         yield Reference.of(sample, reference.source, reference.parameters, device, tf32, multiple)

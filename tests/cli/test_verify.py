@@ -44,7 +44,11 @@ def test_the_agreement_is_printed_and_written(
     assert "verification: agrees with eager" in capsys.readouterr().out
     data = report(folder / "out")
     rows = data["verification"]["rows"]
-    assert [row["sample"] for row in rows] == ["smallest", "optimal", "largest"]
+    samples = ["smallest", "optimal", "largest"]
+    assert [(row["source"], row["sample"]) for row in rows] == [
+        (of, at) for of in ("graph", "module") for at in samples
+    ]
+    assert data["verification"]["module"] == ""
     assert all(row["error"] <= row["bound"] for row in rows) and data["healed"] == []
     assert data["verification"]["sizes"]["largest"] == {"input.shape[0]": 8}
     assert "verify" in data["seconds"]

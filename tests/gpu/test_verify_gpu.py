@@ -15,6 +15,7 @@ import pipeline
 from examples.models import SMALL, small
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.trt import trt
+from tests.verification.test_beside_module import Otherwise
 
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +32,17 @@ def test_example_models_prove_themselves(name: str, dtype: torch.dtype) -> None:
     assert agreement.executor == "tensorrt" and agreement.gpu == torch.cuda.get_device_name()
     assert agreement.tf32 == (os.environ.get("NVIDIA_TF32_OVERRIDE") != "0")
     assert not agreement.skipped and len(agreement.sizes) == 3
+    assert not agreement.module and 2 * sum(row.source == "module" for row in agreement.rows) == len(agreement.rows)
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cuda", 3), ("cpu", 1)])
+def test_a_graph_that_differs_from_its_module_is_named_on_the_modules_own_device(device: str, sizes: int) -> None:
+    model, dims = Otherwise().eval().to(device), ({0: Dim("batch", min=1, max=5)},)
+    with pytest.raises(pipeline.AgreementError, match="captured graph differs from the module") as caught:
+        (pipeline.default() | pipeline.verify())(model, (torch.randn(2, 4, 8, device=device),), dynamic_shapes=dims)
+    agreement: Any = caught.value.agreement
+    assert agreement.executor == "tensorrt" and agreement.failures == agreement.differences
+    assert [row.output for row in agreement.differences] == ["output.0"] * sizes
 
 
 @dynamo_tensorrt_converter(aten.tanh.default, supports_dynamic_shapes=True, priority=pipeline.ConverterPriority.HIGH)

@@ -20,6 +20,8 @@ from torch.export import Dim
 import pipeline
 from pipeline.agreement import Agreement
 from pipeline.stages import unbuilt
+from pipeline.verification.beside_module import beside_module
+from pipeline.verification.measure import Comparison
 from tests.meta.executor_faults import factor, planted
 
 COMPILE = pipeline.default().replace("build", unbuilt)
@@ -97,6 +99,18 @@ def test_it_is_not_healed_and_no_fault_of_an_engine() -> None:
     agreement: Any = caught.value.agreement
     assert agreement.failures == agreement.differences != ()
     assert pipeline.bisect(compiled, executor="reference").faults == ()
+
+
+def test_a_module_elsewhere_is_compared_there_at_one_size() -> None:
+    model = Otherwise()
+    compiled = otherwise(model)
+    comparison = Comparison.of(compiled.program, "reference")
+    elsewhere = tuple(evolve(r, device=torch.device("meta")) for r in comparison.references)
+    agreement = beside_module(Agreement((), "tensorrt"), evolve(comparison, references=elsewhere), compiled.program)
+    assert [(row.output, row.sample, row.holds) for row in agreement.rows] == [
+        ("output.0", "optimal", False),
+        ("output.1", "optimal", True),
+    ]
 
 
 def test_a_program_does_not_keep_its_module_alive() -> None:
