@@ -60,7 +60,8 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITe
 
     A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does: RTX 1.4 gives
     garbage then (docs/tensorrt.md). So the larger of the result and itself follows in that kernel, unless the cast is
-    part of what TensorRT recognises (``bare``). Some products are cast in the next kernel: see `matmul`.
+    part of what TensorRT recognises (``bare``), and the cast comes before the dims of a convolution are squeezed again.
+    Some products are cast in the next kernel: see `matmul`.
     """
     wanted = to_trt(network_dtype(dtype))
     if x.dtype == wanted:
@@ -68,10 +69,13 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITe
     if dtype == torch.bool:
         return unary(net, "NOT", is_zero(net, x))
     wide = x.dtype == trt.float32
+    mend = wide and not bare and dtype == torch.bfloat16 and not CAPABILITIES.halves_after_products
+    if mend and (found := net.ctx.memo.get(("squeezed", id(x)))):
+        given, added, _ = found
+        return squeeze(net, cast(net, given, dtype), added)
     if wide and dtype.itemsize == 2 and ("rounded apart", id(x)) in net.ctx.memo:
         x = elementwise(net, "MAX", x, x)
     made = net.add("cast", x, wanted).get_output(0)
-    mend = wide and not bare and dtype == torch.bfloat16 and not CAPABILITIES.halves_after_products
     return elementwise(net, "MAX", made, made) if mend else made
 
 

@@ -95,7 +95,11 @@ def _batched(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer
     x = base.unsqueeze(net, x, added)
     if flat and not isinstance(weight, torch.Tensor):
         weight = base.unsqueeze(net, weight, [2])
-    return base.squeeze(net, layer(x, weight, bias, flat), added)
+    made = layer(x, weight, bias, flat)
+    result = base.squeeze(net, made, added)
+    if added:
+        net.ctx.memo["squeezed", id(result)] = (made, added, result)  # for `base.cast`
+    return result
 
 
 def _maps(weight: Value, dim: int) -> int:

@@ -14,6 +14,7 @@ from pipeline.improvements.merge_slices import merge_slices
 from pipeline.improvements.patch_embedding import patch_embedding
 from pipeline.improvements.push_down_slices import push_down_slices
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
+from pipeline.improvements.round_before_views import round_before_views
 from pipeline.improvements.select_parts import select_parts
 from pipeline.improvements.simplify_masks import simplify_masks
 from pipeline.improvements.update_in_place import update_in_place
@@ -31,6 +32,7 @@ PASSES: Final = (
     merge_head_views,
     merge_slices,
     select_parts,
+    round_before_views,
 )
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from attrs import evolve
 from torch import nn
+from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
@@ -101,6 +102,38 @@ def test_nor_does_one_of_a_convolution_of_one_spatial_dim() -> None:
     compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
     x = torch.randn(2, 64, 33, dtype=torch.bfloat16)
     assert rounded_last(compile(nn.Sequential(*layers).eval().to(x.dtype), args=(x,)).engines[0].plan) == ()
+
+
+class Rounded(nn.Module):
+    """A layer in float32, a move, and a cast to bfloat16."""
+
+    def __init__(self, layer: nn.Module, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.move = layer, move
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The rounded result, moved."""
+        return self.move(self.layer(x)).to(torch.bfloat16)
+
+
+MOVED: dict[str, tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+    "heads": (nn.Linear(16, 24), lambda x: x.view(-1, 6, 2, 12), (2, 6, 16)),
+    "turned": (nn.Linear(16, 24), lambda x: x.transpose(1, 2), (2, 6, 16)),
+    "patches": (nn.Conv2d(3, 8, 3), lambda x: x.flatten(2).transpose(1, 2), (2, 3, 9, 9)),
+    "one dim": (nn.Conv1d(4, 8, 3), lambda x: x, (2, 4, 64)),
+    "one dim, turned": (nn.Conv1d(4, 8, 3), lambda x: x.transpose(1, 2), (2, 4, 64)),
+}
+
+
+@needed
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", MOVED)
+def test_nor_does_one_before_a_move(name: str, dynamic: bool) -> None:
+    layer, move, sizes = MOVED[name]
+    shapes = {"x": {0: Dim("batch", max=8)}} if dynamic else None
+    compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
+    compiled = compile(Rounded(layer, move).eval(), args=(torch.randn(sizes),), dynamic_shapes=shapes)
+    assert rounded_last(compiled.engines[0].plan) == ()
 
 
 @pytest.mark.parametrize(("groups", "wide"), [(1, False), (4, False), (8, True)])

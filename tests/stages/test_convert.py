@@ -68,7 +68,7 @@ SHAPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "fill.Tensor": lambda state: torch.ops.aten.fill.Tensor(state, torch.tensor(0.25)),
     "new_full": lambda state: state.new_full((2, 3), 7),
     "new_zeros": lambda state: state.new_zeros((3,)),
-    "empty_like": lambda state: torch.empty_like(state).mul(0).isnan(),
+    "empty_like": lambda state: torch.empty_like(state).isnan() | torch.tensor(True),
     "new_empty": lambda state: state.new_empty((0, 3)),
 }
 
