@@ -17,6 +17,7 @@ from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.round_before_views import round_before_views
 from pipeline.improvements.select_parts import select_parts
 from pipeline.improvements.simplify_masks import simplify_masks
+from pipeline.improvements.transpose_weights import transpose_weights
 from pipeline.improvements.update_in_place import update_in_place
 
 PASSES: Final = (
@@ -31,6 +32,7 @@ PASSES: Final = (
     merge_linears,
     merge_head_views,
     merge_slices,
+    transpose_weights,
     select_parts,
     round_before_views,
 )

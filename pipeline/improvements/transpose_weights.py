@@ -1,0 +1,40 @@
+"""transpose_weights: give products their weights as linear layers have them, where several profiles share them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, only_reader, rank_of
+
+PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
+
+
+@improvement
+def transpose_weights(rewriting: Rewriting) -> None:
+    """Replace a product by a constant ``[K, N]``, as GPT-2 has them, by a linear layer with its weights as ``[N, K]``.
+
+    TensorRT-RTX 1.4 turns such a constant round in the profile for single tokens, and not in the one for prompts: an
+    engine with both has it twice. A linear layer's weights stay as they are in both.
+    """
+    for node in rewriting.nodes(*PRODUCTS) if len(rewriting.program.profiles) > 1 else ():
+        *bias, x, weight = node.args
+        if isinstance(x, Node) and _is_own(rewriting, weight, node) and _adds_plainly(node, bias):
+            turned = rewriting.create(aten.transpose.int, (weight, 0, 1), {}, node)
+            if rewriting.offer(node, aten.linear.default, (x, turned, *bias)) is None:
+                rewriting.erase(turned)
+
+
+def _is_own(rewriting: Rewriting, weight: Argument, node: Node) -> bool:
+    """Whether a weight is a constant matrix of the model's that nothing else reads."""
+    own = isinstance(weight, Node) and weight.op == "placeholder" and only_reader(weight) is node
+    return own and rewriting.is_constant(weight) and rank_of(weight) == 2
+
+
+def _adds_plainly(node: Node, bias: Sequence[Argument]) -> bool:
+    """Whether a product adds nothing, or one vector as it is."""
+    if not bias:
+        return True
+    [added] = bias
+    return isinstance(added, Node) and rank_of(added) == 1 and argument(node, "alpha") == argument(node, "beta") == 1
