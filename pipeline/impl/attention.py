@@ -196,6 +196,8 @@ def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
     if own == heads:
         return x
     sizes = base.sizes(net, x)
+    if own == 1:
+        return base.expand(net, x, [*sizes[:-3], heads, *sizes[-2:]])
     grouped = [*sizes[:-2], heads // own, *sizes[-2:]]
     spread = base.expand(net, base.unsqueeze(net, x, [rank - 2]), grouped)
     return base.reshape(net, spread, [*sizes[:-3], heads, *sizes[-2:]])

@@ -46,6 +46,19 @@ def test_tokens_are_eagers_in_every_family(family: str) -> None:
     check(family)
 
 
+@pytest.mark.parametrize("max_batch", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_one_head_of_keys_builds_for_one_row(dtype: torch.dtype, max_batch: int) -> None:
+    """Falcon's `multi_query`, whose head RTX 1.4 could not repeat by a reshape for one row."""
+    from transformers import FalconConfig, FalconForCausalLM
+
+    sizes = {"vocab_size": 99, "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "pad_token_id": 0}
+    model = FalconForCausalLM(FalconConfig(**sizes, new_decoder_architecture=False, multi_query=True)).to(dtype).eval()
+    sizes = {"max_cache_len": 32, "max_batch": max_batch, "max_prompt_len": 8}
+    compiled = compile_for_generation(model, executor="reference", **sizes)
+    assert len(compiled.compiled["decoder"].engines) == 1
+
+
 @pytest.fixture(scope="module")
 def llama() -> Any:
     return compile_for_generation(families.model("llama"), executor="reference", **SIZES)
