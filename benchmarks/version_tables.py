@@ -66,7 +66,7 @@ def _suite(data: dict[str, Any]) -> str:
 
 def _zoo(data: dict[str, Any]) -> str:
     counts = Counter(map(outcome, data["zoo_gpu"]))
-    said = ", ".join(f"{counts[what]} {what}" for what in OUTCOMES[:5] if counts[what])
+    said = ", ".join(f"{counts[what]} {what}" for what in OUTCOMES[:6] if counts[what])
     return f"{said} ({_place(data)}, {data['products']})"
 
 

@@ -36,7 +36,8 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
 
     ``eager``: why the library or eager fails on this GPU; ``refused``: why torch.export does not take the model;
     ``failed``: an error of ours; ``wrong``: the output that is beyond the bound. `pipeline.verify` then has the word:
-    ``undecided`` elements are decided by rounding, ``healed`` nodes run in another form, after which it is right.
+    ``undecided`` elements are decided by rounding, ``healed`` nodes run in another form, after which it is right, and
+    ``exported`` says that torch.export gave another program than the module.
     """
     found: dict[str, Any] = {"name": architecture.name, "task": architecture.task, "dtype": dtype}
     with products_in_tf32(not IEEE):
@@ -70,6 +71,11 @@ def _verified(architecture: Architecture, case: Case, compiled: Compiled) -> dic
     """What `pipeline.verify` says of a program that is wrong beside the module: why it is right, if it is."""
     try:
         verified = pipeline.verify("heal", inputs=list(_calls(architecture, case)), executor="tensorrt")(compiled)
+    except pipeline.AgreementError as error:
+        agreement: Any = error.agreement
+        differ = agreement.differences
+        key = "exported" if differ and differ == agreement.failures else "verify"
+        return {key: zoo.first_line(error)}
     except pipeline.PipelineError as error:
         return {"verify": zoo.first_line(error)}
     if verified.healed:

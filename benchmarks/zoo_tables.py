@@ -27,13 +27,22 @@ engine does not take runs in PyTorch, and the reasons are listed below the table
 The last columns are from a GPU, where the model lay before it was captured (`tests/gpu/test_zoo_gpu.py`): the error of
 TensorRT's engines and, in brackets, that of eager PyTorch there. An engine may have four times eager's error and
 the floor of [verification.md](verification.md). What is beyond is verified: *decided by rounding* are elements that
-change when products are rounded otherwise, and *healed* is what agrees in another form, as `pipeline.verify("heal")`
-finds it.
+change when products are rounded otherwise, *healed* is what agrees in another form, as `pipeline.verify("heal")` finds
+it, and *exported otherwise* agrees with its captured graph, which differs from the module.
 """
 
 DTYPES = ("float32", "float16", "bfloat16")
 
-OUTCOMES = ("right", "decided by rounding", "healed", "wrong", "failed", "refused", "not run by eager")
+OUTCOMES = (
+    "right",
+    "decided by rounding",
+    "healed",
+    "exported otherwise",
+    "wrong",
+    "failed",
+    "refused",
+    "not run by eager",
+)
 
 COLUMNS = ["model", "task", "dtype", "dims that vary", "operators", "engines", "in PyTorch", "error", "eager's own"]
 
@@ -59,6 +68,8 @@ def outcome(row: dict[str, Any]) -> str:
         return "not run by eager"
     if "undecided" in row:
         return "decided by rounding"
+    if "exported" in row:
+        return "exported otherwise"
     return next((key for key in ("healed", "refused", "failed", "wrong") if key in row), "right")
 
 

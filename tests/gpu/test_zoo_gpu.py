@@ -24,5 +24,5 @@ def test_agrees_with_eager(
     record_property("zoo_gpu", json.dumps(row))
     if "eager" in row:
         pytest.skip(f"eager fails on this GPU: {row['eager']}")
-    if {"failed", "wrong"} & row.keys() and not {"undecided", "healed"} & row.keys():
+    if {"failed", "wrong"} & row.keys() and not {"undecided", "healed", "exported"} & row.keys():
         pytest.fail(json.dumps(row, indent=1), pytrace=False)
