@@ -73,6 +73,7 @@ def _rounded_apart(net: Net, product: ITensor) -> ITensor:
     return product
 
 
+@block
 def transposed(net: Net, x: Value) -> Value:
     """A factor or the result of a product in float32 that is transposed before or after it. TensorRT-RTX 1.4 computes
     such a product transposed, and may copy a factor's first batch for all (docs/tensorrt.md, "Numbers"). The larger of

@@ -186,7 +186,7 @@ def test_loading_says_where_it_runs(tmp_path: Path) -> None:
 
 
 LEFT_OUT = {
-    Program: {"graph_module", "versions", "examples", "decomposed"},
+    Program: {"graph_module", "versions", "examples", "decomposed", "origin"},
     Partitioned: {"program"},
     Compiled: {"partitioned", "took"},
     Verdict: {"choice", "others"},
