@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import mmap
 import os
 import sys
 import time
@@ -64,9 +65,11 @@ def test_memory_is_told_by_the_stage_that_took_it() -> None:
         yield "resting"
         time.sleep(0.05)
         yield "allocating"
-        block = torch.ones(64 * 1024**2, dtype=torch.uint8)
-        time.sleep(0.05)
-        del block
+        own = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        with mmap.mmap(-1, 64 * 1024**2, flags=own) as block:  # what malloc gives may lie in memory that it keeps
+            for _ in range(64):
+                block.write(bytes(1024**2))
+            time.sleep(0.05)
         yield ""
 
     seen = dict(memory.sampled(os.getpid(), stages()))
