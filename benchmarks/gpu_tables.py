@@ -306,8 +306,8 @@ def _beside(times: Row, own: Row, name: str) -> str:
 
 
 LAYERS = """`compiled.profile()` of models in {dtype}, compiled for their batch, in milliseconds: a whole call, one with
-CUDA graphs, the engine by itself, and the sum of its layers, which is the engine's time where CUPTI timed its kernels.
-Between kernels none runs.
+CUDA graphs, the engine by itself, and the sum of its layers. Where CUPTI timed the kernels it adds little to them;
+TensorRT's profiler adds some microseconds to each. Between kernels none runs.
 """
 
 

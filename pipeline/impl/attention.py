@@ -191,12 +191,16 @@ def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
 
 
 def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
-    """Keys or values with as many heads as the query: each serves a group of them, which lie side by side."""
+    """Keys or values with as many heads as the query: each serves a group of them, which lie side by side.
+
+    One head of one row is repeated over its own dim: RTX 1.4 may not build a reshape of it behind a cache's update
+    (docs/tensorrt.md). For several rows that would be more kernels.
+    """
     rank, own = base.rank(x), base.dims(x)[-3]
     if own == heads:
         return x
     sizes = base.sizes(net, x)
-    if own == 1:
+    if own == 1 and base.dims(x)[:-3] == (1,):
         return base.expand(net, x, [*sizes[:-3], heads, *sizes[-2:]])
     grouped = [*sizes[:-2], heads // own, *sizes[-2:]]
     spread = base.expand(net, base.unsqueeze(net, x, [rank - 2]), grouped)
