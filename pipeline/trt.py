@@ -97,6 +97,7 @@ class Capabilities:
     int8_activations: bool
     quantization: bool
     code_convolutions: bool
+    codes_beside_floats: bool
     lone_queries: bool
     turned_products: bool
     runtime_config: bool
@@ -140,6 +141,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         int8_activations=not rtx,
         quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine
         code_convolutions=not rtx or version >= (1, 7),  # before: none of INT8 by INT8, FP8 by FP8 without its scale
+        codes_beside_floats=not rtx or version >= (1, 7),  # before: none of FP8, none of INT4 by float32 that runs
         lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
@@ -285,7 +287,7 @@ _LEVELS = {
     "INFO": logging.INFO,
     "VERBOSE": logging.DEBUG,
 }
-# Without a GPU every error is followed by one about the CUDA runtime. A second logger is called ignored, and works.
+# Without a GPU every error is followed by one about CUDA. A second logger is called ignored, and works.
 _NOISE = re.compile(r"checkMacros\.cpp::catchCudaError.*Cuda Runtime|logger passed into create\w+ differs", re.DOTALL)
 # What concerns the form of a network, and no user can change.
 _REMARKS = re.compile(r"^Unused Input|RemoveDeadLayers|for non-shape input|not self-consistent")
@@ -335,8 +337,7 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
 
     def errors_since(self, mark: int) -> tuple[str, ...]:
         """TensorRT's own errors since the mark, without those that only say that there is no GPU."""
-        said = self.messages[mark:]
-        return tuple(m.text for m in said if m.severity in ("ERROR", "INTERNAL_ERROR") and not m.noise)
+        return tuple(m.text for m in self.messages[mark:] if "ERROR" in m.severity and not m.noise)
 
     def said_since(self, mark: int) -> str:
         """The same on one line, or that there is nothing."""

@@ -29,7 +29,7 @@ Node: TypeAlias = Argument
 
 TARGETS = (aten.mm.default, aten.matmul.default)
 RTX = CAPABILITIES.flavour == "tensorrt_rtx"
-BEFORE_1_7 = RTX and CAPABILITIES.version_tuple < (1, 7)
+BEFORE_1_7 = not CAPABILITIES.codes_beside_floats
 LEADING = (1,) if BEFORE_1_7 else ()
 """The dims before flattened rows: 1.6.1 fuses products of one matrix of a batch, 1.7.1 those of a matrix."""
 KINDS = ("int8", "int4", "fp8")

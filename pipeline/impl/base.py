@@ -7,7 +7,6 @@ A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python nu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.expression import operation
+from pipeline.impl.promotion import promoted
 from pipeline.network.context import NetworkError, SymbolicInt, literal_name
 from pipeline.network.net import Net
 from pipeline.shapes.environment import bounds, on_host
@@ -74,9 +74,9 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITe
         given, added, _ = found
         return squeeze(net, cast(net, given, dtype), added)
     if wide and dtype.itemsize == 2 and ("rounded apart", id(x)) in net.ctx.memo:
-        x = elementwise(net, "MAX", x, x)
+        x = kept_apart(net, x)
     made = net.add("cast", x, wanted).get_output(0)
-    return elementwise(net, "MAX", made, made) if mend else made
+    return kept_apart(net, made) if mend else made
 
 
 @block
@@ -147,32 +147,13 @@ def axes_mask(axes: Sequence[int], rank: int) -> int:
 
 def result_type(*values: Value) -> torch.dtype:
     """eager's promotion: tensors before 0-d tensors before Python numbers, and only across categories."""
-    return _promoted([_stand_in(v) for v in values])
+    return promoted([_stand_in(v) for v in values])
 
 
 def _stand_in(value: Value) -> Any:
     if isinstance(value, (trt.ITensor, torch.Tensor)):
         return torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta")
     return 1 if isinstance(value, SymbolicInt) else value
-
-
-def _promoted(values: list[Any]) -> torch.dtype:
-    if len(values) == 2:
-        return torch.result_type(*values)
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    numbers = [v for v in values if not isinstance(v, torch.Tensor)]
-    kinds = [v for v in tensors if v.dim()], [v for v in tensors if not v.dim()], numbers
-    result, *weaker = [_of_one_kind(kind) for kind in kinds if kind]
-    for other in weaker:
-        result = torch.empty_like(result, dtype=torch.result_type(result, other))
-    return torch.result_type(result, result)
-
-
-def _of_one_kind(values: list[Any]) -> Any:
-    """What has the common type of tensors with dims, of those without, or of numbers."""
-    if isinstance(values[0], torch.Tensor):
-        return torch.empty_like(values[0], dtype=reduce(torch.promote_types, [v.dtype for v in values]))
-    return max(values, key=lambda number: (bool, int, float, complex).index(type(number)))
 
 
 @block
@@ -312,6 +293,13 @@ def _compute(net: Net, expr: Any) -> ITensor:
 def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
     """One elementwise layer, by the name of its operation; ranks and dtypes are the caller's."""
     return net.add("elementwise", a, b, trt.ElementWiseOperation.__members__[operation]).get_output(0)
+
+
+@block
+def kept_apart(net: Net, x: ITensor) -> ITensor:
+    """The larger of ``x`` and itself: its own values, by a layer that TensorRT does not remove as it does an identity.
+    It keeps what comes before from being computed together with what comes after."""
+    return elementwise(net, "MAX", x, x)
 
 
 @block

@@ -81,7 +81,7 @@ def transposed(net: Net, x: Value) -> Value:
     if CAPABILITIES.turned_products or not isinstance(x, trt.ITensor) or x.dtype != trt.float32:
         return x
     batches = base.dims(x)[:-2]
-    return base.elementwise(net, "MAX", x, x) if batches and batches[0] != 1 else x
+    return base.kept_apart(net, x) if batches and batches[0] != 1 else x
 
 
 def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
@@ -122,7 +122,7 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: boo
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
     if turned and not CAPABILITIES.turned_products:
-        return base.elementwise(net, "MAX", result, result)
+        return base.kept_apart(net, result)
     return result
 
 

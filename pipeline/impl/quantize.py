@@ -21,10 +21,6 @@ NAMES: Final = MappingProxyType(
 """The network's dtype of each type of codes, by torch's name."""
 
 
-APART: Final = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple < (1, 7)
-"""Whether INT4 has to be dequantized apart from products of float32."""
-
-
 def axis_of(block: Sequence[int]) -> int | None:
     """The dim along which each place has its scale, where all else shares one; None for other blocks."""
     ones = [dim for dim, each in enumerate(block) if each == 1]
@@ -69,7 +65,8 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
     x = codes(net, x, type) if isinstance(x, torch.Tensor) else x
     scales = scale_of(net, scale, block, dtype)
     made = _with_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
-    return base.elementwise(net, "MAX", made, made) if APART and (type, dtype) == ("int4", torch.float32) else made
+    apart = not CAPABILITIES.codes_beside_floats and (type, dtype) == ("int4", torch.float32)
+    return base.kept_apart(net, made) if apart else made
 
 
 @building_block

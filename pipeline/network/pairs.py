@@ -19,7 +19,6 @@ LOW: Final = ("int8", "int4", "fp8_e4m3", "fp4_e2m1")
 """What plans call the types of codes."""
 
 PRODUCTS: Final = ("fully_connected", "runtime_fusion", "corrltn", "convolution", "conv")
-BEFORE_1_7: Final = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple < (1, 7)
 UNREAD: Final = {
     **dict.fromkeys(
         [("float8_e4m3fn", dtype) for dtype in ("float32", "float16", "bfloat16")],
@@ -27,7 +26,7 @@ UNREAD: Final = {
     ),
     ("int4", "float32"): "; the kernel of TensorRT-RTX 1.6 for INT4 beside float32 does not run on every GPU",
 }
-"""What a version before 1.7 has to do with a weight that is not fused, by the dtypes of its codes and numbers."""
+"""Why a TensorRT without `codes_beside_floats` does not fuse a weight, by the dtypes of its codes and numbers."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
 _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
@@ -103,7 +102,7 @@ def _found(
     if steps is None:
         return Pair(network.name, layer.name, type, of, None, "the plan holds no program in words")
     fused, why = _fate(network, layer, of, steps)
-    told = BEFORE_1_7 and not fused and of == "weight"
+    told = not CAPABILITIES.codes_beside_floats and not fused and of == "weight"
     known = UNREAD.get((type, layer.outputs[0].dtype), "") if told else ""
     return Pair(network.name, layer.name, type, of, fused, why + known)
 
