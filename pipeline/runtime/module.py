@@ -38,6 +38,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu, trt
 
 log = logging.getLogger(__name__)
 
+is_compiling = torch.compiler.is_compiling
 PLANS = 256
 """For how many combinations of shapes a module remembers its plan."""
 
@@ -120,7 +121,7 @@ class CompiledModule(torch.nn.Module):
             TypeError: an input's type or dtype, or the structure of the inputs, is not what was compiled.
             ValueError: an input that the program writes to lies in the same memory as another.
         """
-        if self.entry is not None and torch.compiler.is_compiling():
+        if is_compiling() and self.entry is not None:
             return self.entry(self, args, kwargs)
         if is_autocast_on():
             with without_autocast():
@@ -162,7 +163,7 @@ class CompiledModule(torch.nn.Module):
         names = self._names
         if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
             try:
-                leaves = [*args, *[kwargs[name] for name in names[1]]]
+                leaves = [*args, *[kwargs[name] for name in names[1]]] if kwargs else args
                 return leaves, self._plans[_key(leaves)]
             except (KeyError, TypeError):
                 pass  # another structure, a new shape, or something that cannot be hashed

@@ -47,7 +47,8 @@ class Return:
     """An output of the program: the value in a slot, the input with index ``input_index`` itself, the output with index
     ``again``, or the parameter or buffer in slot ``held`` itself.
 
-    A tensor comes back with ``dtype``; ``copied`` where the slot's memory is not the caller's to keep.
+    A tensor that the program made comes back with ``dtype``; ``copied`` where the slot's memory is not the caller's to
+    keep.
     """
 
     slot: int
@@ -56,6 +57,12 @@ class Return:
     copied: bool = False
     again: int | None = None
     held: int | None = None
+    made: bool = field(init=False)
+    """Whether the program makes it, and the caller does not have it already."""
+
+    @made.default
+    def _is_made(self) -> bool:
+        return self.input_index is None and self.again is None and self.held is None
 
 
 @frozen

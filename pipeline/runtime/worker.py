@@ -12,7 +12,7 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.program import Segment
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.plan import CallPlan, Layout, Return, Slots
+from pipeline.runtime.plan import CallPlan, Layout, Slots
 from pipeline.runtime.turn import ON_CPU, Told, Turn
 from pipeline.shapes.environment import number_of
 
@@ -31,6 +31,7 @@ class SegmentExecutor:
         self.layout, self.runners, self.device = layout, runners, device
         self._steps = tuple(zip(layout.steps, runners, strict=True))
         self._double = layout.program.settings.truncate_double
+        self._returns, self._checks, self._writes = layout.returns, layout.checks, layout.writes
 
     def __call__(self, plan: CallPlan, leaves: Sequence[Leaf], turn: Turn = ON_CPU) -> list[Leaf]:
         """The outputs of a call. Mutated inputs and buffers are written back."""
@@ -39,10 +40,10 @@ class SegmentExecutor:
             value = leaves[given]
             slots[slot] = self.arrive(value) if moved or value.requires_grad else value
         self.run(slots, plan.symbols, turn)
-        if self.layout.checks:
-            plan.noted(slots, self.layout.checks)
+        if self._checks:
+            plan.noted(slots, self._checks)
         results = self.results(slots, leaves, plan)
-        if self.layout.writes:
+        if self._writes:
             self.write(slots, leaves)
         return results
 
@@ -71,16 +72,21 @@ class SegmentExecutor:
     def results(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
         """What the caller is given."""
         results: list[Leaf] = []
-        for output in self.layout.returns:
-            if output.again is not None:
-                results.append(results[output.again])
-                continue
-            if output.input_index is not None:
-                results.append(leaves[output.input_index])
-            elif output.held is not None and plan.is_home(slots[output.held]):
-                results.append(slots[output.held])
+        for output in self._returns:
+            if output.made:
+                value = slots[output.slot]
+                if isinstance(value, torch.Tensor):
+                    value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
+                    value = value.clone() if output.copied else value
+                    value = value if plan.home is None else value.to(plan.home)
+            elif output.again is not None:
+                value = results[output.again]
+            elif output.input_index is not None:
+                value = leaves[output.input_index]
             else:
-                results.append(_made(slots[output.slot], output, plan.home))
+                value = slots[output.held or 0]
+                value = value if plan.is_home(value) else slots[output.slot].to(plan.home)
+            results.append(value)
         return results
 
     def write(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
@@ -89,15 +95,6 @@ class SegmentExecutor:
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             if target is not slots[write.slot]:
                 target.copy_(slots[write.slot])
-
-
-def _made(value: object, output: Return, home: torch.device | None) -> object:
-    """An output that is the caller's own."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
-    value = value.clone() if output.copied else value
-    return value if home is None else value.to(home)
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
