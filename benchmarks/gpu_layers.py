@@ -26,8 +26,8 @@ DEAREST = 20
 def profiled(model: str, batch: int) -> Profile:
     """The profile of a model in float16, compiled for this batch."""
     case = full(model, torch.float16)
-    inputs = case.inputs(batch=batch)
-    return pipeline.default()(case.model, kwargs=inputs).profile(**inputs)
+    inputs = {name: value.cuda() for name, value in case.inputs(batch=batch).items()}
+    return pipeline.default()(case.model.cuda(), kwargs=inputs).profile(**inputs)
 
 
 def row(model: str, batch: int, profile: Profile) -> dict[str, Any]:

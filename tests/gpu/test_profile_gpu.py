@@ -19,8 +19,8 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("name", ["resnet50", "vit", "bert"])
 def test_the_sum_of_layers_is_the_engines_time(name: str) -> None:
     case = full(name, torch.float16)
-    inputs = case.inputs(batch=8)
-    compiled = pipeline.default()(case.model, kwargs=inputs)
+    inputs = {name: value.cuda() for name, value in case.inputs(batch=8).items()}
+    compiled = pipeline.default()(case.model.cuda(), kwargs=inputs)
     found = compiled.profile(**inputs)
     [engine] = found.segments
     assert engine.timed == "kernels", str(found)
