@@ -79,7 +79,8 @@ def _segment(compiled: Compiled, segment: Segment, measured: Measured) -> Segmen
         return SegmentTime(segment.name, "tensorrt", whole, layers)
     found = zip(layers, told.rows, strict=True)
     layers = tuple(evolve(layer, milliseconds=taken, kernels=kernels) for layer, (kernels, taken) in found)
-    between = LayerTime("between kernels", told.between, by="between")
+    left = max(whole - sum(layer.milliseconds for layer in layers), 0.0)
+    between = LayerTime("between kernels", min(told.between, left), by="between")
     return SegmentTime(segment.name, "tensorrt", whole, (*layers, between), "kernels")
 
 

@@ -37,7 +37,8 @@ class SegmentTime:
     before it begins, and its layers.
 
     timed: what the layers' times are from. ``kernels``: each kernel's own time, as CUPTI tells it, and a row for the
-    time between them; together little more than the segment's, unless kernels run side by side. ``profiler``:
+    time between them: as CUPTI tells it too, which makes it longer, so that it is no more than the segment's time
+    leaves. Together they are little more than the segment's, unless kernels run side by side. ``profiler``:
     TensorRT's own, which adds some microseconds to each row; it is all there is where CUPTI is not free, or its kernels
     are not those of the rows. ``events``: PyTorch's.
     """

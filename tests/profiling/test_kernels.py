@@ -106,6 +106,20 @@ def test_a_profile_of_kernels_adds_up_to_the_engine(name: str) -> None:
     assert "between kernels" in str(found)
 
 
+def test_the_time_between_kernels_is_no_more_than_the_engine_leaves() -> None:
+    given = measured(architecture("bert"))
+    [(engine, runs)] = given.layers.items()
+    kernels = [in_a_row(*((row.partition("_myl0_")[0], taken - 0.003) for row, taken in rows)) for rows in runs]
+    own = sum(span.milliseconds for span in kernels[0])
+    for whole, between in ((own + 0.001, 0.001), (0.9 * own, 0.0), (2 * own + 1.0, None)):
+        found = assembled(
+            architecture("bert"), attrs.evolve(given, kernels={engine: kernels}, segments={engine: [whole]})
+        )
+        [segment] = found.segments
+        seen = kernels[0][-1].start + kernels[0][-1].milliseconds - own
+        assert segment.layers[-1].milliseconds == pytest.approx(seen if between is None else between)
+
+
 def test_every_segment_is_bounded(monkeypatch: Any) -> None:
     order, kept_busy = list[str](), list[int]()
     monkeypatch.setattr(measure, "busy", kept_busy.append)
