@@ -83,8 +83,8 @@ class Recipe:
             for step in self.steps:
                 kwargs = {k: _resolve(v, values, device) for k, v in step.kwargs}
                 values[step.name] = called(target_of(step.target), _resolve(step.args, values, device), kwargs)
-            result: torch.Tensor = values[self.result.name].cpu()
-            return result.contiguous() if result.layout == torch.strided else result
+            result: torch.Tensor = values[self.result.name]
+            return (result.contiguous() if result.layout == torch.strided else result).cpu()
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.steps), str(self.result)])

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -100,6 +100,7 @@ class Capabilities:
     codes_beside_floats: bool
     lone_queries: bool
     turned_products: bool
+    splits_sums: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
@@ -144,6 +145,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         codes_beside_floats=not rtx or version >= (1, 7),  # before: none of FP8, none of INT4 by float32 that runs
         lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
+        splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),
@@ -348,14 +350,6 @@ def new_network(builder: "trt.Builder") -> "trt.INetworkDefinition":
     """An empty strongly typed network, on every version."""
     flag = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
     return builder.create_network(0 if flag is None else 1 << int(flag))
-
-
-def name_dimensions(tensor: "trt.ITensor", names: Sequence[str]) -> None:
-    """Names for the dimensions of a network's input, "" for none. TensorRT takes those of one name to be of one size:
-    only then does it fuse what combines two inputs along a dynamic dimension, attention and its mask say."""
-    for dim, name in enumerate(names):
-        if name:
-            tensor.set_dimension_name(dim, name)
 
 
 # Where the class is not the kind in camel case between I and Layer.

@@ -17,6 +17,7 @@ from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.round_before_views import round_before_views
 from pipeline.improvements.select_parts import select_parts
 from pipeline.improvements.simplify_masks import simplify_masks
+from pipeline.improvements.split_products import split_products
 from pipeline.improvements.transpose_weights import transpose_weights
 from pipeline.improvements.update_in_place import update_in_place
 
@@ -34,6 +35,7 @@ PASSES: Final = (
     merge_slices,
     transpose_weights,
     select_parts,
+    split_products,
     round_before_views,
 )
 """All passes, in the order in which they run: each leaves the graph as the next one wants it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import define, field
@@ -43,3 +44,11 @@ class NetworkHandle:
 def _clear(kept: list[Any], weights: dict[str, Any]) -> None:
     kept.clear()
     weights.clear()
+
+
+def name_dimensions(tensor: trt.ITensor, names: Sequence[str]) -> None:
+    """Names for the dimensions of a network's input, "" for none. TensorRT takes those of one name to be of one size:
+    only then does it fuse what combines two inputs along a dynamic dimension, attention and its mask say."""
+    for dim, name in enumerate(names):
+        if name:
+            tensor.set_dimension_name(dim, name)

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 from pipeline.errors import PipelineError
 from pipeline.network.attributes import ATTRIBUTES, Value
 from pipeline.network.description import Layer, Network
+from pipeline.network.handle import name_dimensions
 from pipeline.network.replay_layers import BOUNDARIES, LAYERS, UNREPLAYED, WRITE
-from pipeline.trt import Log, dtype_called, layer_of, name_dimensions, new_network, trt
+from pipeline.trt import Log, dtype_called, layer_of, new_network, trt
 
 __all__ = ["ReplayError", "WeightOf", "replay"]
 

@@ -30,12 +30,12 @@ from pipeline.impl import base
 from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Weight, describe, weights_in
-from pipeline.network.handle import NetworkHandle
+from pipeline.network.handle import NetworkHandle, name_dimensions
 from pipeline.network.legacy import LegacyNetwork
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
-from pipeline.trt import CAPABILITIES, Log, layer_of, name_dimensions, new_network, to_torch, to_trt, trt
+from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_torch, to_trt, trt
 
 T = TypeVar("T")
 
