@@ -36,9 +36,12 @@ def beside_module(
     if len(comparison.unjudged) == len(comparison.names):
         return evolve(agreement, module="; ".join(sorted(set(comparison.unjudged.values()))) or "it gives nothing")
     try:
+        module = None if program.buffers else _copied(original(program), program)  # one for all, unless a call writes
         for i, reference in enumerate(_references(comparison, program, multiple)):
             report(i, len(comparison.references), f"the module, {reference.sample.name}")
-            rows += _rows(comparison, program, reference)
+            found = _rows(comparison, program, reference, module)
+            kept = module is not None and i and not all(row.holds for row in found)
+            rows += _rows(comparison, program, reference) if kept else found  # of a call before, maybe: in a new copy
     except NotComparableError as error:
         why.append(error.message)
     return evolve(agreement, rows=(*agreement.rows, *rows), module="; ".join(why))
@@ -91,9 +94,11 @@ def _others(model: Original, program: Program) -> bool:
     return any(program.parameters.get(name, tensor) is not tensor for name, tensor in rows)
 
 
-def _rows(comparison: Comparison, program: Program, reference: Reference) -> list[OutputAgreement]:
-    """The rows of a sample."""
-    given = _results(comparison, program, reference)
+def _rows(
+    comparison: Comparison, program: Program, reference: Reference, module: Original | None = None
+) -> list[OutputAgreement]:
+    """The rows of a sample, by this copy of the module or a new one."""
+    given = _results(comparison, program, reference, module)
     exact = reference.exact or (None,) * len(given)
     rows = list[OutputAgreement]()
     for i, (a, b, c) in enumerate(zip(given, reference.eager, exact, strict=True)):
@@ -105,11 +110,11 @@ def _rows(comparison: Comparison, program: Program, reference: Reference) -> lis
     return rows
 
 
-def _results(comparison: Comparison, program: Program, reference: Reference) -> list[Leaf]:
+def _results(comparison: Comparison, program: Program, reference: Reference, module: Original | None) -> list[Leaf]:
     """What a copy of the module gives, and writes to buffers and inputs, in the order of the program's outputs."""
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
-    module = _copied(original(program), program)
+    module = _copied(original(program), program) if module is None else module
     try:
         with _as_eager(program, reference.device, comparison.tf32):
             returned = tree_leaves(module(*args, **kwargs))

@@ -89,7 +89,7 @@ class Eager(torch.fx.Interpreter):
     def call_function(self, target: Target, args: Argument, kwargs: Argument) -> Argument:
         if target in ASSERTS:
             return None
-        args, kwargs = tree_map(self.argument, (tuple(args), dict(kwargs)))
+        args, kwargs = map_aggregate(tuple(args), self.argument), dict(map_aggregate(kwargs, self.argument))
         if kwargs.get("device") is not None:
             kwargs["device"] = self.device
         chosen: Target = ANY_LAYOUT.get(target, target)

@@ -20,6 +20,7 @@ from torch.export import Dim
 import pipeline
 from pipeline.agreement import Agreement
 from pipeline.stages import unbuilt
+from pipeline.verification import beside_module as beside
 from pipeline.verification.beside_module import beside_module
 from pipeline.verification.measure import Comparison
 from tests.meta.executor_faults import factor, planted
@@ -78,6 +79,48 @@ def test_a_graph_that_computes_the_same_is_compared_at_every_size() -> None:
     assert len(rows) * 2 == len(agreement.rows) == 12
     assert "output.0, optimal, the module: error" in str(agreement)
     assert agreement.worst is not None and agreement.worst.source == "graph"
+
+
+class Remembers(nn.Module):
+    """Adds how often it was called, which torch.export takes for 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, L, 8] -> [N, L, 8]"""
+        done = 0 if torch.compiler.is_exporting() else self.calls
+        self.calls = done + 1
+        return x * 2 + done
+
+
+def test_a_module_that_keeps_what_it_was_called_with_is_compared_as_it_is(copies: list[nn.Module]) -> None:
+    model = Remembers()
+    compiled = otherwise(model)
+    model.calls = 0
+    assert verified(compiled).holds
+    assert model.calls == 0
+    assert len(copies) == 3  # one for all, and a new one where that differed
+
+
+def test_one_copy_of_a_module_does_for_all_sizes(copies: list[nn.Module]) -> None:
+    assert verified(otherwise(Otherwise(otherwise=False))).holds
+    assert len(copies) == 1
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The modules that are copied."""
+    made: list[nn.Module] = []
+    real = beside._copied
+
+    def copied(module: nn.Module, program: pipeline.Program) -> Any:
+        made.append(module)
+        return real(module, program)
+
+    monkeypatch.setattr(beside, "_copied", copied)
+    return made
 
 
 def test_it_warns_or_goes_on_with_the_graph() -> None:
