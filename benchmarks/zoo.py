@@ -17,6 +17,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -63,22 +65,29 @@ def row(architecture: Architecture, dtype: str = "float32", *, build: bool = Fal
 def captured(case: Case) -> tuple[pipeline.Program, Case]:
     """The program with as many dynamic dims as torch.export allows, and the case with these."""
     names = _names(case.dynamic_shapes)
-    first: CaptureError | None = None
-    for keep in dict.fromkeys(map(frozenset, (names, names & {"batch"}, names - {"batch"}, ()))):
-        less = attrs.evolve(case, dynamic_shapes=_kept(case.dynamic_shapes, keep))
-        try:
-            return pipeline.capture(less.model, (), less.kwargs, less.dynamic_shapes), less
-        except CaptureError as error:
-            first = first or error
-    assert first is not None
-    raise first
+    try:
+        return _captured(case, names)
+    except CaptureError:
+        if not names:
+            raise
+    fixed = _captured(case, frozenset())  # what cannot be captured in one size cannot be in several
+    for keep in (names & {"batch"}, names - {"batch"}):
+        with suppress(CaptureError):
+            if keep and keep != names:
+                return _captured(case, keep)
+    return fixed
+
+
+def _captured(case: Case, keep: AbstractSet[str]) -> tuple[pipeline.Program, Case]:
+    less = attrs.evolve(case, dynamic_shapes=_kept(case.dynamic_shapes, keep))
+    return pipeline.capture(less.model, (), less.kwargs, less.dynamic_shapes), less
 
 
 def _names(shapes: Any) -> set[str]:
     return {dim.__name__ for dim in tree_leaves(shapes) if dim is not None}
 
 
-def _kept(shapes: Any, names: frozenset[str]) -> Any:
+def _kept(shapes: Any, names: AbstractSet[str]) -> Any:
     """The dynamic shapes without the dims of other names."""
     if shapes is None or not names:
         return None

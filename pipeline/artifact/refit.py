@@ -23,7 +23,9 @@ from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, version
 from pipeline.runtime.engine import refit
 from pipeline.runtime.snapshot import present
-from pipeline.stages import build, convert, refit_map
+from pipeline.stages.build import build
+from pipeline.stages.convert import convert
+from pipeline.stages.refit_map import refit_map
 from pipeline.trt import has_gpu
 
 log = logging.getLogger(__name__)
