@@ -92,6 +92,11 @@ def _flag(_: object, field: "attrs.Attribute[bool]", value: object) -> None:
         raise TypeError(f"{field.name} is True or False, not {value!r}")
 
 
+def _flag_or_none(_: object, field: "attrs.Attribute[bool | None]", value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{field.name} is True, False or None, not {value!r}")
+
+
 def _whole(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
     """A validator of whole numbers from `least` to `most`, and of None where the field is optional."""
     span = f"at least {least}" if most == math.inf else f"from {least} to {most}"
@@ -204,8 +209,10 @@ class CompilationSettings:
         that torch gives on a GPU. None for the device that the tensors are on. Default None.
     decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
         kernels, instead of one. Default False.
-    use_fp32_acc: accumulate matrix products of halves in float32 even where TensorRT would choose otherwise: their
-        inputs are cast, which it recognises, and a bias is added before the result is rounded. Default False.
+    use_fp32_acc: accumulate matrix products of halves in float32: their inputs are cast, which TensorRT recognises.
+        None does so for float16 where it would accumulate in float16 (TensorRT-RTX 1.6 and newer), True wherever
+        TensorRT might, False nowhere: GPUs that accumulate faster in float16 are then faster and less exact. Default
+        None.
 
     cache_built_engines: save engines in the engine cache, where other compilations and processes find them. Default
         False.
@@ -257,7 +264,7 @@ class CompilationSettings:
     compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_capabilities)
     device: str | None = attrs.field(default=None, converter=_device)
     decompose_attention: bool = attrs.field(default=False, validator=_flag)
-    use_fp32_acc: bool = attrs.field(default=False, validator=_flag)
+    use_fp32_acc: bool | None = attrs.field(default=None, validator=_flag_or_none)
     cache_built_engines: bool = attrs.field(default=False, validator=_flag)
     reuse_cached_engines: bool = attrs.field(default=False, validator=_flag)
     engine_cache_dir: str | None = attrs.field(default=None, converter=_path)

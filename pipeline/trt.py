@@ -101,6 +101,7 @@ class Capabilities:
     lone_queries: bool
     turned_products: bool
     splits_sums: bool
+    float32_sums: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
@@ -146,6 +147,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
+        float32_sums=not rtx or version < (1, 6),  # of float16, on an H200: in float16 since, `impl.matmul`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),

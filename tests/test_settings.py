@@ -34,7 +34,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "compute_capabilities": st.lists(st.sampled_from(["7.5", "8.6", "8.9", "12.0", "12.1"])),
     "device": st.sampled_from([None, "cuda", "cpu"]),
     "decompose_attention": st.booleans(),
-    "use_fp32_acc": st.booleans(),
+    "use_fp32_acc": st.none() | st.booleans(),
     "cache_built_engines": st.booleans(),
     "reuse_cached_engines": st.booleans(),
     "engine_cache_dir": st.sampled_from([None, "/tmp/engines", "s3://bucket/engines"]),

@@ -94,7 +94,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     for field in attrs.fields(CompilationSettings):
         flag, text = field.name.replace("_", "-"), texts[field.name].replace("%", "%%")
         common: dict[str, Any] = {"dest": f"setting_{field.name}", "default": None, "help": text}
-        if field.type is bool:
+        if field.type in (bool, bool | None):
             group.add_argument(f"--{flag}", action=argparse.BooleanOptionalAction, **common)
         elif isinstance(field.default, (tuple, frozenset)):
             group.add_argument(f"--{flag}", action="append", metavar="VALUE", **common)

@@ -25,14 +25,14 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bo
 
 
 def _accumulated(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
-    """The product; with ``use_fp32_acc`` that of halves is in float32."""
+    """The product; that of halves is in float32, and rounded, where TensorRT would sum in halves (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT wants as many batch dims on both sides
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
     y = base.tensor(net, b, rank=batch + min(base.rank(b), 2))
-    if net.ctx.compilation_settings.use_fp32_acc and base.dtype_of(x) in HALVES:
-        x, y = (base.cast(net, v, torch.float32) for v in (x, y))
     dtype = base.dtype_of(x)
+    if _is_widened(net, dtype):
+        x, y = (base.cast(net, v, torch.float32) for v in (x, y))
     if not dtype.is_floating_point:
         x, y = (base.cast(net, v, arithmetic(dtype)) for v in (x, y))
         x, y = _matrix(net, x, op_a, -2), _matrix(net, y, op_b, -1)
@@ -44,7 +44,17 @@ def _accumulated(net: Net, a: Value, b: Value, *, transpose_b: bool = False, emp
     summed = _maybe_nothing(net, (x, y), dims) if empty else None
     if summed is not None:
         x, y = (sampled(net, v, [d], [0], [total([summed, 1])], mode="FILL") for v, d in zip((x, y), dims, strict=True))
-    return _product(net, x, y, op_a, op_b)
+    return base.cast(net, _product(net, x, y, op_a, op_b), dtype)
+
+
+@fact
+def _is_widened(net: Net, dtype: torch.dtype) -> bool:
+    """Whether products of this dtype are spelled in float32, which TensorRT takes for halves summed in float32. A bias
+    is added to the rounded product: to one in float32 it would be, and the weights would be kept, in float32."""
+    asked = net.ctx.compilation_settings.use_fp32_acc
+    if asked is None:
+        return dtype == torch.float16 and not CAPABILITIES.float32_sums
+    return asked and dtype in HALVES
 
 
 def _maybe_nothing(net: Net, operands: Iterable[ITensor], dims: Iterable[int]) -> Size | None:

@@ -1,21 +1,34 @@
-"""use_fp32_acc: products of halves are spelled as TensorRT recognises them, and rounded once."""
+"""use_fp32_acc: products of halves are spelled as TensorRT recognises them, and kept in halves otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pytest
 import torch
+from attrs import evolve
 from torch import nn
 
 import pipeline
+from pipeline.impl import matmul
+from pipeline.trt import CAPABILITIES
 
-FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+Form: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+FORMS: dict[str, Form] = {
     "linear": nn.functional.linear,
     "matmul": lambda x, w, b: x @ w,
     "addmm": lambda x, w, b: torch.addmm(b, x, w, beta=0.5, alpha=2),
     "addmm without its sum": lambda x, w, b: torch.addmm(b, x, w, beta=0),
 }
+ROUNDED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "linear": lambda product, b: product + b,
+    "matmul": lambda product, b: product,
+    "addmm": lambda product, b: 0.5 * b + 2 * product,
+    "addmm without its sum": lambda product, b: product,
+}
+"""What becomes of the rounded product, whose rounding TensorRT may leave out."""
 
 
 class Product(nn.Module):
@@ -34,15 +47,39 @@ class Product(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FORMS)
-def test_halves_are_multiplied_in_float32_and_rounded_once(name: str, dtype: torch.dtype) -> None:
+def test_halves_are_multiplied_in_float32(name: str, dtype: torch.dtype) -> None:
     model, x = Product(FORMS[name]).to(dtype).eval(), torch.randn(3, 64).to(dtype)
     compiled = pipeline.default(use_fp32_acc=True, min_block_size=1)(model, args=(x,))
     [product] = [row for row in compiled.networks[0].layers if str(row.kind) == "MATRIX_MULTIPLY"]
     assert {str(output.dtype) for output in product.outputs} == {"float32"}
-    assert all("float32" not in str(weight) for weight in compiled.networks[0].weights if "64, 64" in str(weight))
+    assert all("float32" not in str(weight) for weight in compiled.networks[0].weights)
     with torch.no_grad():
-        exact = FORMS[name](x.double(), model.w.double(), model.b.double()).to(dtype)
-    torch.testing.assert_close(compiled.module(executor="reference")(x), exact, rtol=torch.finfo(dtype).eps, atol=1e-4)
+        weight = model.w.double().T if name == "linear" else model.w.double()
+        wanted = ROUNDED[name]((x.double() @ weight).to(dtype).double(), model.b.double()).to(dtype)
+    torch.testing.assert_close(compiled.module(executor="reference")(x), wanted, rtol=torch.finfo(dtype).eps, atol=1e-4)
+
+
+def sums(dtype: torch.dtype, **settings: Any) -> str:
+    """The dtype in which the network has the product of a linear layer."""
+    model, x = Product(FORMS["linear"]).to(dtype).eval(), torch.randn(3, 64).to(dtype)
+    [network] = pipeline.default(min_block_size=1, **settings).until("convert")(model, args=(x,)).networks
+    [product] = [row for row in network.layers if str(row.kind) == "MATRIX_MULTIPLY"]
+    return str(product.outputs[0].dtype)
+
+
+@pytest.mark.parametrize("sums_in_float32", [True, False])
+def test_float16_is_widened_by_default_where_tensorrt_sums_in_halves(
+    sums_in_float32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, float32_sums=sums_in_float32))
+    assert sums(torch.float16) == ("float16" if sums_in_float32 else "float32")
+    assert sums(torch.bfloat16) == "bfloat16"
+    assert sums(torch.float16, use_fp32_acc=False) == "float16"
+
+
+def test_a_setting_that_is_no_flag_is_an_error() -> None:
+    with pytest.raises(TypeError, match="use_fp32_acc is True, False or None, not 'yes'"):
+        pipeline.default(use_fp32_acc="yes")
 
 
 def test_float32_is_left_alone() -> None:

@@ -33,6 +33,10 @@ PRODUCTS = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 2e-3}
 """How far a product may be from float64's, relative to it: some units in the last place; float32 multiplies in TF32."""
 
 
+ROUNDED_ONCE = 3.2e-4
+"""The same for float16 that is summed in float32: numbers are rounded by 2.1e-4 in the mean square."""
+
+
 def compiler(**settings: Any) -> pipeline.Pipeline:
     """Engines for the GPU at hand: those of FP4 are built for its own capability."""
     return pipeline.default(
@@ -156,14 +160,25 @@ def test_weights_of_4096(kind: Any, rows: int) -> None:
     assert error(compiled.module(HERE)(x), x.double() @ weight.double().T) <= PRODUCTS[torch.float16]
 
 
-@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
-@pytest.mark.parametrize("rows", [1, 128, WIDTH])
-def test_floats_of_4096(rows: int, dtype: torch.dtype) -> None:
-    """TensorRT's own product without codes, beside which those with codes are judged by the same bound."""
+def floats_of_4096(rows: int, dtype: torch.dtype, **settings: Any) -> float:
+    """The error of TensorRT's own product without codes, beside which those with codes are judged."""
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH, bias=False).eval().to(dtype).cuda()
     x = torch.randn(rows, WIDTH, device=model.weight.device).to(dtype)
-    assert error(compiler()(model, args=(x,)).module(HERE)(x), x.double() @ model.weight.double().T) <= PRODUCTS[dtype]
+    compiled = compiler(**settings)(model, args=(x,))
+    return error(compiled.module(HERE)(x), x.double() @ model.weight.double().T)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize("rows", [1, 128, WIDTH])
+def test_floats_of_4096(rows: int, dtype: torch.dtype) -> None:
+    assert floats_of_4096(rows, dtype) <= (ROUNDED_ONCE if dtype == torch.float16 else PRODUCTS[dtype])
+
+
+@pytest.mark.xfail(not CAPABILITIES.float32_sums, reason="TensorRT-RTX 1.6 sums float16 in float16", strict=True)
+@pytest.mark.parametrize("rows", [128, WIDTH])
+def test_floats_of_4096_as_tensorrt_sums_them(rows: int) -> None:
+    assert floats_of_4096(rows, torch.float16, use_fp32_acc=False) <= ROUNDED_ONCE
 
 
 TIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
