@@ -76,7 +76,10 @@ class Layer:
 
     def attribute(self, name: str, default: Value = None) -> Any:
         """The attribute called `name`, or the default where the row has none."""
-        return dict(self.attributes).get(name, default)
+        for known, value in self.attributes:
+            if known == name:
+                return value
+        return default
 
     def weight(self, role: str) -> str | None:
         """The name of the weight in a role ("kernel"), or None where it is absent."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
 from attrs import evolve
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from pipeline.agreement import Agreement, OutputAgreement
-from pipeline.aten.types import Argument, Leaf, Target
+from pipeline.aten.types import Argument, Leaf
 from pipeline.compose.events import report
 from pipeline.errors import worded
 from pipeline.frontend.origin import Original, modes, origin_of
@@ -22,7 +20,8 @@ from pipeline.runtime.ambient import autocast_in, without_autocast
 from pipeline.verification.bounds import MULTIPLE, judged
 from pipeline.verification.eager import products_in_tf32
 from pipeline.verification.measure import Comparison
-from pipeline.verification.reference import NotComparableError, Reference
+from pipeline.verification.module_copy import copied
+from pipeline.verification.reference import NotComparableError, Reference, bounds_of
 
 
 def beside_module(
@@ -36,20 +35,22 @@ def beside_module(
     if len(comparison.unjudged) == len(comparison.names):
         return evolve(agreement, module="; ".join(sorted(set(comparison.unjudged.values()))) or "it gives nothing")
     try:
-        module = None if program.buffers else _copied(original(program), program)  # one for all, unless a call writes
-        for i, reference in enumerate(_references(comparison, program, multiple)):
+        model = original(program)
+        shared = _copied(model, program)  # one for all, unless a call writes
+        for i, reference in enumerate(_references(comparison, _device(model, comparison), multiple)):
             report(i, len(comparison.references), f"the module, {reference.sample.name}")
-            found = _rows(comparison, program, reference, module)
-            kept = module is not None and i and not all(row.holds for row in found)
-            rows += _rows(comparison, program, reference) if kept else found  # of a call before, maybe: in a new copy
+            own = _copied(model, program) if i and program.buffers else shared
+            found = _rows(comparison, program, reference, own)
+            if i and own is shared and not all(row.holds for row in found):  # of a call before, maybe: in a new copy
+                found = _rows(comparison, program, reference, _copied(model, program))
+            rows += found
     except NotComparableError as error:
         why.append(error.message)
     return evolve(agreement, rows=(*agreement.rows, *rows), module="; ".join(why))
 
 
-def _references(comparison: Comparison, program: Program, multiple: float) -> Iterator[Reference]:
+def _references(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
     """What the graph gives for the samples, on the module's own device; where others ran elsewhere, for one."""
-    device = _device(original(program), comparison)
     for reference in comparison.references:
         if device.type == reference.device.type:
             yield reference
@@ -57,7 +58,8 @@ def _references(comparison: Comparison, program: Program, multiple: float) -> It
     for reference in sorted(others, key=lambda r: r.sample.name != "optimal")[:1]:
         sample = evolve(reference.sample, leaves=reference.inputs, others=None)
         tf32 = comparison.tf32 and device.type == "cuda"
-        yield Reference.of(sample, reference.source, reference.parameters, device, tf32, multiple)
+        bounds = bounds_of(reference.source, device, tf32, multiple)
+        yield Reference.of(sample, reference.source, reference.parameters, device, tf32, bounds)
 
 
 def _device(module: Original, comparison: Comparison) -> torch.device:
@@ -90,14 +92,18 @@ def _others(model: Original, program: Program) -> bool:
     """Whether a parameter or buffer is another tensor than the program has by this name."""
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
         return False
-    rows = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return any(program.parameters.get(name, tensor) is not tensor for name, tensor in rows)
+    return any(program.parameters.get(name, tensor) is not tensor for name, tensor in _tensors(model))
 
 
-def _rows(
-    comparison: Comparison, program: Program, reference: Reference, module: Original | None = None
-) -> list[OutputAgreement]:
-    """The rows of a sample, by this copy of the module or a new one."""
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers by all of their names, in one walk."""
+    for path, part in model.named_modules(remove_duplicate=False):
+        yield from part.named_parameters(path, recurse=False, remove_duplicate=False)
+        yield from part.named_buffers(path, recurse=False, remove_duplicate=False)
+
+
+def _rows(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[OutputAgreement]:
+    """The rows of a sample, by this copy of the module."""
     given = _results(comparison, program, reference, module)
     exact = reference.exact or (None,) * len(given)
     rows = list[OutputAgreement]()
@@ -110,11 +116,10 @@ def _rows(
     return rows
 
 
-def _results(comparison: Comparison, program: Program, reference: Reference, module: Original | None) -> list[Leaf]:
+def _results(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[Leaf]:
     """What a copy of the module gives, and writes to buffers and inputs, in the order of the program's outputs."""
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
-    module = _copied(original(program), program) if module is None else module
     try:
         with _as_eager(program, reference.device, comparison.tf32):
             returned = tree_leaves(module(*args, **kwargs))
@@ -125,7 +130,7 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
     due = sum(output.kind == "user" for output in outputs)
     if len(returned) != due:
         raise NotComparableError(f"it returns {len(returned)} values, and the captured graph {due}")
-    values, state = iter(returned), _state(module)
+    values, state = iter(returned), _state(module) if program.buffers else {}
     written = dict(zip((port.name for port in program.inputs), leaves, strict=True))
 
     def value(output: Output) -> Argument:
@@ -165,16 +170,6 @@ def _copied(module: Original, program: Program) -> Original:
             raise NotComparableError("it is TorchScript that writes to its buffers, and a call would change it")
         return module
     try:
-        with _Detached():
-            return copy.deepcopy(module, {id(p): p for p in module.parameters()})
+        return copied(module)
     except Exception as error:  # each of its attributes may refuse to be copied
         raise NotComparableError(f"it cannot be copied: {next(iter(worded(error).splitlines()), '')}") from error
-
-
-class _Detached(TorchFunctionMode):
-    """While a module is copied: what was computed from parameters, which torch does not copy, is detached first."""
-
-    def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
-        if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
-            return args[0].detach().clone()
-        return func(*args, **(kwargs or {}))

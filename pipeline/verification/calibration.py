@@ -39,11 +39,10 @@ class Calibration(Eager):
         self.wanted, self.range = frozenset(wanted), range
         self.ranges: dict[str, float] = {}
 
-    def run_node(self, n: Node) -> object:
-        value = super().run_node(n)
-        if n.name in self.wanted and isinstance(value, Tensor):
-            self.ranges[n.name] = max(self.ranges.get(n.name, 0.0), self.range.of(value))
-        return value
+    def note(self, node: Node, value: object) -> None:
+        """Keep the range of an activation that is asked for."""
+        if node.name in self.wanted and isinstance(value, Tensor):
+            self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.range.of(value))
 
 
 def ranges(

@@ -4,6 +4,7 @@ otherwise. The model that it was captured from is not needed."""
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -31,7 +32,7 @@ ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
 """What only checks dtypes and strides, which differ here."""
 
 
-class Eager(torch.fx.Interpreter):
+class Eager:
     """A program's graph, run node by node; values are let go of after their last use.
 
     program: the program as it was captured. parameters: the model's tensors, by their names. device: where it runs.
@@ -51,20 +52,43 @@ class Eager(torch.fx.Interpreter):
         seed: int = 0,
         kept: Sequence[str] = (),
     ) -> None:
-        super().__init__(program.graph_module, graph=program.graph)
         self.program, self.parameters, self.device, self.dtype = program, parameters, device, dtype
         self.noise, self.kept = noise, frozenset(kept)
         self.generator = torch.Generator(device).manual_seed(seed) if noise else None
         self.values: dict[str, Argument] = {}
+        self.env: dict[torch.fx.Node, Argument] = {}
 
     def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
         """The program's outputs, writes to buffers and inputs among them, for its inputs in order. These stay as they
         are."""
         given = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
-        placeholders = [n.name for n in self.program.graph.nodes if n.op == "placeholder"]
-        values = [given[name] if name in given else self.weight(name) for name in placeholders]
+        unused, self.env = last_uses(self.program.graph), {}
         with torch.no_grad():
-            return tuple(self.run(*map(self.moved, values), enable_io_processing=False))
+            for node in self.program.graph.nodes:
+                if node.op == "output":
+                    break
+                value = self.value_of(node, given)
+                self.env[node] = value
+                self.note(node, value)
+                for done in unused[node]:
+                    del self.env[done]
+            env, self.env = self.env, {}
+        return tuple(env[value] if isinstance(value, torch.fx.Node) else value for value in results(self.program.graph))
+
+    def note(self, node: torch.fx.Node, value: object) -> None:
+        """Keep the value of a node that is wanted."""
+        if node.name in self.kept:
+            self.values[node.name] = value
+
+    def value_of(self, node: torch.fx.Node, given: Mapping[str, object]) -> Argument:
+        """The value of a node, from those before it."""
+        if node.op == "call_function":
+            return self.called(node)
+        name = node.name
+        if node.op == "placeholder":
+            return self.moved(given[name] if name in given else self.weight(name))
+        value = operator.attrgetter(str(node.target))(self.program.graph_module)
+        return _placed(value, self.device, self.dtype) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
 
     def weight(self, placeholder: str) -> torch.Tensor:
         """A parameter, a buffer, or what is made of them; the model's own tensor where it is one."""
@@ -76,36 +100,30 @@ class Eager(torch.fx.Interpreter):
     def moved(self, value: object) -> Argument:
         return value.to(self.device) if isinstance(value, torch.Tensor) else value
 
-    def run_node(self, n: torch.fx.Node) -> object:
-        value = super().run_node(n)
-        if n.name in self.kept:
-            self.values[n.name] = value
-        return value
-
-    def get_attr(self, target: Target, args: Argument, kwargs: Argument) -> Argument:
-        value = super().get_attr(target, args, kwargs)
-        return _placed(value, self.device, self.dtype) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
-
-    def call_function(self, target: Target, args: Argument, kwargs: Argument) -> Argument:
+    def called(self, node: torch.fx.Node) -> Argument:
+        """The result of an operator."""
+        target: Target = node.target
         if target in ASSERTS:
             return None
-        args, kwargs = map_aggregate(tuple(args), self.argument), dict(map_aggregate(kwargs, self.argument))
-        if kwargs.get("device") is not None:
-            kwargs["device"] = self.device
-        chosen: Target = ANY_LAYOUT.get(target, target)
-        result = super().call_function(chosen, args, kwargs)
+        args, kwargs = map_aggregate(node.args, self.argument), map_aggregate(node.kwargs, self.argument)
+        if kwargs and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self.device}
+        result = ANY_LAYOUT.get(target, target)(*args, **kwargs)
+        if self.generator is None:
+            return result
         inexact = does(target) in INEXACT or name_of(target) in INEXACT_NAMES
-        return tree_map(self.rounded, result) if self.generator is not None and inexact else result
+        return tree_map(self.rounded, result) if inexact else result
 
     def argument(self, value: object) -> Argument:
         """An argument, or the dtype that it names, at least as wide as ``dtype``; a device is where all runs."""
+        if isinstance(value, torch.fx.Node):
+            value = self.env[value]
+        if isinstance(value, torch.Tensor):
+            dtype = wider(value.dtype, self.dtype)
+            return value if dtype == value.dtype else value.to(dtype)
         if isinstance(value, torch.dtype):
             return wider(value, self.dtype)
-        if isinstance(value, torch.device):
-            return self.device
-        if isinstance(value, torch.Tensor) and wider(value.dtype, self.dtype) != value.dtype:
-            return value.to(wider(value.dtype, self.dtype))
-        return value
+        return self.device if isinstance(value, torch.device) else value
 
     def rounded(self, value: object) -> Argument:
         """A result as another rounding might have it."""
@@ -113,6 +131,16 @@ class Eager(torch.fx.Interpreter):
             return value
         draw = torch.rand(value.shape, generator=self.generator, device=self.device, dtype=value.dtype)
         return value * (1 + self.noise * (2 * draw - 1))
+
+
+def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """For each node, what nothing reads after it, itself maybe; what the graph returns is in none."""
+    read = set(graph.output_node().all_input_nodes)
+    found = dict[torch.fx.Node, list[torch.fx.Node]]()
+    for node in reversed(graph.nodes):
+        found[node] = [n for n in (node, *node.all_input_nodes) if n not in read]
+        read.update(found[node])
+    return found
 
 
 def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:

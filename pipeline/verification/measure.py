@@ -20,7 +20,7 @@ from pipeline.runtime.state import buffer
 from pipeline.trt import CAPABILITIES, has_gpu
 from pipeline.verification.bounds import MULTIPLE, judged
 from pipeline.verification.loaded import check_comparable
-from pipeline.verification.reference import NotComparableError, Reference, random_outputs
+from pipeline.verification.reference import NotComparableError, Reference, bounds_of, random_outputs
 from pipeline.verification.samples import Given, samples
 from pipeline.version import __version__
 
@@ -62,11 +62,11 @@ class Comparison:
         tf32 = executor == "tensorrt" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
         device = torch.device("cuda", torch.cuda.current_device()) if executor == "tensorrt" else torch.device("cpu")
         found, skipped = list[Reference](), dict[str, str]()
-        tried = samples(program, source, inputs)
+        tried, bounds = samples(program, source, inputs), bounds_of(source, device, tf32, multiple)
         for i, sample in enumerate(tried):
             report(i, 2 * len(tried), f"eager, {sample.name}")
             try:
-                found.append(Reference.of(sample, source, program.parameters, device, tf32, multiple))
+                found.append(Reference.of(sample, source, program.parameters, device, tf32, bounds))
             except NotComparableError as error:
                 skipped[sample.name] = error.message
         random = {i: RANDOM for i, is_random in enumerate(random_outputs(program)) if is_random}

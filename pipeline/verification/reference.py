@@ -50,15 +50,13 @@ class Reference:
         parameters: Mapping[str, torch.Tensor],
         device: torch.device,
         tf32: bool,
-        multiple: float,
+        bounds: tuple[Bound, ...],
     ) -> Reference:
-        """The results of eager, and of the widest dtype that runs.
+        """The results of eager, and of the widest dtype that runs. ``bounds``: see `bounds_of`.
 
         Raises:
             NotComparableError: eager does not take the inputs.
         """
-        products: Products = "cpu" if device.type == "cpu" else "tf32" if tf32 else "ieee"
-        bounds = tuple(Bound(dtype, products, multiple) for dtype in coarsest(source))
         with products_in_tf32(tf32):
             leaves, eager = _eager(sample, source, parameters, device)
         with products_in_tf32(False):
@@ -138,6 +136,12 @@ def _changed(value: torch.Tensor, exact: torch.Tensor, noise: float) -> torch.Te
     finite = exact[exact.isfinite()]
     size = float(finite.abs().max()) if finite.numel() else 1.0
     return (value - exact).abs().nan_to_num(0.0) > FLIPS * noise * (size or 1.0)
+
+
+def bounds_of(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
+    """The bound of each output of a program."""
+    products: Products = "cpu" if device.type == "cpu" else "tf32" if tf32 else "ieee"
+    return tuple(Bound(dtype, products, multiple) for dtype in coarsest(source))
 
 
 def coarsest(program: Program) -> list[torch.dtype]:

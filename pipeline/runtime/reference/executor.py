@@ -122,13 +122,16 @@ class _Machine:
         return root.values
 
     def home(self, name: str, frame: Frame) -> Frame:
-        return frame.home(self.flow.inside.get(name, ()))
+        return frame if frame.parent is None else frame.home(self.flow.inside.get(name, ()))
 
     def get(self, name: str, frame: Frame) -> torch.Tensor | None:
         return self.home(name, frame).values.get(name)
 
     def demand(self, name: str, frame: Frame) -> torch.Tensor:
         """The value of a tensor, with whatever must run first; by a stack, since networks are deep."""
+        value = self.get(name, frame)
+        if value is not None:
+            return value
         stack = [name]
         while stack:
             if self.get(stack[-1], frame) is not None:

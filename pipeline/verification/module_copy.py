@@ -1,0 +1,55 @@
+"""Copy a module to call it: over the same parameters, with buffers and other state of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pipeline.aten.types import Argument, Target
+
+ATOMS: Final = (type(None), bool, int, float, str, torch.dtype, torch.device)
+HOOKS: Final = ("__deepcopy__", "__copy__", "__getnewargs__", "__getnewargs_ex__")
+"""By which a class says how it is copied."""
+
+
+def copied(module: torch.nn.Module) -> torch.nn.Module:
+    """Return what ``copy.deepcopy`` gives, but with the module's own parameters.
+
+    deepcopy follows twenty fields of each part, most of them mappings of hooks that are empty; of parts without a way
+    of their own to be copied these are made here, in a third of the time.
+    """
+    memo: dict[int, Any] = {id(p): p for p in module.parameters()}
+    parts = [part for part in module.modules() if _is_plain(type(part))]
+    memo |= {id(part): object.__new__(type(part)) for part in parts}
+    with _Detached():
+        for part in parts:
+            memo[id(part)].__setstate__({name: _value(value, memo) for name, value in part.__getstate__().items()})
+        return copy.deepcopy(module, memo)
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether modules of a class are copied as any object, from what ``torch.nn.Module`` says their state is."""
+    reduced = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    stated = kind.__getstate__ is torch.nn.Module.__getstate__
+    return reduced and stated and not any(hasattr(kind, name) for name in HOOKS)
+
+
+def _value(value: object, memo: dict[int, Any]) -> object:
+    if type(value) in ATOMS:
+        return value
+    if type(value) in (dict, OrderedDict) and not value:
+        return memo.setdefault(id(value), type(value)())
+    return copy.deepcopy(value, memo)
+
+
+class _Detached(TorchFunctionMode):
+    """While a module is copied: what was computed from parameters, which torch does not copy, is detached first."""
+
+    def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
+        if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
+            return args[0].detach().clone()
+        return func(*args, **(kwargs or {}))
