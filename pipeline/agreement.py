@@ -19,7 +19,8 @@ class OutputAgreement:
         where that is 0). Infinite where only one of the two is NaN or infinite, and for numbers that have to be equal.
     eager_error: the same of eager PyTorch in the model's own dtypes.
     bound: what the program's error may be.
-    exact: what both are measured against: ``float64``, ``float32``, or ``eager`` where it runs in no other dtype.
+    exact: what both are measured against: ``float64``, ``float32``, or ``eager`` where it runs in no other dtype, or
+        where the program is so near to it that no other decides anything.
     elements, undecided: how many elements the output has, and how many of them are left out because rounding decides
         them: they change when products are rounded otherwise (a near tie of ``argmax``, say).
     raised: what the program raises in the place of giving it; empty if it runs.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Recipe:
     steps: tuple[Step, ...] = ()
     dtype: torch.dtype | None = field(default=None)
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters it reads, in order of first use."""
         made = {step.name for step in self.steps}

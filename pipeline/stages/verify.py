@@ -113,10 +113,11 @@ def verify(
     """Return a stage that compares the program with eager PyTorch: ``pipeline.default() | pipeline.verify()``.
 
     Both run on the same inputs, at the smallest, optimal and largest sizes that the program takes, and are measured
-    against float64. An output of the program may be off by ``multiple`` times eager's own error in the model's dtypes,
-    plus a floor, at the output's largest magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 where its products are TF32
-    (eager then computes its own so), and 4 units in the last place of halves. Integers and bools have to be equal. What
-    changes when products are rounded otherwise is left out, and counted.
+    against float64; at the smallest and largest only where they differ by more than the floor. An output of the program
+    may be off by ``multiple`` times eager's own error in the model's dtypes, plus a floor, at the output's largest
+    magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 where its products are TF32 (eager then computes its own so), and
+    4 units in the last place of halves. Integers and bools have to be equal. What changes when products are rounded
+    otherwise is left out, and counted.
 
     Eager runs the graph that torch.export made of the model. Where the module is still there, a copy of it is called
     with the same inputs and has to agree with that graph within the same bounds. Where it does not, no engine is at

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import torch
 from attrs import evolve
@@ -17,7 +16,7 @@ from pipeline.errors import worded
 from pipeline.frontend.origin import Original, modes, origin_of
 from pipeline.program import Output, Program
 from pipeline.runtime.ambient import autocast_in, without_autocast
-from pipeline.verification.bounds import MULTIPLE, judged
+from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.eager import products_in_tf32
 from pipeline.verification.measure import Comparison
 from pipeline.verification.module_copy import copied
@@ -104,16 +103,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _rows(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[OutputAgreement]:
     """The rows of a sample, by this copy of the module."""
-    given = _results(comparison, program, reference, module)
-    exact = reference.exact or (None,) * len(given)
-    rows = list[OutputAgreement]()
-    for i, (a, b, c) in enumerate(zip(given, reference.eager, exact, strict=True)):
-        row = OutputAgreement(comparison.names[i], reference.sample.name, exact=reference.against, source="module")
-        if i in comparison.unjudged:
-            rows.append(evolve(row, unjudged=comparison.unjudged[i]))
-        else:
-            rows.append(judged(row, reference.bounds[i], a, b, c, partial(reference.varies, i)))
-    return rows
+    return comparison.judged(reference, _results(comparison, program, reference, module), "module")
 
 
 def _results(comparison: Comparison, program: Program, reference: Reference, module: Original) -> list[Leaf]:

@@ -102,13 +102,14 @@ class Eager:
 
     def called(self, node: torch.fx.Node) -> Argument:
         """The result of an operator."""
-        target: Target = node.target
+        target = node.target
         if target in ASSERTS:
             return None
         args, kwargs = map_aggregate(node.args, self.argument), map_aggregate(node.kwargs, self.argument)
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.device}
-        result = ANY_LAYOUT.get(target, target)(*args, **kwargs)
+        chosen: Target = ANY_LAYOUT.get(target, target)
+        result = chosen(*args, **kwargs)
         if self.generator is None:
             return result
         inexact = does(target) in INEXACT or name_of(target) in INEXACT_NAMES

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -18,7 +18,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program
 from pipeline.runtime.state import buffer
 from pipeline.trt import CAPABILITIES, has_gpu
-from pipeline.verification.bounds import MULTIPLE, judged
+from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.loaded import check_comparable
 from pipeline.verification.reference import NotComparableError, Reference, bounds_of, random_outputs
 from pipeline.verification.samples import Given, samples
@@ -93,19 +93,22 @@ class Comparison:
             return self._rows(modules(), reference)
         except (RuntimeError, ValueError, TypeError) as error:
             said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-            empty = OutputAgreement("", reference.sample.name, float("inf"), exact=reference.against, raised=said)
+            empty = OutputAgreement("", reference.sample.name, float("inf"), raised=said)
             return [evolve(empty, output=name) for name in self.names]
 
     def _rows(self, module: CompiledModule, reference: Reference) -> list[OutputAgreement]:
         ours = results_of(module, reference)
-        exact = reference.exact or (None,) * len(ours)
+        return self.judged(reference, ours)
+
+    def judged(
+        self, reference: Reference, ours: Sequence[Leaf], source: Literal["graph", "module"] = "graph"
+    ) -> list[OutputAgreement]:
+        """The rows of a sample, of what ``source`` gives for it."""
         rows = list[OutputAgreement]()
-        for i, (a, b, c) in enumerate(zip(ours, reference.eager, exact, strict=True)):
-            row = OutputAgreement(self.names[i], reference.sample.name, exact=reference.against)
-            if i in self.unjudged:
-                rows.append(evolve(row, unjudged=self.unjudged[i]))
-            else:
-                rows.append(judged(row, reference.bounds[i], a, b, c, partial(reference.varies, i)))
+        for i, (name, value) in enumerate(zip(self.names, ours, strict=True)):
+            row = OutputAgreement(name, reference.sample.name, source=source)
+            unjudged = self.unjudged.get(i)
+            rows.append(evolve(row, unjudged=unjudged) if unjudged else reference.judged(row, i, value))
         return rows
 
 

@@ -13,7 +13,8 @@ from pipeline.aten.types import Argument, Target
 
 ATOMS: Final = (type(None), bool, int, float, str, torch.dtype, torch.device)
 HOOKS: Final = ("__deepcopy__", "__copy__", "__getnewargs__", "__getnewargs_ex__")
-"""By which a class says how it is copied."""
+STATE: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
+"""By which a class says how it is copied, and what its state is."""
 
 
 def copied(module: torch.nn.Module) -> torch.nn.Module:
@@ -33,9 +34,8 @@ def copied(module: torch.nn.Module) -> torch.nn.Module:
 
 def _is_plain(kind: type) -> bool:
     """Whether modules of a class are copied as any object, from what ``torch.nn.Module`` says their state is."""
-    reduced = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-    stated = kind.__getstate__ is torch.nn.Module.__getstate__
-    return reduced and stated and not any(hasattr(kind, name) for name in HOOKS)
+    known = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in STATE)
+    return known and not any(hasattr(kind, name) for name in HOOKS)
 
 
 def _value(value: object, memo: dict[int, Any]) -> object:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from pipeline.agreement import OutputAgreement
 from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import draws_random
 from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
-from pipeline.verification.bounds import Bound, Products, Varied
+from pipeline.verification.bounds import Bound, Products, Varied, judged
 from pipeline.verification.eager import Eager, ancestors, products_in_tf32
 from pipeline.verification.samples import Sample
 
@@ -25,11 +26,17 @@ FLIPS: Final = 32.0
 """A float that rounding decides changes by so many times what it was rounded by; others change by a few times it."""
 
 
+LATER: Final = ("smallest", "largest")
+"""Samples whose exact results are computed when they are asked for."""
+
+
 @frozen(slots=False)
 class Reference:
     """The results of one sample, in the order of the program's outputs.
 
     eager: in the model's own dtypes. exact: in ``against``; None where no wider dtype runs. bounds: of each output.
+
+    float64 takes longer than all else, so at the smallest and largest sizes it is computed when a judge asks for it.
     """
 
     sample: Sample
@@ -38,8 +45,6 @@ class Reference:
     device: torch.device
     inputs: tuple[Leaf, ...] = field(eq=False, repr=False)
     eager: tuple[Leaf, ...] = field(eq=False, repr=False)
-    exact: tuple[Leaf, ...] | None = field(eq=False, repr=False)
-    against: str
     bounds: tuple[Bound, ...]
 
     @classmethod
@@ -52,16 +57,47 @@ class Reference:
         tf32: bool,
         bounds: tuple[Bound, ...],
     ) -> Reference:
-        """The results of eager, and of the widest dtype that runs. ``bounds``: see `bounds_of`.
+        """The results of eager, and of the widest dtype that runs where it is not left for later. ``bounds``: see
+        `bounds_of`.
 
         Raises:
             NotComparableError: eager does not take the inputs.
         """
         with products_in_tf32(tf32):
             leaves, eager = _eager(sample, source, parameters, device)
+        made = cls(sample, source, parameters, device, leaves, eager, bounds)
+        if sample.name not in LATER:
+            _ = made.exact  # while no engine is in the GPU's memory
+        return made
+
+    @property
+    def exact(self) -> tuple[Leaf, ...] | None:
+        """The results in ``against``, the widest dtype that runs; None where that is eager's own."""
+        return self._widest[0]
+
+    @property
+    def against(self) -> str:
+        """What errors are measured against: a dtype, or ``eager``."""
+        return self._widest[1]
+
+    @cached_property
+    def _widest(self) -> tuple[tuple[Leaf, ...] | None, str]:
         with products_in_tf32(False):
-            exact, against = _exact(leaves, source, parameters, device, bounds)
-        return cls(sample, source, parameters, device, leaves, eager, exact, against, bounds)
+            return _exact(self.inputs, self.source, self.parameters, self.device, self.bounds)
+
+    def judged(self, row: OutputAgreement, output: int, ours: Leaf) -> OutputAgreement:
+        """The row of an output with its errors.
+
+        What is within the floor of eager is within the bound, whatever the exact output e is: with the error E of eager
+        and sizes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``.
+        """
+        bound, eager = self.bounds[output], self.eager[output]
+        if self.sample.name in LATER and bound.multiple >= 1 + bound.floor:
+            found = judged(row, bound, ours, eager, None)
+            if found.holds:
+                return found
+        exact = None if self.exact is None else self.exact[output]
+        return judged(evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.varies, output))
 
     def varies(self, output: int) -> Varied | None:
         """What rounding decides of an output."""

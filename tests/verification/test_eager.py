@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.verification.eager import Eager
+from pipeline.verification.eager import Eager, last_uses
 
 CPU = torch.device("cpu")
 
@@ -72,3 +72,14 @@ def test_noise_changes_products_only_as_much(noise: float) -> None:
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2]) == (noise == 0)
     assert float(((runs[2] - runs[0]) / runs[0]).abs().max()) <= 2.1 * noise
+
+
+def test_values_are_let_go_of_after_their_last_use_and_results_are_kept() -> None:
+    program = pipeline.capture(Everything().eval(), (torch.randn(3, 6), torch.arange(3), 2.0))
+    order, gone = [n for n in program.graph.nodes if n.op != "output"], last_uses(program.graph)
+    returned = set(program.graph.output_node().all_input_nodes)
+    let_go = [n for node in order for n in gone[node]]
+    assert len(let_go) == len(set(let_go)) and set(let_go) == set(order) - returned
+    for place in range(len(order)):
+        left = {n for later in order[place + 1 :] for n in later.all_input_nodes}
+        assert not left & {n for before in order[: place + 1] for n in gone[before]}

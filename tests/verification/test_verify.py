@@ -13,6 +13,7 @@ from torch.export import Dim
 import pipeline
 from pipeline.agreement import Agreement
 from pipeline.stages import unbuilt
+from pipeline.verification.eager import Eager
 from tests.meta.executor_faults import factor, one_size, planted
 from tests.meta.executor_models import compiled
 
@@ -41,8 +42,43 @@ def test_the_record_says_what_was_measured() -> None:
     assert {row.sample for row in agreement.rows} == {"smallest", "optimal", "largest"} == set(agreement.sizes)
     assert agreement.sizes["largest"] == {"ids.shape[0]": 5, "ids.shape[1]": 9}
     assert {"pipeline", "torch"} < set(agreement.versions)
-    assert all(row.exact == "float64" and row.error <= row.bound for row in agreement.rows)
+    assert all(row.error <= row.bound for row in agreement.rows)
+    assert {row.exact for row in agreement.rows if row.sample == "optimal"} == {"float64"}
     assert found == compiled("tokens")
+
+
+def runs_in(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype | None]:
+    """The dtypes that eager runs in from now on, in order; None is the model's own."""
+    found: list[torch.dtype | None] = []
+    call = Eager.__call__
+
+    def noted(self: Eager, inputs: Any) -> Any:
+        found.append(self.dtype)
+        return call(self, inputs)
+
+    monkeypatch.setattr(Eager, "__call__", noted)
+    return found
+
+
+def test_float64_runs_at_the_ends_only_where_the_floor_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = runs_in(monkeypatch)
+    agreement = verify()(compiled("tokens")).agreement
+    assert found.count(None) == 3 and found.count(torch.float64) == 1
+    ends = [row for row in agreement.rows if row.sample != "optimal"]
+    assert {row.exact for row in ends} == {"eager"} and all(row.error <= row.bound < 1e-5 for row in ends)
+
+
+def test_beyond_the_floor_float64_decides_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = runs_in(monkeypatch)
+    with planted(one_size, "SOFTMAX"), pytest.warns(pipeline.AgreementWarning):
+        agreement = verify("warn", module=False)(compiled("tokens")).agreement
+    assert found.count(torch.float64) > 2
+    assert {row.exact for row in agreement.rows if not row.holds} == {"float64"}
+
+
+def test_below_a_multiple_of_one_and_the_floor_float64_decides_all() -> None:
+    agreement = verify("warn", multiple=1)(compiled("tokens")).agreement
+    assert {row.exact for row in agreement.rows} == {"float64"}
 
 
 def test_verify_raises_naming_output_size_errors_and_how_to_go_on() -> None:

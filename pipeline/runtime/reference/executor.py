@@ -111,10 +111,12 @@ class _Machine:
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         root = Frame(inputs)
         for layer in self.plan.steps:
-            for tensor in layer.outputs:
-                self.demand(tensor.name, root)
-            if not layer.outputs:
+            ready = layer.kind not in FLOW and all(name is None or name in root.values for name in layer.inputs)
+            if not layer.outputs or (ready and layer.outputs[0].name not in root.values):
                 self.execute(layer, root)
+            else:
+                for tensor in layer.outputs:
+                    self.demand(tensor.name, root)
             for name in self.plan.last_uses.get(layer.name, ()):
                 root.values.pop(name, None)
         for tensor in self.plan.network.outputs:

@@ -73,9 +73,15 @@ def convolution(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
     values = wide(_images(layer, x))
     kernel, bias = _kernel(layer, values, inputs, weights)
     dilations = layer.attribute("dilation_nd")
-    values = padded(values, window_pads(layer, values.shape[2:], _extents(kernel.shape[2:], dilations)))
+    pads = window_pads(layer, values.shape[2:], _extents(kernel.shape[2:], dilations))
+    around = tuple(before for before, _ in pads)
+    if min(around) < 0 or any(before != after for before, after in pads):
+        values, around = padded(values, pads), (0,) * len(pads)
     convolve = functional.conv2d if kernel.dim() == 4 else functional.conv3d
-    result = convolve(values, kernel, bias, layer.attribute("stride_nd"), 0, dilations, layer.attribute("num_groups"))
+    groups = layer.attribute("num_groups")
+    result = convolve(values, kernel, None, layer.attribute("stride_nd"), around, dilations, groups)
+    if bias is not None:  # by itself: torch has a kernel for each convolution with one and without, and makes it first
+        result += bias.reshape(-1, *(1,) * len(pads))
     return (_as_before(result, x),)
 
 
