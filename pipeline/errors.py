@@ -4,7 +4,7 @@ import os
 import re
 import traceback
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -275,7 +275,13 @@ def source_line(node: torch.fx.Node) -> str:
 
 def line_of(meta: Mapping[str, Any]) -> str:
     """`source_line` of a node that has this `meta`."""
-    frames = list(_FRAME.finditer(meta.get("stack_trace") or ""))
+    return _line_of(meta.get("stack_trace") or "")
+
+
+@lru_cache(256)
+def _line_of(trace: str) -> str:
+    """The line of a stack trace; nodes of one call have the same."""
+    frames = list(_FRAME.finditer(trace))
     if not frames:
         return ""
     frame = next((f for f in reversed(frames) if not f["file"].startswith((_torch_folder(), "<"))), frames[-1])

@@ -12,7 +12,7 @@ import torch
 from attrs import field, frozen
 
 from pipeline.artifact.engine_entry import Buffer, unpacked
-from pipeline.artifact.engine_key import tensor_digest
+from pipeline.artifact.engine_key import bytes_digest, tensor_bytes, tensor_digest
 from pipeline.artifact.engine_store import FileStore
 from pipeline.artifact.program_key import place
 from pipeline.artifact.sums import THREADS
@@ -20,6 +20,8 @@ from pipeline.program import version
 
 MOST: Final = 64
 """A hint names no more engines than this."""
+SMALL: Final = 1 << 16
+"""Bytes that are hashed faster than a thread is asked to."""
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -43,15 +45,28 @@ class Begun:
     @classmethod
     def of(cls, model: object, files: FileStore, hint: str) -> Begun:
         """Begin for a model, and for the engines that the entry of a hint names."""
-        begun = cls(ThreadPoolExecutor(max(1, THREADS - 1)))
-        for tensor in _tensors(model):
-            plain = type(tensor) in PLAIN and not tensor.is_meta and tensor.layout == torch.strided
-            if plain and not tensor.is_inference():  # torch does not count writes to those
-                digest = begun.threads.submit(tensor_digest, tensor)
-                begun.hashed.setdefault(place(tensor), Hashed(tensor, version(tensor), digest))
+        begun = cls(ThreadPoolExecutor(max(2, THREADS - 1)))
         for key in engines_of(_quietly(files.load, hint)) if hint else ():
             begun.plans[key] = begun.threads.submit(_quietly, plan_of, files, key)
+        for tensor in _tensors(model):
+            plain = type(tensor) in PLAIN and not tensor.is_meta and tensor.layout == torch.strided
+            counts = plain and not tensor.is_inference()  # torch does not count writes to inference tensors
+            if counts and (at := place(tensor)) not in begun.hashed:
+                begun.hashed[at] = Hashed(tensor, version(tensor), begun.digest(tensor))
         return begun
+
+    def digest(self, tensor: torch.Tensor) -> Future[str]:
+        """The digest of a tensor; a small one is hashed at once. A thread gets bytes, and hashes them in one call: each
+        step more would wait for the thread that captures to let go of Python's lock."""
+        near = tensor.device.type == "cpu" and tensor.is_contiguous()
+        data = _quietly(tensor_bytes, tensor) if near else None
+        if data is None:
+            return self.threads.submit(tensor_digest, tensor)
+        if data.nbytes > SMALL:
+            return self.threads.submit(bytes_digest, data)
+        done: Future[str] = Future()
+        done.set_result(bytes_digest(data))
+        return done
 
     def known(self, tensor: torch.Tensor) -> str | None:
         """The digest of a tensor's values, if it was hashed and has not been written to since."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from itertools import repeat
 from typing import Any, Literal, TypeAlias, Union
 
 import attrs
@@ -70,6 +71,7 @@ def rule(kind: Any) -> Rule:
 def _record(kind: type) -> Rule:
     rules: dict[str, Rule] = {}
     fields = {field.name: field for field in attrs.fields(kind) if field.init}
+    defaults = {name: _default(field) for name, field in fields.items()}
 
     def known() -> dict[str, Rule]:  # later, since records may hold records of their own kind
         if not rules:
@@ -79,14 +81,20 @@ def _record(kind: type) -> Rule:
 
     def write(value: object) -> Any:
         rows = ((name, each, getattr(value, name)) for name, each in known().items())
-        return {name: each.write(v) for name, each, v in rows if not _is_default(fields[name], v)}
+        return {name: each.write(v) for name, each, v in rows if not _is_default(defaults[name], v)}
 
     def read(data: JsonData) -> Any:
         if not isinstance(data, dict):
             raise MalformedError(f"a {kind.__name__} is due, not {_shown(data)}")
-        if unknown := [name for name in data if name not in fields]:
-            raise MalformedError(f"a {kind.__name__} has no {unknown[0][:40]!r}")
-        found = {name: at(name, known()[name].read, value) for name, value in data.items()}
+        if not data.keys() <= fields.keys():
+            unknown = next(name for name in data if name not in fields)
+            raise MalformedError(f"a {kind.__name__} has no {unknown[:40]!r}")
+        readers, found, name = known(), {}, ""
+        try:
+            for name, value in data.items():
+                found[name] = readers[name].read(value)
+        except ArtifactError as error:
+            raise _placed(error, name) from None
         try:
             return kind(**found)
         except (TypeError, ValueError) as error:
@@ -95,23 +103,43 @@ def _record(kind: type) -> Rule:
     return Rule(write, read)
 
 
-def _is_default(field: Any, value: object) -> bool:
-    default = field.default
-    if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
-        default = default.factory()
-    return type(value) is type(default) and (value is default or repr(value) == repr(default))
+def _default(field: attrs.Attribute[JsonData]) -> object:
+    """The default of a field, made once; `NOTHING` of one that has none."""
+    default: JsonData = field.default
+    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+
+
+def _is_default(default: object, value: object) -> bool:
+    """Whether a value is the default of its field. What is empty is told without printing the value."""
+    if value is default or type(value) is not type(default):
+        return value is default
+    return not value if not default and type(default) is not float else repr(value) == repr(default)
 
 
 def at(place: object, read: Convert, data: JsonData) -> Any:
     """Reads a part; an error says where the part is."""
     try:
         return read(data)
-    except MalformedError as error:
-        raise MalformedError(error.why, f"{place}.{error.place}" if error.place else str(place), error.hint) from None
-    except MissingOperatorError:
-        raise
     except ArtifactError as error:
-        raise MalformedError(error.message, str(place), error.hint) from None
+        raise _placed(error, place) from None
+
+
+def _placed(error: ArtifactError, place: object) -> ArtifactError:
+    """The error of a part, with where the part is; an operator that is not there is missing anywhere."""
+    if isinstance(error, MalformedError):
+        return MalformedError(error.why, f"{place}.{error.place}" if error.place else str(place), error.hint)
+    return error if isinstance(error, MissingOperatorError) else MalformedError(error.message, str(place), error.hint)
+
+
+def _each(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
+    """The parts of a list, each by its rule."""
+    found = []
+    try:
+        for each, part in zip(rules, data, strict=False):
+            found.append(each.read(part))
+    except ArtifactError as error:
+        raise _placed(error, len(found)) from None
+    return tuple(found)
 
 
 def _exact(kind: type) -> Rule:
@@ -155,19 +183,16 @@ def _tuple(kinds: tuple[object, ...]) -> Rule:
         inner = rule(kinds[0])
         return Rule(
             lambda value: [inner.write(v) for v in value],
-            lambda data: tuple(at(i, inner.read, part) for i, part in enumerate(_list(data))),
+            lambda data: _each(repeat(inner), _list(data)),
         )
     rules = [rule(kind) for kind in kinds]
-    return Rule(
-        lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)],
-        lambda data: tuple(at(i, each.read, part) for i, (each, part) in enumerate(_pairs(rules, data))),
-    )
 
+    def read(data: JsonData) -> Any:
+        if len(_list(data)) != len(rules):
+            raise MalformedError(f"{len(rules)} elements are due, not {len(data)}")
+        return _each(rules, data)
 
-def _pairs(rules: list[Rule], data: JsonData) -> list[tuple[Rule, Any]]:
-    if len(_list(data)) != len(rules):
-        raise MalformedError(f"{len(rules)} elements are due, not {len(data)}")
-    return list(zip(rules, data, strict=True))
+    return Rule(lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)], read)
 
 
 def _mapping(key: Any, value: Any) -> Rule:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -65,6 +66,7 @@ def written(expr: Any) -> JsonData:
     return [name if expr.func(*expr.args) == expr else f"{name}!", *args]
 
 
+@lru_cache(1024)
 def _symbol(expr: Any) -> list[JsonData]:
     """A symbol with what is assumed of it, without what follows from that."""
     known = [name for name in ASSUMPTIONS if getattr(expr, f"is_{name}")]
@@ -95,7 +97,7 @@ def read(data: JsonData) -> Any:
         raise ArtifactError(f"{str(data)[:80]} is no expression")
     head, *rest = data
     if head == "Symbol":
-        return _read_symbol(rest)
+        return _read_symbol(*rest) if all(type(part) is str for part in rest) else _read_symbol()
     args = list(map(read, rest))
     if head == "Rational" and len(args) == 2 and all(a.is_Integer for a in args) and args[1] != 0:
         return sympy.Rational(*args)
@@ -108,10 +110,10 @@ def read(data: JsonData) -> Any:
         raise ArtifactError(f"{str(data)[:80]} is no expression: {type(error).__name__}") from None
 
 
-def _read_symbol(rest: list[JsonData]) -> sympy.Symbol:
-    name, *assumed = rest or [""]
-    if not isinstance(name, str) or not NAME.fullmatch(name) or not {*map(str, assumed)} <= {*ASSUMPTIONS}:
-        raise ArtifactError(f"{str(rest)[:80]} is no symbol")
+@lru_cache(1024)
+def _read_symbol(name: str = "", *assumed: str) -> sympy.Symbol:
+    if not NAME.fullmatch(name) or not {*assumed} <= {*ASSUMPTIONS}:
+        raise ArtifactError(f"{name[:80]!r} is no symbol")
     return sympy.Symbol(name, **dict.fromkeys(assumed, True))
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias, get_type_hints
 
 import torch
@@ -115,27 +115,34 @@ def _rows(graph: graphs.KeptGraph) -> Iterator[graphs.KeptNode]:
 
 def _strides(value: object) -> JsonData:
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-        return [*map(str, value.stride()), value.requires_grad]
+        sizes = (step if isinstance(step, int) else _printed(step.node.expr) for step in value.stride())
+        return [*sizes, value.requires_grad]
     return list(map(_strides, value)) if isinstance(value, (tuple, list)) else None
+
+
+@lru_cache(1024)
+def _printed(expr: object) -> str:
+    """A size, which sympy takes long to print."""
+    return str(expr)
 
 
 def _values(tensors: Mapping[str, torch.Tensor], known: Known) -> Iterator[str]:
     """A line for each tensor: its name, its form, the digest of its values, and which others lie in its place."""
-    places: dict[tuple[object, ...], str] = {}
+    owners: dict[tuple[object, ...], str] = {}
+    places: dict[str, str] = {}
     for name, tensor in tensors.items():
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.is_meta:
             raise NoIdentityError(f"{name} is a {type(tensor).__name__} whose values cannot be read")
-        places.setdefault(place(tensor), name)
-    first = {name: tensors[name] for name in places.values()}
+        places[name] = owners.setdefault(place(tensor), name)
+    first = {name: tensors[name] for name in owners.values()}
     found = {name: digest for name, tensor in first.items() if (digest := known(tensor)) is not None}
     try:
         found |= digests({name: tensor for name, tensor in first.items() if name not in found})
     except (RuntimeError, TypeError) as error:
         raise NoIdentityError(f"the values of a tensor cannot be read: {error}") from None
     for name, tensor in tensors.items():
-        owner = places[place(tensor)]
         form = f"{tensor.dtype} {list(tensor.shape)} {tensor.stride()} {tensor.device} {tensor.requires_grad}"
-        yield f"{name!r} {form} {owner!r} {found[owner]}"
+        yield f"{name!r} {form} {places[name]!r} {found[places[name]]}"
 
 
 def _digest(*parts: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import sympy
@@ -178,10 +179,17 @@ def written(value: object) -> JsonData:
         return written_float(value)
     if isinstance(value, list):
         return _written_all(value)
-    for kind, name, write in _WRITE:
-        if isinstance(value, kind):
-            return {name: write(value)}
-    raise ArtifactError(f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be kept")
+    name, write = _form(type(value))  # type: ignore[arg-type]
+    return {name: write(value)}
+
+
+@cache
+def _form(kind: type) -> tuple[str, Callable[[object], JsonData]]:
+    """How values of a type are written, after the first row of the table that the type is in."""
+    for kinds, name, write in _WRITE:
+        if issubclass(kind, kinds):
+            return name, write
+    raise ArtifactError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be kept")
 
 
 def read(data: JsonData) -> Any:
