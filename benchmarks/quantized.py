@@ -100,7 +100,7 @@ def attempted(name: str, way: str, capability: str, options: argparse.Namespace)
     """The row of a model, way and compute capability; one that fails says why."""
     try:
         return [row(name, way, capability, options)]
-    except (pipeline.PipelineError, RuntimeError) as problem:
+    except Exception as problem:  # what a library raises as well: one row fails, not all
         failed = {"model": name, "way": way, "capability": capability or "here"}
         return [failed | {"failed": f"{type(problem).__name__}: {str(problem)[:300]}"}]
 
