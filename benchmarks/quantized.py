@@ -59,6 +59,7 @@ def row(name: str, way: str, capability: str, options: argparse.Namespace) -> di
         "model": name,
         "way": way,
         "capability": capability or "here",
+        "layers": options.layers,
         "engines": len(compiled.engines),
         "fallbacks": len(compiled.coverage.fallback),
         "engine_bytes": sum(engine.nbytes for engine in compiled.engines),
@@ -69,7 +70,7 @@ def row(name: str, way: str, capability: str, options: argparse.Namespace) -> di
         "pairs": len(pairs),
         "pairs_fused": sum(bool(pair.fused) for pair in pairs),
         "not_fused": sorted({kind(pair) for pair in compiled.quantization if not pair.fused}),
-        **called(compiled, ready, way, options.errors),
+        **called(compiled, ready, way, options),
     }
 
 
@@ -78,18 +79,18 @@ def kind(pair: Any) -> str:
     return f"{pair.type} {pair.of}: {re.sub(r'__myl_[0-9A-Za-z_]+', 'kernel', pair.why)}"
 
 
-def called(compiled: pipeline.Compiled, ready: Made, way: str, errors: bool) -> dict[str, Any]:
-    """The error of a call; on a GPU the milliseconds of one, by a replayed graph, and of the model in eager where it
-    is not the one in floats, which has a row of its own."""
+def called(compiled: pipeline.Compiled, ready: Made, way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The error of a call; on a GPU the milliseconds of one, by a replayed graph. Those of the model in eager where it is
+    not the one in floats, which has a row of its own, and no other process keeps the host busy."""
     with torch.no_grad():
         if not torch.cuda.is_available():
-            return {"relative_error": error(compiled(*ready.args), ready)} if errors else {}
+            return {"relative_error": error(compiled(*ready.args), ready)} if options.errors else {}
         ready = evolve(ready, model=ready.model.cuda(), args=tuple(a.cuda() for a in ready.args))
         with torch.cuda.stream(torch.cuda.Stream()):
             call = partial(compiled.module(executor="tensorrt", cuda_graphs=True), *ready.args)
             found = {"relative_error": error(call(), ready)}
             calls = {"gpu_ms": call}
-            if way == PLAIN or WAYS[way].stage is None:
+            if options.processes == 1 and (way == PLAIN or WAYS[way].stage is None):
                 calls["eager_ms"] = partial(ready.model, *ready.args)
             with turn():
                 times = in_turns(calls, rest=REST)
