@@ -80,8 +80,8 @@ def kind(pair: Any) -> str:
 
 
 def called(compiled: pipeline.Compiled, ready: Made, way: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The error of a call; on a GPU the milliseconds of one, by a replayed graph. Those of the model in eager where it is
-    not the one in floats, which has a row of its own, and no other process keeps the host busy."""
+    """The error of a call; on a GPU the milliseconds of one, by a replayed graph. Those of the model in eager where it
+    is not the one in floats, which has a row of its own, and no other process keeps the host busy."""
     with torch.no_grad():
         if not torch.cuda.is_available():
             return {"relative_error": error(compiled(*ready.args), ready)} if options.errors else {}
