@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -63,19 +64,33 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         OSError: the file cannot be written.
     """
     place, tensors = Path(path), Tensors()
-    manifest, entries = described(compiled, tensors)
-    beside = None if os.fspath(weights) in (INSIDE, NONE) else Path(weights)
-    stored = KeptWeights()
-    if beside is not None:
-        stored = _weights_beside(beside, place, tensors)
-    elif os.fspath(weights) == INSIDE and tensors.by_key:
-        header = tensors.header()
-        entries[WEIGHTS] = (_chain(header, tensors), len(header) + tensors.nbytes, "")
-        stored = KeptWeights(entry=WEIGHTS)
-    with replacing(place) as file, Writer(file) as writer:
-        for name, (parts, size, digest) in entries.items():
-            writer.add(name, parts, size, digest)
-        writer.finish(text(codec.written(manifest(stored, FrozenDict(writer.digests)), Manifest)))
+    with replacing(place) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
+        plans = _kept_engines(compiled)[1]
+        begun = thread.submit(_add_all, writer, plans)
+        manifest, entries = described(compiled, tensors)
+        stored = _stored(os.fspath(weights), place, tensors, entries)
+        ended = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
+        begun.result()
+        data = codec.written(manifest(stored, FrozenDict()), Manifest)
+        ended.result()
+        data["entries"] = codec.written(FrozenDict(writer.digests), FrozenDict[str, str])
+        writer.finish(text(data))
+
+
+def _add_all(writer: Writer, entries: Entries) -> None:
+    for name, (parts, size, digest) in entries.items():
+        writer.add(name, parts, size, digest)
+
+
+def _stored(weights: str, place: Path, tensors: Tensors, entries: Entries) -> KeptWeights:
+    """Where the tensors are kept; in the file itself they are its last entry but one."""
+    if weights not in (INSIDE, NONE):
+        return _weights_beside(Path(weights), place, tensors)
+    if weights == NONE or not tensors.by_key:
+        return KeptWeights()
+    header = tensors.header()
+    entries[WEIGHTS] = (_chain(header, tensors), len(header) + tensors.nbytes, "")
+    return KeptWeights(entry=WEIGHTS)
 
 
 def _chain(header: bytes, tensors: Tensors) -> Iterator[Any]:
@@ -102,8 +117,7 @@ def text(data: object) -> bytes:
 def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
     """The manifest, but for where the weights are and the digests of the entries; and the entries."""
     program, partitioned = compiled.program, compiled.partitioned
-    entries: Entries = {}
-    engines = tuple(_engine(i, engine, entries) for i, engine in enumerate(compiled.engines))
+    engines, entries = _kept_engines(compiled)
     networks = [f"networks/{i}.json" for i in range(len(compiled.networks))]
     for name, network in zip(networks, compiled.networks, strict=True):
         _add_json(entries, name, network, Network)
@@ -147,6 +161,12 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
     return lambda weights, digests: made(weights=weights, entries=digests), entries
+
+
+def _kept_engines(compiled: Compiled) -> tuple[tuple[KeptEngine, ...], Entries]:
+    """What the manifest says of the engines, and their entries, which come first."""
+    entries: Entries = {}
+    return tuple(_engine(i, engine, entries) for i, engine in enumerate(compiled.engines)), entries
 
 
 def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:

@@ -15,6 +15,8 @@ from typing import BinaryIO, Self
 
 PIECE = 1 << 20
 """Bytes that are read, hashed and written at a time: what a core's cache holds."""
+SMALL = PIECE >> 3
+"""Bytes of a piece that is joined with its neighbours."""
 AHEAD = 16
 """Pieces that a writer may be ahead of a digest, and so the memory that waits for it."""
 THREADS = min(8, os.cpu_count() or 1)
@@ -27,6 +29,22 @@ def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
     """A part in pieces of `PIECE` bytes."""
     view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
     return (view[start : start + PIECE] for start in range(0, view.nbytes, PIECE))
+
+
+def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
+    """Parts in pieces of at most `PIECE` bytes. Small ones that follow each other are one: each is a step of every
+    thread that has to do with it."""
+    small, size = list[memoryview](), 0
+    for piece in (piece for part in parts for piece in pieces(part)):
+        if small and (piece.nbytes > SMALL or size + piece.nbytes > PIECE):
+            yield b"".join(small)
+            small, size = [], 0
+        if piece.nbytes > SMALL:
+            yield piece
+        else:
+            small, size = [*small, piece], size + piece.nbytes
+    if small:
+        yield b"".join(small)
 
 
 class _Line:
@@ -76,18 +94,18 @@ class SummedWriter:
         ``digest`` is the SHA-256 where it is known."""
         sha256, crc = hashlib.sha256(), [0]
 
-        def check(piece: memoryview) -> None:
+        def check(piece: memoryview | bytes) -> None:
             crc[0] = zlib.crc32(piece, crc[0])
 
-        acts: tuple[Callable[[memoryview], None], ...] = (check,) if digest else (check, sha256.update)
-        for piece in (piece for part in parts for piece in pieces(part)):
+        acts: tuple[Callable[[memoryview | bytes], None], ...] = (check,) if digest else (check, sha256.update)
+        for piece in blocks(parts):
             for line, act in zip(self.lines, acts, strict=False):
                 if size <= PIECE:
                     act(piece)
                 else:
                     line.put(partial(act, piece))
             self.file.write(piece)
-            self._sync(piece.nbytes)
+            self._sync(len(piece))
         for line in self.lines:
             line.done()
         return digest or sha256.hexdigest(), crc[0]
