@@ -1,4 +1,5 @@
-"""The container of a kept program: a zip file whose entries are stored, not compressed, and begin at multiples of 4096.
+"""The container of a kept program: a zip file whose entries begin at multiples of 4096. Text is deflated, all else is
+stored, so that it can be mapped. How long text is when it is inflated is told before, and bounded for a whole file.
 
 There is one way to write given entries, and only that is read: every byte outside the entries' data is compared with
 what the writer would have put there. The archive's comment is the SHA-256 of the manifest, the last entry; the manifest
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, Self
 
@@ -20,6 +22,9 @@ from pipeline.errors import ArtifactError
 
 ALIGNMENT = 4096
 MANIFEST = "manifest.json"
+TEXT = ".json"
+MOST_TEXT = 1 << 24
+"""Bytes that all deflated entries of a file have together when they are inflated; text beyond that is stored."""
 NAME = re.compile(r"[a-z]+(/[0-9]{1,6})?\.(json|plan|safetensors)", re.ASCII)
 
 _SMALL, _BIG = 0xFFFFFFFF, 1 << 62
@@ -32,12 +37,14 @@ _COMMENT = 64
 
 @frozen
 class Entry:
-    """An entry: where its header begins, how many bytes of data it has, and their CRC-32."""
+    """An entry: where its header begins, how many bytes it has in the file, the CRC-32 of its data, and how many bytes
+    the data has when it is inflated: None where it is stored."""
 
     name: str
     offset: int
     size: int
     crc: int = 0
+    inflated: int | None = None
 
     @property
     def data(self) -> int:
@@ -55,18 +62,22 @@ class Entry:
         wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if big else b""
         pad = -(self.offset + _LOCAL.size + len(name) + len(wide) + 6) % ALIGNMENT
         extra = wide + struct.pack("<HHH", 0xD935, 2 + pad, ALIGNMENT) + bytes(pad)
-        size = _SMALL if big else self.size
         made_for = 45 if big else 20
-        fields = (0x04034B50, made_for, 0, 0, 0, _DATE, self.crc, size, size, len(name), len(extra))
-        return _LOCAL.pack(*fields) + name + extra
+        return _LOCAL.pack(0x04034B50, made_for, *self._fields(), len(name), len(extra)) + name + extra
+
+    def _fields(self) -> tuple[int, ...]:
+        """What the local header and the directory both tell: flags, method, time, date, CRC-32, and the two sizes."""
+        size = min(self.size, _SMALL)
+        whole, method = (size, 0) if self.inflated is None else (self.inflated, 8)
+        return 0, method, 0, _DATE, self.crc, size, whole
 
     def row(self) -> bytes:
         """Its row in the directory at the end."""
         name, big, far = self.name.encode(), self.size >= _SMALL, self.offset >= _SMALL
         wide = struct.pack("<QQ", self.size, self.size) * big + struct.pack("<Q", self.offset) * far
         extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
-        size, offset, made_for = (_SMALL if big else self.size), (_SMALL if far else self.offset), 45 if wide else 20
-        fields = (0x02014B50, made_for, made_for, 0, 0, 0, _DATE, self.crc, size, size, len(name), len(extra))
+        offset, made_for = min(self.offset, _SMALL), 45 if wide else 20
+        fields = (0x02014B50, made_for, made_for, *self._fields(), len(name), len(extra))
         return _CENTRAL.pack(*fields, 0, 0, 0, 0, offset) + name + extra
 
 
@@ -89,6 +100,7 @@ class Writer:
         self.file, self.summed = file, SummedWriter(file)
         self.entries: list[Entry] = []
         self.digests: dict[str, str] = {}
+        self.text = 0
 
     def __enter__(self) -> Self:
         return self
@@ -97,11 +109,19 @@ class Writer:
         self.summed.__exit__(kind, *rest)
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
-        """Writes an entry, whose parts have ``size`` bytes together; gives their SHA-256, which may be known."""
+        """Writes an entry, whose parts have ``size`` bytes together; gives the SHA-256 of what the file has of it,
+        which may be known of what is no text."""
         entry = Entry(name, self.entries[-1].end if self.entries else 0, size)
+        if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
+            self.text += size
+            data = b"".join(parts)
+            deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+            parts = [deflate.compress(data) + deflate.flush()]
+            entry = evolve(entry, size=len(parts[0]), crc=zlib.crc32(data), inflated=size)
         self.file.write(entry.header())
-        self.digests[name], crc = self.summed.write(parts, size, digest)
-        entry = evolve(entry, crc=crc)
+        self.digests[name], crc = self.summed.write(parts, entry.size, digest)
+        if entry.inflated is None:
+            entry = evolve(entry, crc=crc)
         self.file.seek(entry.offset)
         self.file.write(entry.header())
         self.file.seek(entry.end)
@@ -158,6 +178,8 @@ class Reader:
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
             raise self.broken("the names of its entries are not those that were written")
+        if sum(entry.inflated or 0 for entry in entries) > MOST_TEXT:
+            raise self.broken(f"its text has more than {MOST_TEXT} bytes")
         place = 0
         for entry in entries:
             header = entry.header()
@@ -172,7 +194,7 @@ class Reader:
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
             raise self.broken("its manifest is not as it was written")
-        return data
+        return self._whole(entry, data)
 
     def verify(self, name: str, digest: str) -> Entry:
         """The entry, after its data was read and compared with a SHA-256. Threads may verify entries at the same
@@ -191,12 +213,26 @@ class Reader:
         return self.broken(f"entry {name} is not as it was written")
 
     def read(self, name: str, digest: str) -> bytes:
-        """An entry's data, verified."""
+        """An entry's data, verified, and inflated afterwards."""
         entry = self._entry(name)
         data = self.at(entry.data, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
             raise self._other(name)
-        return data
+        return self._whole(entry, data)
+
+    def _whole(self, entry: Entry, data: bytes) -> bytes:
+        """The data of an entry, inflated to no more bytes than it said beforehand."""
+        if entry.inflated is None:
+            return data
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            found = inflate.decompress(data, entry.inflated + 1)
+        except zlib.error:
+            raise self._other(entry.name) from None
+        ends = inflate.eof and not inflate.unused_data and len(found) == entry.inflated
+        if not ends or zlib.crc32(found) != entry.crc:
+            raise self._other(entry.name)
+        return found
 
 
 def _entries(rows: bytes) -> Iterator[Entry]:
@@ -204,7 +240,7 @@ def _entries(rows: bytes) -> Iterator[Entry]:
     at = 0
     while at < len(rows):
         fields = _CENTRAL.unpack_from(rows, at)
-        crc, size, long, extra, offset = fields[7], fields[9], fields[10], fields[11], fields[16]
+        method, crc, size, whole, long, extra, offset = *fields[4:5], *fields[7:12], fields[16]
         at += _CENTRAL.size
         name, wide = rows[at : at + long].decode("ascii"), rows[at + long + 4 : at + long + extra]
         at += long + extra
@@ -212,6 +248,6 @@ def _entries(rows: bytes) -> Iterator[Entry]:
             size, wide = struct.unpack_from("<Q", wide)[0], wide[16:]
         if offset == _SMALL:
             offset = struct.unpack_from("<Q", wide)[0]
-        if not NAME.fullmatch(name) or max(size, offset) > _BIG:
+        if not NAME.fullmatch(name) or max(size, offset) > _BIG or (method == 8 and not name.endswith(TEXT)):
             raise IndexError(name)
-        yield Entry(name, offset, size, crc)
+        yield Entry(name, offset, size, crc, whole if method == 8 else None)

@@ -22,8 +22,9 @@ from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Range, ShapeEnvironment
 
 FORMAT: Final = "pipeline program"
-SCHEMA: Final = 1
-"""The version of the format. Files of earlier versions are read; a new field with a default needs no new version."""
+SCHEMA: Final = 2
+"""The version of the format: 2 since text is deflated. Files of earlier versions are read; a new field with a default
+needs no new version."""
 
 
 @frozen

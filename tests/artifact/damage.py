@@ -78,7 +78,8 @@ BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 def entries_of(data: bytes) -> dict[str, bytes]:
     """The entries of a file by name."""
     reader = Reader(io.BytesIO(data), "file")
-    return {name: reader.at(entry.data, entry.size) for name, entry in reader.entries.items()}
+    raw = {name: reader.at(entry.data, entry.size) for name, entry in reader.entries.items()}
+    return {name: reader.read(name, hashlib.sha256(data).hexdigest()) for name, data in raw.items()}
 
 
 def rewritten(entries: dict[str, bytes], manifest: Any) -> bytes:
@@ -89,8 +90,7 @@ def rewritten(entries: dict[str, bytes], manifest: Any) -> bytes:
             if name != MANIFEST:
                 writer.add(name, [data], len(data))
         if isinstance(manifest, dict) and "entries" in manifest:
-            known = {name: hashlib.sha256(data).hexdigest() for name, data in entries.items() if name != MANIFEST}
-            manifest = {**manifest, "entries": sorted(known.items())}
+            manifest = {**manifest, "entries": sorted(writer.digests.items())}
         writer.finish(json.dumps(manifest).encode())
     return file.getvalue()
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import random
 import resource
+import zipfile
+import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import pipeline
+from pipeline.artifact import container
 from pipeline.artifact.container import MANIFEST
 from tests.artifact.damage import BYTES, crafted, entries_of, rewritten
 from tests.artifact.programs import cases
@@ -113,6 +117,49 @@ def test_a_newer_file_is_told(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(pipeline.ArtifactError, match=r"has the format 99, written by pipeline 9\.9") as caught:
         pipeline.load(tmp_path / "p.trtp")
     assert "update pipeline" in str(caught.value)
+
+
+class Bomb:
+    """Deflates 256 MB of zeros, whatever it is given."""
+
+    def __init__(self, wbits: int) -> None:
+        self.inner = zlib.compressobj(9, wbits=wbits)
+
+    def compress(self, data: bytes) -> bytes:
+        """The deflated zeros."""
+        return b"".join(self.inner.compress(bytes(1 << 20)) for _ in range(256))
+
+    def flush(self) -> bytes:
+        """The end."""
+        return self.inner.flush()
+
+
+def test_text_that_is_longer_than_it_says_is_refused(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, path = entries_of(data), tmp_path / "p.trtp"
+    monkeypatch.setattr(container, "zlib", SimpleNamespace(**{**vars(zlib), "compressobj": Bomb}))
+    path.write_bytes(rewritten(entries, json.loads(entries[MANIFEST])))
+    before = memory()
+    with pytest.raises(pipeline.ArtifactError, match=r"entry manifest\.json is not as it was written"):
+        pipeline.load(path)
+    assert memory() - before < 64 << 20
+
+
+def test_no_more_text_is_deflated_than_a_file_may_have(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, path = entries_of(data), tmp_path / "p.trtp"
+    text = sum(len(each) for name, each in entries.items() if name.endswith(".json"))
+    monkeypatch.setattr(container, "MOST_TEXT", text // 2)
+    path.write_bytes(rewritten(entries, json.loads(entries[MANIFEST])))
+    stored = [row.compress_type == zipfile.ZIP_STORED for row in zipfile.ZipFile(path).infolist()]
+    assert any(stored) and not all(stored)
+    pipeline.load(path)
+    path.write_bytes(data)
+    monkeypatch.setattr(zlib, "decompressobj", None)
+    with pytest.raises(pipeline.ArtifactError, match=f"its text has more than {text // 2} bytes"):
+        pipeline.load(path)
 
 
 def test_other_weights_beside_a_program_are_told(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from pipeline.artifact.inspect import inspect
 from pipeline.artifact.manifest import SCHEMA
 
 GOLDEN = Path(__file__).parent / "golden"
-SHA256 = {1: "acf9c5923b25066e4a91e69ff5be18bd82ea706604ad52146e36fef773a71c5b"}
+SHA256 = {
+    1: "acf9c5923b25066e4a91e69ff5be18bd82ea706604ad52146e36fef773a71c5b",
+    2: "7e72e715f1a59c34aa2c73f25bb987da97d2786f289d51a62898fd72df0aff88",
+}
 """Golden files are never written again: a reader that only reads what it writes is none."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")

@@ -44,7 +44,7 @@ NAMES = ["logits", "hidden_states.0", "hidden_states.1"]
 def test_inspect_tells_names_sizes_and_engines(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(kept)]) == 0
     printed = capsys.readouterr().out
-    for words in ("format 1", "input  x: float32[", "input  scale: float32[]", "engine engine_0: ", "weights: inside"):
+    for words in ("format 2", "input  x: float32[", "input  scale: float32[]", "engine engine_0: ", "weights: inside"):
         assert words in printed
     for name in NAMES:
         assert f"output {name}: float32[" in printed
