@@ -52,6 +52,8 @@ def row(name: str, way: str, capability: str, options: argparse.Namespace) -> di
     dtype = getattr(torch, options.dtype)
     targets = (capability,) if capability else ()
     ready = made(name, way, options.layers, options.width, dtype, compute_capabilities=targets)
+    if torch.cuda.is_available():  # before it is compiled: torch moves no quantized tensors of torchao's afterwards
+        ready = evolve(ready, model=ready.model.cuda(), args=tuple(a.cuda() for a in ready.args))
     compiled = ready.compile(ready.model, args=ready.args)
     weights = [pair for pair in compiled.quantization if pair.of == "weight"]
     pairs = [pair for pair in compiled.quantization if pair.of == "activation"]
@@ -85,7 +87,6 @@ def called(compiled: pipeline.Compiled, ready: Made, way: str, options: argparse
     with torch.no_grad():
         if not torch.cuda.is_available():
             return {"relative_error": error(compiled(*ready.args), ready)} if options.errors else {}
-        ready = evolve(ready, model=ready.model.cuda(), args=tuple(a.cuda() for a in ready.args))
         with torch.cuda.stream(torch.cuda.Stream()):
             call = partial(compiled.module(executor="tensorrt", cuda_graphs=True), *ready.args)
             found = {"relative_error": error(call(), ready)}
