@@ -44,7 +44,7 @@ def mutates(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if node.target._schema.name == "aten::batch_norm":
-        return bool(node.args[5])  # training: the running statistics are updated
+        return bool(node.args[5]) and node.args[3] is not None  # training: the running statistics are updated, if any
     return node.target._schema.is_mutable
 
 

@@ -166,11 +166,13 @@ def _export(
         log.warning(
             "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
         )
-    derived = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
-    with kept_violations(not derived) as violations:
+    derived, fixed = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0]), False
+    with kept_violations() as violations:
         try:
             exported = _exported(model, args, kwargs, shapes, device)
-            if not violations or _relaxed(exported, model, args, kwargs, shapes):
+            fixed = ranges.specialised(exported, shapes)
+            kept = not derived or all(ranges.is_of_plain_dims(error, shapes) for error in violations)
+            if not violations or (kept and _relaxed(exported, model, args, kwargs, shapes)):
                 return exported, shapes
             first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
         except PipelineError:  # the model's interpreter, in words of our own
@@ -179,17 +181,14 @@ def _export(
             first = error
     ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
     tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
-    for other in (tied, *(() if violations else ranges.relaxed(shapes))):
+    looser = () if violations and not derived else ranges.relaxed(shapes)
+    others = [(other, False) for other in (tied, *looser) if other is not None]
+    dynamo = [(shapes, True)]  # traces what reads Python's own state, as caches do, and numbers made of sizes by `int`
+    for other, strict in (*dynamo, *others) if fixed else (*others, *dynamo):
         with suppress(Exception):
-            if other is None:
-                continue
-            exported = _exported(model, args, kwargs, other, device)
+            exported = _exported(model, args, kwargs, other, device, strict=strict)
             if _relaxed(exported, model, args, kwargs, shapes):
                 return exported, shapes
-    with suppress(Exception):  # what reads Python's own state, some caches say, Dynamo traces
-        exported = _exported(model, args, kwargs, shapes, device, strict=True)
-        if _relaxed(exported, model, args, kwargs, shapes):
-            return exported, shapes
     raise blamed(first, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device)) from first
 
 

@@ -7,6 +7,7 @@ the size is at least 2. Here examples are made larger, and such dims counted fro
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -202,6 +203,14 @@ def _opened(entry: object, derived: bool) -> object:
         return entry
     low, high = _ends(entry)
     return Dim.AUTO(min=low, max=high)
+
+
+def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
+    """Whether torch's error says of dims by themselves alone, and of no derived one, that their ranges are too wide."""
+    dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
+    plain = {d.__name__ for d in dims if not hasattr(d, "root")}
+    found = re.match(r"Constraints violated \(([^)]*)\)", str(violation))
+    return found is not None and set(found[1].split(", ")) <= plain
 
 
 def specialised(exported: ExportedProgram, shapes: object) -> bool:

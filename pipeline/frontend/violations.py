@@ -16,10 +16,10 @@ _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violation
 
 
 @contextmanager
-def kept_violations(keep: bool) -> Iterator[list[ConstraintViolationError]]:
-    """Within it an export is finished although ranges are too wide, if ``keep``; the errors are in the list."""
+def kept_violations() -> Iterator[list[ConstraintViolationError]]:
+    """Within it an export is finished although ranges are too wide; the errors are in the list."""
     found: list[ConstraintViolationError] = []
-    token = _kept.set(found if keep else None)
+    token = _kept.set(found)
     try:
         yield found
     finally:

@@ -143,7 +143,7 @@ def by_size(x: torch.Tensor) -> torch.Tensor:
 
 
 def gives_no_program() -> bool:
-    with kept_violations(True):
+    with kept_violations():
         return fails(exported, by_size)
 
 
