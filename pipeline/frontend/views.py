@@ -145,6 +145,13 @@ def _reshaped(made: View, emit: Emit, before: Node, value: Node) -> Node:
     return emit(aten.view.default, value, sizes, val=made.source.meta["val"])
 
 
+def _turned(target: object) -> Callable[..., Node]:
+    def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
+        return emit(target, value, val=made.source.meta["val"])
+
+    return write
+
+
 RULES: Mapping[object, Callable[..., Node | None]] = {
     aten.slice.Tensor: _scattered(aten.slice_scatter.default),
     aten.select.int: _scattered(aten.select_scatter.default),
@@ -153,7 +160,9 @@ RULES: Mapping[object, Callable[..., Node | None]] = {
     **dict.fromkeys((aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default), _again),
     aten.permute.default: _permuted,
     aten.unsqueeze.default: _unsqueezed,
-    aten.expand.default: _expanded,
+    **dict.fromkeys((aten.expand.default, aten.expand_as.default), _expanded),
+    aten.view_as_complex.default: _turned(aten.view_as_real.default),
+    aten.view_as_real.default: _turned(aten.view_as_complex.default),
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _reshaped),
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _reshaped),
     **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _reshaped),

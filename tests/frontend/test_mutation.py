@@ -36,6 +36,8 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": lambda t: t.contiguous(),
     "float": lambda t: t.float(),
     "expand": lambda t: t.expand(t.shape),
+    "expand_as": lambda t: t.expand_as(t.clone()),
+    "complex": lambda t: torch.view_as_real(torch.view_as_complex(t)) if t.shape[-1] == 2 else t,
     "dropout": lambda t: torch.nn.functional.dropout(t, 0.5, training=False),
 }
 """What may share the memory of what it is made from, or not, as the strides have it."""
@@ -175,6 +177,21 @@ class Regions(Writer):
         return [y.relu_(), self.state + 1]
 
 
+class Turned(Writer):
+    """Writes to pairs as complex numbers, to complex numbers as pairs, and to what is expanded to its own size."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        pairs = x.view(3, 2, 2)
+        turned = torch.view_as_complex(pairs)
+        turned.mul_(2.0)
+        turned[0] = 1.0
+        again = torch.view_as_real(turned * 2)
+        again[..., 0].add_(1.5)
+        whole = x.expand_as(self.state)
+        whole.relu_()
+        return [pairs, again, torch.view_as_real(turned), whole]
+
+
 def test_sizes_may_vary(traces: list[str]) -> None:
     model, x = Dynamic([]), torch.arange(12.0).reshape(3, 4)
     program = pipeline.capture(model, (x,), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=2, max=9)}})
@@ -183,7 +200,7 @@ def test_sizes_may_vary(traces: list[str]) -> None:
     assert not traces
 
 
-@pytest.mark.parametrize("kind", [Promoted, Regions])
+@pytest.mark.parametrize("kind", [Promoted, Regions, Turned])
 def test_writes_need_no_second_trace(kind: type[Writer], traces: list[str]) -> None:
     model, x = kind([]), torch.arange(12.0).reshape(3, 4) - 5.5
     agrees(pipeline.capture(torch.export.export(model, (x.clone(),))), model, x)
