@@ -56,7 +56,7 @@ from pipeline.network.context import ConversionContext
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
-from pipeline.stages.partition import Partitioner, by_submodule
+from pipeline.stages.partition import Partitioner, by_submodule, in_pieces
 from pipeline.stages.quantize import quantize
 from pipeline.stages.verify import verify
 from pipeline.verification.records import Bisection
@@ -116,6 +116,7 @@ __all__ = [
     "default",
     "dynamo_tensorrt_converter",
     "get_graph_converter_support",
+    "in_pieces",
     "load",
     "quantize",
     "refit_module_weights",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from attrs import frozen
 
@@ -13,13 +14,16 @@ from pipeline.partitioning.levels import levels, sizes
 from pipeline.partitioning.units import Units
 from pipeline.settings import CompilationSettings
 
+Numbered: TypeAlias = tuple[bool, tuple[int, ...]]
+"""Operators that share a segment, by number, and whether it is an engine."""
+
 
 @frozen
 class Settled:
     """Groups of operators (by number) in the order in which they run, each in an engine or not; and why each operator
     outside an engine is there."""
 
-    groups: tuple[tuple[bool, tuple[int, ...]], ...]
+    groups: tuple[Numbered, ...]
     reasons: Mapping[int, str]
 
 
@@ -83,7 +87,7 @@ def _too_many(
             yield from ((i, reason) for i in inside)
 
 
-def _groups(units: Units, level: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+def _groups(units: Units, level: Sequence[int]) -> tuple[Numbered, ...]:
     groups: dict[int, list[int]] = defaultdict(list)
     for unit, inside in enumerate(units.members):
         groups[level[unit]] += inside

@@ -4,7 +4,7 @@ from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert
 from pipeline.stages.decompose import Decompose
 from pipeline.stages.improve import Improve
-from pipeline.stages.partition import BySubmodule, Partition, Partitioner, by_submodule, partition
+from pipeline.stages.partition import BySubmodule, InPieces, Partition, Partitioner, by_submodule, in_pieces, partition
 from pipeline.stages.refit_map import refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.stages.validate import Validate
@@ -15,6 +15,7 @@ __all__ = [
     "BySubmodule",
     "Decompose",
     "Improve",
+    "InPieces",
     "Partition",
     "Partitioner",
     "Validate",
@@ -22,6 +23,7 @@ __all__ = [
     "build",
     "by_submodule",
     "convert",
+    "in_pieces",
     "partition",
     "refit_map",
     "unbuilt",

@@ -1,8 +1,8 @@
 """partition: ``Validated`` → ``Partitioned``. Cut the graph into segments for engines and for PyTorch.
 
-A partitioner is any stage from the one record to the other. Two are here: the default, `Partition`, whose engines are
-as large and as few as they can be; and `BySubmodule`, which keeps whole submodules together. Both leave to
-`pipeline.partitioning.assemble` what is no choice: ports, copies of constants and sizes, cuts.
+A partitioner is any stage from the one record to the other. Three are here: the default, `Partition`, whose engines are
+as large and as few as they can be; `InPieces`, which cuts these; and `BySubmodule`, which keeps whole submodules
+together. All leave to `pipeline.partitioning.assemble` what is no choice: ports, copies of constants and sizes, cuts.
 
 Arithmetic on sizes belongs to no segment: engines derive it from the shapes of their inputs, PyTorch segments are given
 its values.
@@ -10,16 +10,17 @@ its values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
 from pipeline.partitioning.flow import Flow, Node, copies, flow
-from pipeline.partitioning.settle import settle
+from pipeline.partitioning.pieces import pieces
+from pipeline.partitioning.settle import Numbered, Settled, settle
 from pipeline.partitioning.submodules import Submodules, guests, runs, whole
 from pipeline.partitioning.units import Units, patterns, units
 from pipeline.program import Partitioned, Validated, is_operator
@@ -54,10 +55,38 @@ class Partition:
             UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
         """
 
-        def choose(program: Flow, refused: dict[int, str]) -> Units:
-            return units(program, patterns(program, lambda i: i not in refused))
+        return _partitioned(validated, _largest)
 
-        return _partitioned(validated, choose)
+
+@frozen
+class InPieces:
+    """A partitioner that cuts each engine of the default into several, which run one after the other.
+
+    TensorRT builds an engine in one thread, and a deep network takes it longer than its parts do, so that engines which
+    an executor builds side by side are ready sooner. Cuts are where few bytes cross, as between the layers of a
+    transformer, and never through what TensorRT fuses; over a cut nothing else is fused either.
+
+    count: the most engines that one is cut into.
+    """
+
+    count: int = field()
+    name: str = field(default="in_pieces", kw_only=True)
+
+    @count.validator
+    def _check_count(self, _: object, value: object) -> None:
+        _check_positive("count", value)
+
+    def __call__(self, validated: Validated) -> Partitioned:
+        """The segments, in the order in which they run.
+
+        Raises:
+            UnsupportedOperatorException: ``require_full_compilation``, and something would run in PyTorch.
+        """
+
+        def cut(program: Flow, chosen: Units, settled: Settled) -> Settled:
+            return evolve(settled, groups=tuple(_cut(program, chosen, settled.groups, self.count)))
+
+        return _partitioned(validated, _largest, cut)
 
 
 @frozen
@@ -78,10 +107,7 @@ class BySubmodule:
 
     @depth.validator
     def _check_depth(self, _: object, value: object) -> None:
-        if not isinstance(value, int) or value < 1:
-            raise (ValueError if isinstance(value, int) else TypeError)(
-                f"depth is a whole number at least 1, not {value!r}; paths are given by pattern="
-            )
+        _check_positive("depth", value, "; paths are given by pattern=")
 
     def __call__(self, validated: Validated) -> Partitioned:
         """The segments, in the order in which they run.
@@ -105,6 +131,15 @@ class BySubmodule:
 partition = Partition()
 
 
+def in_pieces(count: int) -> InPieces:
+    """Return a partitioner that cuts engines: ``compile.replace("partition", pipeline.in_pieces(4))``.
+
+    Args:
+        count: the most engines that each engine of the default partitioner is cut into, at least 1.
+    """
+    return InPieces(count)
+
+
 def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
     """Return a partitioner that keeps submodules whole: ``compile.replace("partition", pipeline.by_submodule(3))``.
 
@@ -115,7 +150,26 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
     return BySubmodule(depth, pattern=pattern)
 
 
-def _partitioned(validated: Validated, choose: Callable[[Flow, dict[int, str]], Units]) -> Partitioned:
+def _check_positive(name: str, value: object, more: str = "") -> None:
+    if not isinstance(value, int) or value < 1:
+        kind = ValueError if isinstance(value, int) else TypeError
+        raise kind(f"{name} is a whole number at least 1, not {value!r}{more}")
+
+
+def _largest(program: Flow, refused: dict[int, str]) -> Units:
+    return units(program, patterns(program, lambda i: i not in refused))
+
+
+def _cut(program: Flow, chosen: Units, groups: Iterable[Numbered], count: int) -> Iterator[Numbered]:
+    for engine, inside in groups:
+        yield from ((engine, part) for part in (pieces(program, chosen, inside, count) if engine else [inside]))
+
+
+def _partitioned(
+    validated: Validated,
+    choose: Callable[[Flow, dict[int, str]], Units],
+    cut: Callable[[Flow, Units, Settled], Settled] = lambda program, chosen, settled: settled,
+) -> Partitioned:
     program, settings = validated.program, validated.program.settings
     reasons = _refused(validated)
     if reasons and settings.require_full_compilation:
@@ -125,13 +179,13 @@ def _partitioned(validated: Validated, choose: Callable[[Flow, dict[int, str]], 
     seen = flow(program, copies(program, lambda n: n not in reasons))
     refused = {i: reasons[n] for i, n in enumerate(seen.nodes) if n in reasons}
     chosen = choose(seen, refused)
-    settled = settle(seen, chosen, refused, settings)
+    settled = cut(seen, chosen, settle(seen, chosen, refused, settings))
     return assemble(
         validated, _named(seen, settled.groups), {seen.nodes[i].name: why for i, why in settled.reasons.items()}
     )
 
 
-def _named(seen: Flow, groups: Iterable[tuple[bool, tuple[int, ...]]]) -> list[Group]:
+def _named(seen: Flow, groups: Iterable[Numbered]) -> list[Group]:
     return [("engine" if engine else "torch", [seen.nodes[i].name for i in inside]) for engine, inside in groups]
 
 

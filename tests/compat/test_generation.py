@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -102,6 +103,27 @@ def test_prompts_of_all_sizes_and_batches_run_in_one_engine(llama: Any) -> None:
     for lengths in ((1,), (16,), (2, 9)):
         inputs = families.prompts("llama", lengths)
         assert torch.equal(families.generated(llama, inputs, 8), families.generated(model, inputs, 8))
+
+
+def test_pieces_are_built_side_by_side_and_keep_their_own_caches() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=99, pad_token_id=0, eos_token_id=None, num_hidden_layers=4, **sizes)
+    model, inputs = LlamaForCausalLM(config).eval(), families.prompts("llama", LENGTHS)
+    with ThreadPoolExecutor(2) as side_by_side:
+        compile = pipeline.default(require_full_compilation=True, build_executor=side_by_side)
+        compile = compile.replace("partition", pipeline.in_pieces(2))
+        compiled = compile_for_generation(model, executor="reference", compile=compile, **SIZES)
+    decoder = compiled.compiled["decoder"]
+    updates = [network.kinds().get("KV_CACHE_UPDATE", 0) for network in decoder.networks]
+    assert updates == ([4, 4] if CAPABILITIES.kv_cache_update else [0, 0]) and len(decoder.engines) == 2
+    weights = [{w.name for w in n.weights if "layers." in w.name and "proj" in w.name} for n in decoder.networks]
+    assert all(weights) and not set.intersection(*weights), "no weight of a layer is in two engines"
+    expected = families.generated(model, inputs, STEPS)
+    for each in (compiled, compiled.new_state(), compiled):
+        assert torch.equal(families.generated(each, inputs, STEPS), expected)
 
 
 def test_sampling_is_transformers_own(llama: Any) -> None:

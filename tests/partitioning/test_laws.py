@@ -9,12 +9,13 @@ from itertools import combinations
 
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.aten.naming import module_path
 from pipeline.partitioning.flow import copies, flow
 from pipeline.partitioning.units import patterns
 from pipeline.program import Partitioned, Port, Segment
-from pipeline.stages.partition import Partitioner, by_submodule, partition
+from pipeline.stages.partition import Partitioner, by_submodule, in_pieces, partition
 from tests.partitioning.random_programs import INPUTS, Case, cases, run, whole
 
 PARTITIONERS: tuple[Partitioner, ...] = (partition, by_submodule(2), by_submodule(pattern="block.[01]"))
@@ -130,6 +131,24 @@ def test_laws(case: Case) -> None:
         assert str(partitioner(case.validated)) == str(partitioned)
         for law in LAWS:
             law(case, partitioned)
+
+
+@settings(max_examples=50)
+@given(cases(), st.integers(1, 4))
+def test_laws_of_pieces(case: Case, count: int) -> None:
+    """Pieces of one engine follow each other, and are that engine together."""
+    partitioned, uncut = in_pieces(count)(case.validated), partition(case.validated)
+    for law in LAWS:
+        if law not in (engines_are_large_and_few, no_two_engines_could_be_one):
+            law(case, partitioned)
+    pieces = iter(partitioned.segments)
+    for segment in uncut.segments:
+        left, found = {*segment.nodes} - copied(case), 0
+        while left:
+            piece = next(pieces)
+            assert piece.kind == segment.kind and left.intersection(piece.nodes)
+            left, found = left.difference(piece.nodes), found + 1
+        assert found <= (count if segment.kind == "engine" else 1)
 
 
 @settings(max_examples=50)

@@ -163,6 +163,28 @@ def test_a_depth_is_at_least_one(depth: int) -> None:
         pipeline.by_submodule(depth)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_pieces_are_cut_between_layers(count: int) -> None:
+    record = cut(pipeline.in_pieces(count), torch_executed_ops=())
+    assert [s.kind for s in record.segments] == ["engine"] * count
+    made = {p.name: s.name for s in record.segments for p in s.outputs}
+    assert [[p.name for p in c.tensors] for c in record.cuts] == [[name] for name in list(made)[:-1]]
+    layers = [[n for n in s.nodes if n.startswith("softmax")] for s in record.segments]
+    assert sorted(map(len, layers)) == [4 // count] * count
+
+
+def test_pieces_of_each_engine_beside_pytorch() -> None:
+    record = cut(pipeline.in_pieces(2))
+    assert [s.kind for s in record.segments] == ["engine", "engine", "torch", "engine", "engine"]
+    assert len(cut(pipeline.in_pieces(100)).segments) < 17, "fewer than asked for, where what is fused is all there is"
+
+
+@pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
+def test_a_count_is_at_least_one(count: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="count is a whole number at least 1"):
+        pipeline.in_pieces(count)
+
+
 def test_a_path_is_no_depth() -> None:
     with pytest.raises(TypeError, match=r"depth is a whole number .*'encoder'; paths are given by pattern="):
         pipeline.by_submodule("encoder")  # type: ignore[arg-type]

@@ -1,0 +1,40 @@
+"""Cut an engine's operators into consecutive pieces, where few bytes cross."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from pipeline.partitioning.flow import Flow
+from pipeline.partitioning.units import Units
+
+
+def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """The operators of one engine in up to ``count`` groups of about as many each, in the order in which they run.
+
+    A border is where the fewest bytes cross, less than half a group from where the groups would be even; of several
+    such places it is the one nearest to that. What TensorRT fuses is not parted.
+    """
+    own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
+    ends = list(accumulate(len(units.members[unit]) for unit in own))
+    bytes_at = _crossing(flow, units, own)
+    borders = [0]
+    for even in (len(inside) * n / count for n in range(1, count)):
+        near = [at for at in range(borders[-1] + 1, len(own)) if abs(ends[at - 1] - even) < len(inside) / count / 2]
+        if near:
+            borders.append(min(near, key=lambda at: (bytes_at[at], abs(ends[at - 1] - even))))
+    parts = [own[a:b] for a, b in pairwise([*borders, len(own)])]
+    return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
+
+
+def _crossing(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:
+    """The bytes that cross from the units before each place to those behind it."""
+    place = {i: at for at, unit in enumerate(own) for i in units.members[unit]}
+    change = [0] * (len(own) + 1)
+    for value in flow.values:
+        first = -1 if value.maker is None else place.get(value.maker, -1)
+        last = max((place[i] for i in value.readers if i in place), default=-1)
+        if 0 <= first < last:
+            change[first + 1] += value.nbytes
+            change[last + 1] -= value.nbytes
+    return list(accumulate(change))
