@@ -3,7 +3,8 @@
 Llama-like models with random weights. A step decodes one token for each row at the end of the cache. The weights
 that it reads, divided by its time, are compared with what a copy on this GPU moves in the same run. With ``--together``
 several configurations get ready side by side, each in a process of its own, and are measured one after the other.
-``--ready`` measures how soon ours gives its first token, alone on the machine.
+``--ready`` measures how soon ours gives its first token, alone on the machine. With ``--pieces`` ours is so many
+engines, which as many processes build side by side.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -68,27 +71,35 @@ def step_inputs(batch: int, positions: int) -> dict[str, torch.Tensor]:
         }
 
 
-def compiled(model: Any, batch: int, positions: int, *observers: Callable[[Event], object], **settings: Any) -> Any:
-    """The model, compiled for generation."""
+def compiled(
+    model: Any, batch: int, positions: int, *observers: Callable[[Event], object], pieces: int = 1, **settings: Any
+) -> Any:
+    """The model, compiled for generation. Processes for pieces import what they need while the model is exported."""
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, 512)}
-    compile = pipeline.default(cuda_graphs=True, **settings).observed_by(*observers)
-    return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR)
+    with ProcessPoolExecutor(pieces, mp_context=get_context("spawn")) as processes:
+        for _ in range(pieces if pieces > 1 else 0):
+            processes.submit(pipeline.CompilationSettings)
+        compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
+        compile = compile.replace("partition", pipeline.in_pieces(pieces)).observed_by(*observers)
+        return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR)
 
 
-def ours(model: Any, batch: int, positions: int) -> Call:
+def ours(model: Any, batch: int, positions: int, pieces: int = 1) -> Call:
     """A step of the compiled decoder."""
-    decoder, given = compiled(model, batch, positions).runners["decoder"], step_inputs(batch, positions)
+    decoder = compiled(model, batch, positions, pieces=pieces).runners["decoder"]
+    given = step_inputs(batch, positions)
     return lambda: decoder(**given)
 
 
-def first_token(model: Any, batch: int, positions: int) -> Row:
+def first_token(model: Any, batch: int, positions: int, pieces: int) -> Row:
     """How soon a step's first result is there, with no kernels kept on disk: seconds in all, those of the export and of
     each stage, megabytes that the host needs at most meanwhile, and that the GPU holds afterwards beside the model."""
     started: list[float] = []
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, memory, began = torch.cuda.mem_get_info()[0], HostMemory(), time.perf_counter()
-    made = compiled(model, batch, positions, lambda _: started.append(time.perf_counter()), runtime_cache=False)
+    began_at: Callable[[Event], object] = lambda _: started.append(time.perf_counter())  # noqa: E731  # an observer
+    made = compiled(model, batch, positions, began_at, pieces=pieces, runtime_cache=False)
     run = time.perf_counter()
     made.runners["decoder"](**step_inputs(batch, positions))
     torch.cuda.synchronize()
@@ -141,8 +152,9 @@ def bandwidth() -> float:
     return 2e3 * COPIED / taken
 
 
+OURS = "pipeline + graph"
 METHODS: dict[str, Callable[[Any, int, int], Call]] = {
-    "pipeline + graph": ours,
+    OURS: ours,
     "static cache, reduce-overhead": partial(theirs, mode="reduce-overhead"),
     "static cache, eager": partial(theirs, mode=None),
 }
@@ -153,7 +165,7 @@ def _named(subject: together.Subject) -> Row:
     return dict(zip(FIELDS, subject, strict=True))
 
 
-def times(methods: Sequence[str], reached: float, *subject: Any) -> Rows:
+def times(methods: Sequence[str], reached: float, pieces: int, *subject: Any) -> Rows:
     """Get a step ready by each method; a row for each, or why it has none."""
     size, name, batch, positions = subject
     model = model_of(size, getattr(torch, name), positions)
@@ -162,7 +174,8 @@ def times(methods: Sequence[str], reached: float, *subject: Any) -> Rows:
     failed: list[Row] = []
     for method in methods:
         try:
-            call = METHODS[method](model, batch, positions)
+            make = partial(ours, pieces=pieces) if method == OURS else METHODS[method]
+            call = make(model, batch, positions)
             for _ in range(REPLAYED):
                 call()
             torch.cuda.synchronize()
@@ -187,12 +200,12 @@ def step(*subject: Any) -> Rows:
     return lambda: [{**_named(subject), "step": by_module(program, program.profile(**step_inputs(*sizes)))}]
 
 
-def readiness(*subject: Any) -> Rows:
+def readiness(pieces: int, *subject: Any) -> Rows:
     """Compile a layer, so that the libraries are loaded; then measure how soon the model's first token is there."""
     size, name, *sizes = subject
     model = model_of(size, getattr(torch, name), sizes[1])
     warm_up(["pipeline"])
-    return lambda: [{**_named(subject), **first_token(model, *sizes)}]
+    return lambda: [{**_named(subject), **first_token(model, *sizes, pieces)}]
 
 
 def _options() -> argparse.ArgumentParser:
@@ -206,6 +219,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=600, help="seconds for those to get ready, and for one's turn")
     parser.add_argument("--kernels", action="store_true", help="the kernels of a step by module, instead of times")
     parser.add_argument("--ready", action="store_true", help="how soon the first token is there, instead of times")
+    parser.add_argument("--pieces", type=int, default=1, help="so many engines, built by as many processes")
     parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run")
     return parser
 
@@ -214,12 +228,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the options ask for, and write it down; 130 if that was ended, with what there was by then."""
     options = _options().parse_args(argv)
     subjects = list(itertools.product(options.models, options.dtypes, options.batches, options.positions))
-    prepare: together.Prepare = readiness if options.ready else step
-    kind, of, each, more = "ready" if options.ready else "steps", FIELDS, [Row()], Row()
+    prepare: together.Prepare = partial(readiness, options.pieces) if options.ready else step
+    pieces = Row({"pieces": options.pieces} if options.pieces > 1 else {})
+    kind, of, each, more = "ready" if options.ready else "steps", FIELDS, [Row()], pieces
     if not (options.ready or options.kernels):
         kind, of, each = "tokens", (*FIELDS, "method"), [{"method": method} for method in options.methods]
         reached = bandwidth()
-        prepare, more = partial(times, options.methods, reached), {"copy_gb_s": round(reached / 1e9)}
+        prepare = partial(times, options.methods, reached, options.pieces)
+        more = {**pieces, "copy_gb_s": round(reached / 1e9)}
         torch.cuda.empty_cache()
 
     def parts() -> Iterator[Sequence[Row]]:

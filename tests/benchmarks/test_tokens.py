@@ -82,7 +82,7 @@ def test_methods_get_ready_and_have_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tokens, "in_turns", in_turns)
     monkeypatch.setitem(tokens.METHODS, "static cache, reduce-overhead", refused)
     first, eager, failed = tokens.times(
-        ["pipeline + graph", "static cache, reduce-overhead", "static cache, eager"], 1e9, "1.1B", "float32", 1, 16
+        ["pipeline + graph", "static cache, reduce-overhead", "static cache, eager"], 1e9, 1, "1.1B", "float32", 1, 16
     )()
     weights = first["weights_mb"] * 1e6
     assert first == {**SUBJECT, "dtype": "float32", "positions": 16, **first, "method": "pipeline + graph"}
@@ -92,8 +92,9 @@ def test_methods_get_ready_and_have_rows(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("on_the_cpu")
-def test_the_first_token_is_told_by_stage() -> None:
-    [row] = tokens.readiness("1.1B", "float32", 1, 16)()
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_first_token_is_told_by_stage(pieces: int) -> None:
+    [row] = tokens.readiness(pieces, "1.1B", "float32", 1, 16)()
     assert {"decompose", "improve", "convert", "build"} <= set(row["stages_s"])
     known = row["export_s"] + sum(row["stages_s"].values()) + row["first_call_s"]
     assert 0 < row["export_s"] < row["ready_s"] and known <= row["ready_s"] + 0.2
