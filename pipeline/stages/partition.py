@@ -62,9 +62,9 @@ class Partition:
 class InPieces:
     """A partitioner that cuts each engine of the default into several, which run one after the other.
 
-    TensorRT builds an engine in one thread, and a deep network takes it longer than its parts do, so that engines which
-    an executor builds side by side are ready sooner. Cuts are where few bytes cross, as between the layers of a
-    transformer, and never through what TensorRT fuses; over a cut nothing else is fused either.
+    TensorRT builds an engine in one thread, and a deep network takes it longer than its parts do together, which
+    processes can build side by side (threads wait for each other, on RTX 1.4). Cuts are where few bytes cross, as
+    between the layers of a transformer, and never through what TensorRT fuses; over a cut nothing else is fused either.
 
     count: the most engines that one is cut into.
     """
