@@ -102,6 +102,7 @@ class Capabilities:
     turned_products: bool
     splits_sums: bool
     float32_sums: bool
+    squares_after_relu: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
@@ -148,6 +149,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
         float32_sums=not rtx or version < (1, 6),  # of float16, on an H200: in float16 since, `impl.matmul`
+        squares_after_relu=not rtx or version < (1, 5),  # wrong after a bias on 1.6.1, on an H100: `impl.elementwise`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),

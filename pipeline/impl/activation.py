@@ -7,7 +7,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
-from pipeline.impl.elementwise import add, arithmetic, binary, clamp, is_nan, layer, where
+from pipeline.impl.elementwise import RELU, add, arithmetic, binary, clamp, is_nan, layer, where
 from pipeline.impl.unary import absolute, expm1, floating, log1p, widened
 from pipeline.network.net import Net
 from pipeline.trt import trt
@@ -47,7 +47,9 @@ def _tail_dtype(dtype: torch.dtype) -> torch.dtype:
 def relu(net: Net, x: Value) -> ITensor:
     """What is above zero, else zero; of integers as well."""
     dtype = base.dtype_of(x)
-    return base.cast(net, activation(net, "RELU", base.tensor(net, x, arithmetic(dtype))), dtype)
+    result = base.cast(net, activation(net, "RELU", base.tensor(net, x, arithmetic(dtype))), dtype)
+    net.ctx.memo[RELU, id(result)] = (result, x)
+    return result
 
 
 @block

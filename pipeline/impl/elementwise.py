@@ -14,9 +14,11 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.network.net import Net
-from pipeline.trt import trt
+from pipeline.trt import CAPABILITIES, trt
 
 HALVES = (torch.float16, torch.bfloat16)
+RELU = "relu"
+"""Names in a network's memo what ReLU gave, with what it was given."""
 LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 
@@ -49,7 +51,23 @@ def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | No
     dtype = dtype or base.result_type(a, b)
     if dtype == torch.bool and operation in LOGIC:
         return logical(net, LOGIC[operation], a, b)
+    if operation == "PROD":
+        a, b = factors(net, a, b)
     return base.cast(net, layer(net, operation, a, b, arithmetic(dtype)), dtype)
+
+
+def factors(net: Net, a: Value, b: Value) -> tuple[Value, Value]:
+    """Return the factors of a product: what ReLU gives is kept apart if it is multiplied by itself or by ReLU's input.
+
+    After a product with a bias RTX 1.6.1 computes these wrongly (docs/tensorrt.md, "Numbers"): its kernels leave out
+    a part. Kept apart, all of it is computed after the product, or in its kernel.
+    """
+    for x, other in ((a, b), (b, a)):
+        pair = () if CAPABILITIES.squares_after_relu else net.ctx.memo.get((RELU, id(x)), ())
+        if any(other is each for each in pair):
+            apart = base.kept_apart(net, x)
+            return apart, apart if other is x else other
+    return a, b
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
