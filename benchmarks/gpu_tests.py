@@ -8,16 +8,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from benchmarks.environment import collect, save
+from benchmarks import recorded
+from benchmarks.environment import RESULTS, collect, save
 from benchmarks.gpu import gpu_name
 
 ROOT = Path(__file__).parent.parent
@@ -26,46 +27,60 @@ RECORDED = {"attribute_pairs": ("kind", "attribute"), "zoo_gpu": ("task", "name"
 """Tests that record a row each, and the fields that tell rows apart; they lie in result files of these names."""
 
 
-def run(workers: int, files: list[str], only: str = "") -> ElementTree.Element:
-    """pytest's report on the GPU tests, as it writes it; ``only`` those that the expression selects. It names each test
-    when it is done, for a run that does not reach its end."""
+Row: TypeAlias = dict[str, Any]
+
+
+def run(workers: int, files: list[str], only: str = "", limit: float | None = None) -> list[Row]:
+    """Run the GPU tests for at most ``limit`` seconds, ``only`` those that the expression selects; return a row for
+    each that ended (`benchmarks.recorded`)."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-n", str(workers), f"--junitxml={report}"]
-        subprocess.run([*command, *(["-k", only] if only else []), *files], cwd=ROOT, check=False)
-        return ElementTree.parse(report).getroot()
+        written = Path(folder) / "tests.jsonl"
+        written.touch()
+        command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-n", str(workers), "-p", "benchmarks.recorded"]
+        try:
+            subprocess.run(
+                [*command, *(["-k", only] if only else []), *files],
+                cwd=ROOT,
+                check=False,
+                env={**os.environ, recorded.FILE: str(written)},
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"ended after {limit:.0f} s, before all tests were", file=sys.stderr)
+        return [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
 
 
-def outcome(case: ElementTree.Element) -> str:
-    """passed, failed, skipped or error."""
-    return next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
-
-
-def summary(report: ElementTree.Element) -> dict[str, Any]:
-    """Counts by file; each architecture by test and dtype; every test that did not pass, with the reason."""
+def summary(report: Sequence[Row]) -> dict[str, Any]:
+    """Counts by file; each architecture by test and dtype; every test that did not pass, with the reason; seconds of
+    all tests together."""
     counts: dict[str, Counter[str]] = {}
-    models: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for case in report.iter("testcase"):
-        module, name, result = case.attrib["classname"].rpartition(".")[2], case.attrib["name"], outcome(case)
-        counts.setdefault(module, Counter())[result] += 1
-        if module == MODELS:
-            models[name] = result
-        if result not in ("passed", "skipped"):
-            message = next((child.attrib.get("message", "") for child in case), "")
-            others[f"{module}::{name}"] = re.sub(r"\s+", " ", message)[:200]
+    for row in report:
+        counts.setdefault(row["module"], Counter())[row["outcome"]] += 1
+    bad = {f"{row['module']}::{row['name']}": row["reason"] for row in report if row["outcome"] in ("failed", "error")}
     return {
         "products": "IEEE" if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" else "TF32",
         "counts": {module: dict(sorted(found.items())) for module, found in sorted(counts.items())},
-        "architectures": dict(sorted(models.items())),
-        "not_passed": dict(sorted(others.items())),
+        "architectures": dict(sorted((row["name"], row["outcome"]) for row in report if row["module"] == MODELS)),
+        "not_passed": dict(sorted(bad.items())),
+        "seconds_of_tests": round(sum(row["seconds"] for row in report)),
     }
 
 
-def rows(report: ElementTree.Element, kind: str) -> list[dict[str, Any]]:
-    """What the tests recorded under this name, in the order of the tests."""
-    found = (each for each in report.iter("property") if each.attrib["name"] == kind)
-    return [json.loads(each.attrib["value"]) for each in found]
+def rows(report: Sequence[Row], kind: str) -> list[Row]:
+    """What the tests recorded under this name, in the order in which they ended."""
+    return [json.loads(row["properties"][kind]) for row in report if kind in row["properties"]]
+
+
+def together(result: Row, before: Row) -> Row:
+    """Return a result with the files of an earlier one that it has not."""
+    earlier = before["counts"].keys() - result["counts"].keys()
+    bad = {name: why for name, why in before["not_passed"].items() if name.partition("::")[0] in earlier}
+    return {
+        **result,
+        "counts": dict(sorted({**before["counts"], **result["counts"]}.items())),
+        "architectures": result["architectures"] or before["architectures"],
+        "not_passed": dict(sorted({**bad, **result["not_passed"]}.items())),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,21 +88,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", help="pytest's -k: a part of the tests, whose result is kept apart")
-    parser.add_argument("--add", action="store_true", help="keep the recorded rows of an earlier run that this has not")
+    parser.add_argument(
+        "--add", action="store_true", help="keep what an earlier run has and this has not: files, and recorded rows"
+    )
+    parser.add_argument("--limit", type=float, help="seconds, after which what has ended by then is written down")
     parser.add_argument("files", nargs="*", default=["tests/gpu"])
     given = parser.parse_args(arguments)
-    report = run(given.workers, given.files, given.only)
-    result = {"only": given.only, **summary(report)}
+    began = time.monotonic()
+    report = run(given.workers, given.files, given.only, given.limit)
+    taken = {"workers": given.workers, "seconds": round(time.monotonic() - began)}
+    result = {"only": given.only, **taken, **summary(report)}
     suffix = f"{gpu_name()}_{result['products'].lower()}"
     part = "_part" * bool(given.only)
-    path = save(f"gpu_tests_{suffix}{part}", result)
+    path = RESULTS / f"gpu_tests_{suffix}{part}.json"
+    if given.add and path.exists():
+        result = together(result, json.loads(path.read_text(encoding="utf-8")))
+    path = save(path.stem, result)
     for kind, of in RECORDED.items():
         if found := rows(report, kind):
             name = f"{kind}_{suffix}{'' if given.add else part}"
             collect(name, kind, [found], of=of, add=given.add, products=result["products"])
     passed = sum(found.get("passed", 0) for found in result["counts"].values())
     print(f"{passed} passed, {len(result['not_passed'])} failed: {path}")
-    return 1 if result["not_passed"] else 0
+    return 1 if result["not_passed"] or not report else 0
 
 
 if __name__ == "__main__":

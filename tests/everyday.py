@@ -25,6 +25,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/quantized/test_cells.py::test_the_page_has_the_table": "makes the whole table anew",
     "tests/docs/test_site.py::test_the_site_builds": "builds the whole site",
     "tests/benchmarks/test_together.py": PROCESSES,
+    "tests/benchmarks/test_gpu_tests.py": PROCESSES,
     "tests/benchmarks/test_profiles.py": "compiles what a benchmark compiles",
     "tests/benchmarks/test_replay.py": "records what a benchmark records",
     "tests/artifact/test_engine_store.py::test_processes": PROCESSES,

@@ -1,0 +1,74 @@
+"""What GPU tests did is written down as each of them ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_tests
+
+TESTS = """
+import json
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+def test_passes(record_property):
+    record_property("zoo_gpu", json.dumps({"task": "t", "name": "n", "dtype": "float16"}))
+
+def test_fails():
+    assert 1 == 2, "ones are no twos"
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("no fixture")
+
+def test_errs(broken): ...
+
+def test_is_left_out():
+    pytest.skip("no reason")
+
+def test_takes_long():
+    import time
+    time.sleep(600)
+"""
+NAMES = "test_passes", "test_fails", "test_errs", "test_is_left_out"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a GPU\n")
+    monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    return tmp_path
+
+
+def test_a_row_for_each_test_that_ended(folder: Path) -> None:
+    report = gpu_tests.run(1, ["test_some.py"], "not long")
+    assert {row["name"]: row["outcome"] for row in report} == dict(
+        zip(NAMES, ("passed", "failed", "error", "skipped"), strict=True)
+    )
+    assert gpu_tests.rows(report, "zoo_gpu") == [{"task": "t", "name": "n", "dtype": "float16"}]
+    found = gpu_tests.summary(report)
+    assert found["counts"] == {"test_some": {"error": 1, "failed": 1, "passed": 1, "skipped": 1}}
+    assert set(found["not_passed"]) == {"test_some::test_errs", "test_some::test_fails"}
+    assert "ones are no twos" in found["not_passed"]["test_some::test_fails"]
+
+
+def test_a_run_that_is_cut_short_keeps_what_ended(folder: Path) -> None:
+    report = gpu_tests.run(1, ["test_some.py"], limit=20)
+    assert [row["name"] for row in report] == list(NAMES)
+
+
+def test_an_earlier_result_keeps_its_other_files() -> None:
+    before = {
+        "counts": {"a": {"failed": 1}, "b": {"failed": 2}},
+        "architectures": {},
+        "not_passed": {"a::x": "", "b::y": ""},
+    }
+    result = {"counts": {"b": {"passed": 2}}, "architectures": {}, "not_passed": {}}
+    both = gpu_tests.together(result, before)
+    assert both["counts"] == {"a": {"failed": 1}, "b": {"passed": 2}}
+    assert both["not_passed"] == {"a::x": ""}
