@@ -234,8 +234,7 @@ def tests(data: dict[str, Any]) -> str:
     """The GPU tests: what passed, file by file, and what did not."""
     machine, counts, part = data["machine"], data["counts"], data.get("only", "")
     rows = [
-        [name, *(str(found.get(kind, 0)) for kind in ("passed", "failure", "skipped"))]
-        for name, found in counts.items()
+        [name, *(str(found.get(kind, 0)) for kind in ("passed", "failed", "skipped"))] for name, found in counts.items()
     ]
     missed = [f"- `{name}`: {why.replace('|', '/')}" for name, why in data["not_passed"].items()]
     return "\n".join(
@@ -260,6 +259,7 @@ SECTIONS = {
     "tokens": token_tables.tokens,
     "ready": token_tables.ready,
     "steps": token_tables.steps,
+    "few_rows": token_tables.few_rows,
     "captures": captures,
     "growth": stages,
     "cutting": partitions,

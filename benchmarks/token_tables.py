@@ -23,6 +23,13 @@ STEPS = """The kernels of such a step by the module they belong to, all layers t
 them, which may add a few µs to each. GB/s is that of the weights which they read.
 """
 
+FEW_ROWS = """Six layers of such a decoder without their attention, in float16, by a replayed CUDA graph
+(`python -m benchmarks.few_rows`): microseconds of a layer, and GB/s of the weights that it reads. Each column of a
+product is a *sum* over products of numbers in float32, or in float16, instead of a linear layer's; weights are
+constants of the engine, or *inputs*, which are copied before a call where they have up to 16 MiB. The last columns have
+a layer's kernels and their microseconds, which the profiler makes a little longer, without such copies.
+"""
+
 OURS, COMPILED = "pipeline + graph", "static cache, reduce-overhead"
 _TOKENS = ["model", "way", "GPU ms", "over torch.compile", "bandwidth", "host µs"]
 _READY = ["model", "without torch.export", "torch.export", "dearest stages", "first step", "host GB", "GPU GB"]
@@ -96,3 +103,25 @@ def _module(row: dict[str, Any]) -> list[str]:
         f"{row['mb']:.0f}",
         speed,
     ]
+
+
+def few_rows(data: dict[str, Any]) -> str:
+    """Products of few rows, by form."""
+    rows = [
+        [
+            f"{row['model']}, {row['rows']} row{'s' * (row['rows'] > 1)}",
+            row["form"],
+            *([row["failed"], "", "", "", ""] if "failed" in row else _products(row)),
+        ]
+        for row in data["few_rows"]
+    ]
+    head = f"## Products of few rows on {data['machine']['gpu']}\n"
+    columns = ["model", "form", "µs a layer", "GB/s", "kernels", "their µs", "error"]
+    return "\n".join([head, filled(where(data)), filled(FEW_ROWS), *table(columns, rows), ""])
+
+
+def _products(row: dict[str, Any]) -> list[str]:
+    """A layer's time, and its share of the kernels of all six."""
+    own = sum(microseconds for _, microseconds in row["kernels"]) / 6
+    numbers = f"{row['layer_us']:.1f}", str(row["gb_s"]), f"{len(row['kernels']) / 6:.0f}", f"{own:.1f}"
+    return [*numbers, f"{row['error']:.0e}"]
