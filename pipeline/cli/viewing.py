@@ -29,7 +29,7 @@ from pipeline.viewing.planned import planned
 from pipeline.viewing.records import ProgramView, StageView
 from pipeline.viewing.sources import opened
 
-WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, or the program.json of one"
+WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, its program.json, or a page"
 Run = Callable[[Any, Source], Any]
 
 

@@ -76,12 +76,13 @@ def test_report_and_diff_of_what_compile_writes(folder: Path, capsys: pytest.Cap
     assert "relu (aten.relu.default): TensorRT -> PyTorch" in text
     assert "torch_executed_ops" in text
     assert '"difference":[{' in (folder / "diff.html").read_text()
+    assert ran(capsys, "diff", "diff.html", "two") == ""
 
 
 def test_diff_of_two_versions_of_a_setting(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["diff", "mixed_net:net", "--min-block-size", "1"]
     assert ran(capsys, *command, "--left", "precision=fp32", "--right", "optimization_level=3") == (
-        "settings:\n  optimization_level: - -> 3\n"
+        "settings:\n  optimization_level: as by default -> 3\n"
     )
     text = ran(capsys, *command, "--right", "precision=fp16")
     assert "float32[3, 4] -> float16[3, 4]" in text
