@@ -110,7 +110,7 @@ class Page:
 
     def search(self, text: str) -> list[str]:
         """What the search finds for a text, typed after the key that begins a search."""
-        self.press("/")
-        self.driver.switch_to.active_element.clear()
+        self.run("document.activeElement.blur()")
+        self.press("/")  # what was searched before is selected, and typed over
         self.press(text)
         return list(self.run("[...document.querySelectorAll('#found [role=option]')].map(e => e.innerText)"))
