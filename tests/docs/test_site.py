@@ -77,7 +77,21 @@ def test_pages_that_the_navigation_does_not_name_are_put_at_its_end(tmp_path: Pa
     ]
 
 
-PROGRAMS = ("index", "deploy", "serving", "keeping", "verification", "converters", "stages", "reports", "profiling")
+PROGRAMS = (
+    "index",
+    "deploy",
+    "serving",
+    "keeping",
+    "language-models",
+    "quantization",
+    "verification",
+    "converters",
+    "stages",
+    "reports",
+    "profiling",
+    "versions",
+    "migrating",
+)
 OLDER = ("keeping",)
 """Pages that say what they are for in words of their own."""
 

@@ -90,7 +90,7 @@ class Page:
         return list(
             self.run(
                 "[...document.querySelectorAll('button, select, input, [role=button], [role=treeitem], [role=option]')]"
-                ".filter(e => !(e.getAttribute('aria-label') || e.innerText || e.title).trim()).map(e => e.outerHTML)"
+                ".filter(e => !(e.getAttribute('aria-label') || e.textContent || e.title).trim()).map(e => e.outerHTML)"
             )
         )
 

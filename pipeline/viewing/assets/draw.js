@@ -64,6 +64,7 @@ const Draw = (() => {
     const round = !each.leaf ? 11 : Model.place(each) === "pytorch" ? 1 : 9;
     group.append("rect").attr("class", "box").attr("width", width).attr("height", height).attr("rx", round);
     if (each.leaf && state.heat === "time") group.select("rect.box").style("fill", heated(each.time)).style("stroke", "var(--line)");
+    group.classed("heated", each.leaf && state.heat === "time");
     if (each.leaf) {
       const sub = (each.node.values || [])[0];
       centred(group, each.label, width / 2, sub ? 19 : 27, "", 30);

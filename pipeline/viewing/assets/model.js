@@ -124,7 +124,8 @@ const Model = (() => {
   function gathered(parent, children, size) {
     const made = { id: `g:${parent.id}:${size}:${children[0].id}`, group: true, path: parent.path, type: "", children, parent, open: false };
     children.forEach((child) => (child.parent = made));
-    made.label = `${children[0].label} … ${children[children.length - 1].label}`;
+    const called = (each) => (each.leaf ? each.node.name : each.group ? each.label : each.path);
+    made.label = `${called(children[0])} … ${called(children[children.length - 1])}`;
     made.first = children[0].first;
     made.weights = new Map(children.flatMap((child) => [...child.weights]));
     made.bytes = [...made.weights.values()].reduce((a, b) => a + b, 0);
