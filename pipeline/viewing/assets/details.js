@@ -34,7 +34,7 @@ const Details = (() => {
     return [
       element("h2", {}, each.name),
       element("p", { class: "kind" }, each.target),
-      badge(place), each.segment ? within(each.segment) : "",
+      badge(place, place === "host" ? each.kind : ""), each.segment ? within(each.segment) : "",
       ...facing(leaf, profile),
     ].filter(Boolean);
   }

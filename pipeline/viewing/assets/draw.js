@@ -53,7 +53,7 @@ const Draw = (() => {
   }
 
   function spoken(each) {
-    if (each.leaf) return `${each.label}, node ${each.node.name}, runs in ${Words.place(Model.place(each))}`;
+    if (each.leaf) return `${each.label}, node ${each.node.name}, ${Model.place(each) === "host" ? each.node.kind : "runs in " + Words.place(Model.place(each))}`;
     return `module ${each.label}${each.type ? ", " + each.type.split(".").pop() : ""}, ${Words.count(each.count, "operator")}, ${each.open ? "unfolded" : "folded"}`;
   }
 
