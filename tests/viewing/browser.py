@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,10 +60,18 @@ class Page:
         self.driver = driver
         driver.get_log("browser")
         driver.get(path.as_uri())
+        self.until("document.documentElement.dataset.ready !== undefined")
 
     def run(self, script: str, *args: Any) -> Any:
         """The result of JavaScript."""
         return self.driver.execute_script(f"return {script}", *args)
+
+    def until(self, condition: str, seconds: float = 10) -> None:
+        """Wait until something holds, as for a movement to end; where it never does, say what the console said."""
+        end = time.monotonic() + seconds
+        while not self.run(condition):
+            assert time.monotonic() < end, f"never: {condition}; the console: {self.errors}"
+            time.sleep(0.05)
 
     @property
     def milliseconds(self) -> int:

@@ -162,8 +162,7 @@ def test_fitting_shows_the_whole_program(driver: Any, tmp_path: Path) -> None:
     boxes = "[...document.querySelectorAll('#graph .node')].map(n => n.getBoundingClientRect())"
     assert not page.run(f"{boxes}.every({inside})")
     page.click("#fit")
-    time.sleep(0.5)
-    assert page.run(f"{boxes}.every({inside})")
+    page.until(f"{boxes}.every({inside})")
 
 
 def test_differences_and_times_are_shown(driver: Any, tmp_path: Path) -> None:

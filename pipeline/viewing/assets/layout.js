@@ -67,25 +67,33 @@ const Layout = (() => {
   function measure(each, inner, sizes) {
     if (each.leaf) return (each.box = leafSize(each));
     if (!each.open) return (each.box = moduleSize(each));
-    const graph = new dagre.graphlib.Graph();
-    const children = each.children.filter((child) => drawn(child, sizes));
-    const wide = children.length > 30;
+    const children = each.children.filter((child) => drawn(child, sizes)), rows = inner.of(each);
+    children.forEach((child) => measure(child, inner, sizes));
+    const key = signature(children, rows);
+    if (each.laid !== key) each.graph = laid(children, rows);
+    each.laid = key;
+    const graph = each.graph, { height } = graph.graph(), [first, width] = reach(graph), least = moduleSize(each).width;
+    each.shift = Math.max(0, (least - width) / 2) - first;
+    each.up = rows.enter.size ? LIFT : 0;
+    return (each.box = { width: Math.max(width, least), height: height + HEAD - each.up - (rows.leave.size ? LIFT : 0) });
+  }
+
+  // What a layout depends on: where it is as before, it is not made again.
+  const signature = (children, rows) => JSON.stringify([children.map((child) => [child.id, child.box.width, child.box.height]),
+    [...rows.between].map(([key, edge]) => [key, Boolean(edge.isCut)]), [...rows.enter.keys()], [...rows.leave.keys()]]);
+
+  function laid(children, rows) {
+    const graph = new dagre.graphlib.Graph(), wide = children.length > 30;
     graph.setGraph({ rankdir: "TB", nodesep: 28, ranksep: RANKS, ranker: wide ? "tight-tree" : "network-simplex", marginx: PAD, marginy: PAD });
     graph.setDefaultEdgeLabel(() => ({}));
-    children.forEach((child) => graph.setNode(child.id, { ...measure(child, inner, sizes) }));
-    const rows = inner.of(each);
+    children.forEach((child) => graph.setNode(child.id, { ...child.box }));
     rows.between.forEach((edge) => graph.setEdge(edge.from.id, edge.to.id, { width: edge.isCut ? 60 : 0, height: edge.isCut ? 20 : 0, labelpos: "c" }));
     if (rows.enter.size) graph.setNode("in", { width: 1, height: 1 });
     if (rows.leave.size) graph.setNode("out", { width: 1, height: 1 });
     rows.enter.forEach((edge) => graph.setEdge("in", edge.to.id, {}));
     rows.leave.forEach((edge) => graph.setEdge(edge.from.id, "out", {}));
     dagre.layout(graph);
-    each.graph = graph;
-    const { height } = graph.graph(), [first, width] = reach(graph);
-    const least = moduleSize(each).width;
-    each.shift = Math.max(0, (least - width) / 2) - first;
-    each.up = rows.enter.size ? LIFT : 0;
-    return (each.box = { width: Math.max(width, least), height: height + HEAD - each.up - (rows.leave.size ? LIFT : 0) });
+    return graph;
   }
 
   // Where a layout begins and how wide it is, with its edges, which dagre does not count.
