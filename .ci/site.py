@@ -65,3 +65,8 @@ def there(entries: list[Any], docs: Path) -> list[Any]:
         elif (docs / target).is_file():
             kept.append(entry)
     return kept
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Take what the search needs where a page is opened as a file from the site, not from a network."""
+    return output.replace("https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js")

@@ -29,7 +29,7 @@ from pipeline.viewing.planned import planned
 from pipeline.viewing.records import ProgramView, StageView
 from pipeline.viewing.sources import opened
 
-WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, or the program.json of one"
+WHAT = "a file that compiled.save wrote, a folder of `pipeline compile`, its program.json, or a page"
 Run = Callable[[Any, Source], Any]
 
 
@@ -115,7 +115,8 @@ def _version(
     default = parser.parse_args([options.spec])
     asked = {k: v for k, v in vars(own).items() if v != getattr(default, k)}
     chosen = argparse.Namespace(**{**vars(options), **asked})
-    return view(run(pipeline_of(chosen), source_of(chosen)), options.spec)
+    found = view(run(pipeline_of(chosen), source_of(chosen)), options.spec)
+    return evolve(found, settings=(*found.settings, ("precision", chosen.precision)))
 
 
 def _flag(text: str) -> list[str]:

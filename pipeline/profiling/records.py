@@ -127,7 +127,7 @@ def _lines(profile: Profile) -> Iterator[str]:
     graph = f"{profile.graph:.3f} ms" if profile.graph is not None else f"not captured ({profile.no_graph})"
     yield f"{profile.gpu}, {profile.library}, median of {profile.runs} runs; inputs {', '.join(profile.inputs)}"
     yield f"whole call: {profile.call:.3f} ms; with CUDA graphs: {graph}"
-    yield f"sum of layers: {profile.layers_sum:.3f} ms ({_percent(profile.layers_sum, profile.call)} of the call)"
+    yield f"sum of layers: {profile.layers_sum:.3f} ms ({', '.join(_shares(profile))})"
     for segment in profile.segments:
         share = _percent(segment.layers_sum, segment.milliseconds)
         by = ", each with what TensorRT's profiler adds" if segment.timed == "profiler" else ""
@@ -137,6 +137,13 @@ def _lines(profile: Profile) -> Iterator[str]:
     if profile.unassigned:
         lost = sum(layer.milliseconds for layer in profile.unassigned)
         yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(_own(profile.unassigned))}"
+
+
+def _shares(profile: Profile) -> Iterator[str]:
+    """What the layers are of the whole call, without CUDA graphs and with them."""
+    yield f"{_percent(profile.layers_sum, profile.call)} of the call"
+    if profile.graph is not None:
+        yield f"{_percent(profile.layers_sum, profile.graph)} of that with CUDA graphs"
 
 
 OWN = {

@@ -23,7 +23,7 @@ from pipeline.program import GETITEM, Cut, Partitioned, Segment, is_operator
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.shapes.environment import Symbols, bounds, shape_of
 from pipeline.verification.measure import versions
-from pipeline.viewing.fusion import fusion
+from pipeline.viewing.fusion import fusions
 from pipeline.viewing.records import (
     CutView,
     KernelView,
@@ -117,19 +117,23 @@ class _Collector:
         choice = self.partitioned.verdicts[node.name].choice
         layers = self.layers.get((made.segment, node.name), ())
         names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)
-        shared = tuple(self.computing.get(node.name, ()))
-        made = evolve(
+        return evolve(
             made,
             converter=choice.support.name if choice else "",
             layers=tuple(LayerView(layer.name, layer.kind) for layer in layers),
-            kernels=shared,
+            kernels=tuple(self.computing.get(node.name, ())),
             weights=tuple(map(self.engine_weight, names)) if self.compiled else self.constants(node),
+            fusion=self.fusions.get((made.segment, node.name), ""),
         )
-        return evolve(made, fusion=fusion(made, [self.kernels[i] for i in shared], bool(self.kernels)))
 
     def in_torch(self, made: NodeView, node: torch.fx.Node) -> NodeView:
         """A node of PyTorch's with the weights that it reads."""
         return evolve(made, weights=self.constants(node))
+
+    @cached_property
+    def fusions(self) -> Mapping[tuple[str, str], str]:
+        """What became of quantizing and dequantizing nodes, by segment and node."""
+        return fusions(self.compiled.networks, self.compiled.quantization) if self.compiled else {}
 
     @cached_property
     def healed(self) -> Mapping[str, Sequence[Healed]]:

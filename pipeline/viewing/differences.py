@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
@@ -17,6 +18,8 @@ T = TypeVar("T")
 NOISE = 0.1
 """Times that differ by less than this part are the same: two runs of one program differ by as much."""
 NAMES = {"tensorrt": "TensorRT", "pytorch": "PyTorch", "host": "the host"}
+_NUMBER = re.compile(r"_U\d+$")
+"""What a plan puts after a kernel's name to tell it from others; it counts from the plan's beginning."""
 ERRORS = 2.0
 """Errors against eager that differ by less than this factor are the same: the order of sums differs from GPU to GPU."""
 
@@ -60,7 +63,12 @@ def _pairs(before: Iterable[tuple[str, T]], after: Iterable[tuple[str, T]], show
 
 
 def _settings(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    yield from _pairs(before.settings, after.settings, str)
+    """Settings that differ; a view has those alone that are not as by default."""
+    old, new = dict(before.settings), dict(after.settings)
+    for name in dict.fromkeys([*old, *new]):
+        was, now = (rows.get(name, "as by default") for rows in (old, new))
+        if was != now:
+            yield Row(f"{name}: {was} -> {now}")
 
 
 def _versions(before: ProgramView, after: ProgramView) -> Iterator[Row]:
@@ -118,20 +126,27 @@ def _layers(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _kernels(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    names = [[kernel.name for kernel in view.kernels] for view in (before, after)]
+    names = [[_NUMBER.sub("", kernel.name) for kernel in view.kernels] for view in (before, after)]
     if any(names):
         yield from _pairs([("kernels", len(names[0]))], [("kernels", len(names[1]))], str)
         yield from _counted(*names)
 
 
 def _sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    yield from _pairs(_engines(before), _engines(after), str)
     for what in ("nbytes", "weights", "operators"):
         shown = str if what == "operators" else in_bytes
         title = {"nbytes": "engine", "weights": "weights", "operators": "operators"}[what]
-        old, new = ([(f"{s.name} {title}", getattr(s, what)) for s in v.segments] for v in (before, after))
+        old, new = ([(f"{s.name} {title}", n) for s in v.segments if (n := getattr(s, what))] for v in (before, after))
         yield from _exact(old, new, shown)
     old, new = ([(f"cut {c.source} -> {c.target}", c.nbytes) for c in v.cuts] for v in (before, after))
     yield from _exact(old, new, in_bytes)
+
+
+def _engines(view: ProgramView) -> list[tuple[str, str]]:
+    """How many engines there are, and their bytes together."""
+    sizes = [segment.nbytes for segment in view.segments if segment.place == "tensorrt"]
+    return [("engines", str(len(sizes))), ("all engines", in_bytes(sum(sizes)))]
 
 
 def _exact(before: list[tuple[str, int]], after: list[tuple[str, int]], shown: Callable[[int], str]) -> Iterator[Row]:
@@ -154,6 +169,13 @@ def _times(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 def _totals(profile: Profile) -> dict[str, float]:
     graph = {"call with CUDA graphs": profile.graph} if profile.graph is not None else {}
     return {"call": profile.call, **graph, **{s.segment: s.milliseconds for s in profile.segments}}
+
+
+def _weights(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    """Weights of two files that hold other numbers."""
+    old, new = before.weights_digest, after.weights_digest
+    if old and new and old != new:
+        yield Row(f"the numbers differ: SHA-256 {old[:12]} -> {new[:12]}")
 
 
 def _slower(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[Row]:
@@ -189,6 +211,7 @@ def _alike(was: float, now: float) -> bool:
 KINDS: Mapping[str, Callable[[ProgramView, ProgramView], Iterator[Row]]] = {
     "settings": _settings,
     "versions": _versions,
+    "weights": _weights,
     "inputs and outputs": _signature,
     "where nodes run": _moved,
     "nodes": _appeared,

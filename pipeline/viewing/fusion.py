@@ -1,30 +1,45 @@
-"""What became of a quantizing or dequantizing node in the plan: fused with others into one kernel, or not."""
+"""What became of nodes that quantize and dequantize: whether a product reads their codes (`Compiled.quantization`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.viewing.records import KernelView, NodeView
+from pipeline.aten.naming import node_of
+from pipeline.network.description import Network
+from pipeline.network.pairs import Pair
 
-_LAYERS = frozenset({"QUANTIZE", "DEQUANTIZE", "DYNAMIC_QUANTIZE"})
+_QUANTIZES = frozenset({"QUANTIZE", "DYNAMIC_QUANTIZE"})
+_SAID = {True: "fused", False: "not fused", None: "not known"}
 
 
-def fusion(node: NodeView, kernels: Sequence[KernelView], known: bool) -> str:
-    """Return in words what became of a node that quantizes or dequantizes; nothing for other nodes.
+def fusions(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple[str, str], str]:
+    """Return in words, by engine and node, what became of the weight or activation that the node quantizes or
+    dequantizes; other nodes are left out.
 
     Args:
-        node: it, with its layers.
-        kernels: those that compute it, as the plan tells.
-        known: whether the plan tells of any kernel.
+        networks: the engines' networks.
+        pairs: what their plans show, a row for each dequantizing layer.
     """
-    if not _LAYERS & {layer.kind for layer in node.layers}:
-        return ""
-    if not known:
-        return "not known: the plan has no kernels in words"
-    if not kernels:
-        return "folded away when the engine was built"
-    shared = [kernel for kernel in kernels if len(kernel.nodes) > 1]
-    if not shared:
-        return f"not fused: a kernel of its own, {kernels[0].name}"
-    others = ", ".join(name for name in dict.fromkeys(n for k in shared for n in k.nodes) if name != node.name)
-    return f"fused with {others} in {shared[0].name}"
+    said = {(pair.engine, pair.layer): _words(pair) for pair in pairs}
+    found = defaultdict(list)
+    for network in networks:
+        for name, layer in _quantized(network):
+            if (network.name, layer) in said:
+                found[network.name, name].append(said[network.name, layer])
+    return {place: "; ".join(dict.fromkeys(words)) for place, words in found.items()}
+
+
+def _words(pair: Pair) -> str:
+    return f"{_SAID[pair.fused]}: {pair.type} {pair.of}, {pair.why}"
+
+
+def _quantized(network: Network) -> Iterator[tuple[str, str]]:
+    """Each node that quantizes or dequantizes, with the layer that gives its numbers back."""
+    makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
+    for layer in network.layers:
+        if layer.kind == "DEQUANTIZE":
+            yield node_of(layer.name), layer.name
+            maker = makers.get(str(layer.inputs[0]))
+            if maker is not None and maker.kind in _QUANTIZES:
+                yield node_of(maker.name), layer.name

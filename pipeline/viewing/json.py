@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from pipeline.artifact import codec
 from pipeline.artifact.values import MalformedError
 from pipeline.errors import ArtifactError
 from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView
+
+_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)
 
 
 def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
@@ -21,14 +24,14 @@ def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> st
 
 
 def read(path: Path) -> ProgramView:
-    """Return the view that a JSON file has.
+    """Return the view that a JSON file has, or the page of a program.
 
     Raises:
         FileNotFoundError: there is no such file.
         ArtifactError: it is no view of a program, or one of a newer version.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(_text(path))
     except ValueError as error:
         raise ArtifactError(f"{path} is no JSON: {error}", "`pipeline compile -o DIR` writes one") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -36,6 +39,17 @@ def read(path: Path) -> ProgramView:
     if data.get("schema") != SCHEMA:
         raise ArtifactError(f"{path} has the schema {data.get('schema')}; this version reads {SCHEMA}", "compile again")
     return _program(data.get("program"), path)
+
+
+def _text(path: Path) -> str:
+    """The JSON of a file: the whole of it, or the data of a page."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".html":
+        return text
+    found = _DATA.search(text)
+    if found is None:
+        raise ArtifactError(f"{path} is no page of a program", "`pipeline report FILE -o PAGE.html` writes one")
+    return found[1]
 
 
 def _program(data: object, path: Path) -> ProgramView:

@@ -39,10 +39,11 @@ def _lines(view: ProgramView) -> Iterator[str]:
 
 def _segment(view: ProgramView, segment: SegmentView) -> Iterator[str]:
     size = f"weights {in_bytes(segment.weights)}"
+    operators = f"{segment.operators} operator{'s'[: segment.operators != 1]}"
     if segment.place == "tensorrt":
-        yield f"engine {segment.name}: {segment.operators} operators, {size}, which its plan holds at least once"
+        yield f"engine {segment.name}: {operators}, {size}, which its plan holds at least once"
     else:
-        yield f"PyTorch {segment.name}: {segment.operators} operators, {size}"
+        yield f"PyTorch {segment.name}: {operators}, {size}"
     counts = Counter(node.target for node in view.operators if node.segment == segment.name)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     yield f"  {listed}"

@@ -81,7 +81,8 @@ class NodeView:
     kind: ``operator``; ``item`` of a tuple; ``size``: arithmetic on sizes; ``input``; ``output``.
     module: the path of the module whose forward made it. where: the user's line it comes from.
     segment: the part of the program that it runs in. inputs: the nodes that it reads.
-    kernels: numbers of the kernels that compute it. fusion: for a quantizing or dequantizing node, what became of it.
+    kernels: numbers of the kernels that compute it. fusion: for a quantizing or dequantizing node, whether a product
+    reads its codes, as `Compiled.quantization` says.
     reason, hint: why it runs in PyTorch, and what could be done.
     healed: what `pipeline.verify` did about it.
     """
@@ -157,7 +158,8 @@ class ProgramView:
 
     title: what the user calls it. settings: those that are not as by default, as (name, value). versions: of pipeline,
     torch and TensorRT. sizes: those that vary, and what ties them. agreement: errors against eager, where it was
-    verified. profile: times by layer and node, where they were measured.
+    verified. profile: times by layer and node, where they were measured. weights_digest: the SHA-256 of the model's
+    weights, where a file has it.
     """
 
     title: str
@@ -176,6 +178,7 @@ class ProgramView:
     unreached: tuple[Unreached, ...] = ()
     agreement: Agreement | None = None
     profile: Profile | None = None
+    weights_digest: str = ""
 
     @property
     def operators(self) -> tuple[NodeView, ...]:

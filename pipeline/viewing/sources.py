@@ -1,4 +1,4 @@
-"""Where programs to look at come from: a kept program, a folder of ``pipeline compile``, or a view as JSON."""
+"""Where programs to look at come from: a kept program, a folder of ``pipeline compile``, a page, or a view as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def opened(path: str | os.PathLike[str]) -> ProgramView:
     """Return the view of a program that is kept.
 
     Args:
-        path: a file of `Compiled.save`, a folder of ``pipeline compile``, or a view as JSON.
+        path: a file of `Compiled.save`, a folder of ``pipeline compile``, a page (``.html``), or a view as JSON.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -34,18 +34,19 @@ def opened(path: str | os.PathLike[str]) -> ProgramView:
         if not (place / PROGRAM).is_file():
             raise ArtifactError(f"{place} has no {PROGRAM}", "`pipeline compile -o DIR` writes one; compile again")
         return read(place / PROGRAM)
-    return read(place) if place.suffix == ".json" else _kept(place)
+    return read(place) if place.suffix in (".json", ".html") else _kept(place)
 
 
 def _kept(path: Path) -> ProgramView:
-    """The view of a kept program, with the versions that made it."""
-    versions = inspect(path).manifest.versions
+    """The view of a kept program, with the versions that made it and the digest of its weights."""
+    manifest = inspect(path).manifest
+    versions, weights = manifest.versions, manifest.weights
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ArtifactWarning)
         found = view(load(path), path.stem)
     flavour, _, number = versions.tensorrt.partition(" ")
     made = (("pipeline", versions.pipeline), ("torch", versions.torch), (flavour, number))
-    return evolve(found, versions=made)
+    return evolve(found, versions=made, weights_digest=weights.sha256 or manifest.entries.get(weights.entry, ""))
 
 
 def write_view(program: ProgramView, folder: Path) -> None:

@@ -49,6 +49,7 @@ def test_a_plan_says_what_would_be_built(folder: Path, capsys: pytest.CaptureFix
     assert "engine engine_0: 2 operators, weights 80 bytes" in text
     assert "in PyTorch: aten._linalg_svd.default at node" in text
     assert "mixed_net.py:" in text
+    assert "PyTorch torch_1: 1 operator, weights 0 bytes" in text
     assert "cut engine_0 -> torch_1: 48 bytes" in text
     assert "settings: min_block_size=1" in text
     assert "capture " in text
@@ -76,14 +77,16 @@ def test_report_and_diff_of_what_compile_writes(folder: Path, capsys: pytest.Cap
     assert "relu (aten.relu.default): TensorRT -> PyTorch" in text
     assert "torch_executed_ops" in text
     assert '"difference":[{' in (folder / "diff.html").read_text()
+    assert ran(capsys, "diff", "diff.html", "two") == ""
 
 
 def test_diff_of_two_versions_of_a_setting(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["diff", "mixed_net:net", "--min-block-size", "1"]
     assert ran(capsys, *command, "--left", "precision=fp32", "--right", "optimization_level=3") == (
-        "settings:\n  optimization_level: - -> 3\n"
+        "settings:\n  optimization_level: as by default -> 3\n"
     )
     text = ran(capsys, *command, "--right", "precision=fp16")
+    assert "settings:\n  precision: fp32 -> fp16\n" in text
     assert "float32[3, 4] -> float16[3, 4]" in text
     assert "kernels:" in text
 

@@ -77,7 +77,21 @@ def test_pages_that_the_navigation_does_not_name_are_put_at_its_end(tmp_path: Pa
     ]
 
 
-PROGRAMS = ("index", "deploy", "serving", "keeping", "verification", "converters", "stages", "reports", "profiling")
+PROGRAMS = (
+    "index",
+    "deploy",
+    "serving",
+    "keeping",
+    "language-models",
+    "quantization",
+    "verification",
+    "converters",
+    "stages",
+    "reports",
+    "profiling",
+    "versions",
+    "migrating",
+)
 OLDER = ("keeping",)
 """Pages that say what they are for in words of their own."""
 
@@ -100,9 +114,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stdout + made.stderr
-    reference = (tmp_path / "site" / "reference" / "index.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "site" / "reference.html").read_text(encoding="utf-8")
     missing = [n for n in pipeline.__all__ if not n.startswith("__") and f'id="pipeline.{n}"' not in reference]
     assert not missing
     assert "Refit" in reference
     start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert not re.findall(r'<(?:script|img)[^>]+src="https?:', start)
+    assert not re.findall(r'<(?:script|img)[^>]+src="?https?:', start)
+    assert "src=assets/iframe-worker.js" in start.replace('"', "")  # the search of a page that is opened as a file
+    assert (tmp_path / "site" / "assets" / "iframe-worker.js").is_file()

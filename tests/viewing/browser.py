@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,10 +60,18 @@ class Page:
         self.driver = driver
         driver.get_log("browser")
         driver.get(path.as_uri())
+        self.until("document.documentElement.dataset.ready !== undefined")
 
     def run(self, script: str, *args: Any) -> Any:
         """The result of JavaScript."""
         return self.driver.execute_script(f"return {script}", *args)
+
+    def until(self, condition: str, seconds: float = 10) -> None:
+        """Wait until something holds, as for a movement to end; where it never does, say what the console said."""
+        end = time.monotonic() + seconds
+        while not self.run(condition):
+            assert time.monotonic() < end, f"never: {condition}; the console: {self.errors}"
+            time.sleep(0.05)
 
     @property
     def milliseconds(self) -> int:
@@ -90,7 +99,7 @@ class Page:
         return list(
             self.run(
                 "[...document.querySelectorAll('button, select, input, [role=button], [role=treeitem], [role=option]')]"
-                ".filter(e => !(e.getAttribute('aria-label') || e.innerText || e.title).trim()).map(e => e.outerHTML)"
+                ".filter(e => !(e.getAttribute('aria-label') || e.textContent || e.title).trim()).map(e => e.outerHTML)"
             )
         )
 
@@ -110,7 +119,7 @@ class Page:
 
     def search(self, text: str) -> list[str]:
         """What the search finds for a text, typed after the key that begins a search."""
-        self.press("/")
-        self.driver.switch_to.active_element.clear()
+        self.run("document.activeElement.blur()")
+        self.press("/")  # what was searched before is selected, and typed over
         self.press(text)
         return list(self.run("[...document.querySelectorAll('#found [role=option]')].map(e => e.innerText)"))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
-from pipeline.profiling.records import NodeTime, Profile, SegmentTime
+from pipeline.agreement import Agreement, OutputAgreement
+from pipeline.profiling.records import LayerTime, NodeTime, Profile, SegmentTime
 from pipeline.viewing.collect import view
 from pipeline.viewing.differences import differences
 from pipeline.viewing.page import write
@@ -30,7 +32,15 @@ def test_ten_fallbacks(driver: Any, tmp_path: Path) -> None:
     fallbacks().report(html=tmp_path / "report.html")
     page = Page(driver, tmp_path / "report.html")
     assert "40 / 50" in page.details
-    assert page.details.count("TensorRT has no layer for it") == 10
+    assert page.details.count("TensorRT has no layer for it") == 1  # for all ten, which follow it
+    assert page.run("document.querySelectorAll('#details .why .link').length") == 10
+    assert len([label for label in page.boxes if label.endswith("runs in PyTorch")]) == 10
+    assert (
+        page.run(
+            "[...document.querySelectorAll('#graph .edge text')].filter(t => /^\\d+ B$/.test(t.textContent)).length"
+        )
+        > 20
+    )
     assert "BYTES OF EACH CUT" in page.details.upper()
     found = page.search("svd_default_7")
     assert len(found) == 1
@@ -45,6 +55,9 @@ def test_ten_fallbacks(driver: Any, tmp_path: Path) -> None:
     assert "__myl_" in page.details  # the kernel in the plan
     page.press(ESCAPE)
     assert page.details.startswith("Overview\n40 / 50")
+    page.click("#details tbody .link")  # a segment
+    for told in ("engine_0", "An engine", "SHA-256", "engine_0 → torch_1", "relu"):
+        assert told in page.details
     assert not page.nameless
     assert not page.errors
 
@@ -69,8 +82,13 @@ def test_resnet_unfolds_by_mouse_and_keyboard(driver: Any, tmp_path: Path) -> No
     page.search("layers.1.layer convolution")
     page.press(DOWN, ENTER)
     assert "convolution" in page.details
-    page.click("#details summary")  # a weight
-    assert "Recipe" in page.details
+    for told in ("Its operator", "Source", "Converter", "Gives", "Recipe"):  # of a module that has one operator
+        assert told.upper() in page.details.upper()
+    page.search("resnet.encoder.stages.0.layers")
+    page.press(ENTER)
+    assert page.details.upper().count("INSIDE") == 1
+    page.click("#details tbody .link")
+    assert page.details.startswith("Overview\nresnet.encoder.stages.0.layers.0")
     assert not page.nameless
     assert not page.errors
 
@@ -101,12 +119,58 @@ def test_dark_and_light(driver: Any, tmp_path: Path) -> None:
     assert page.run(ground) == light
 
 
+def test_what_is_called_so_is_found_first(driver: Any, tmp_path: Path) -> None:
+    architecture("resnet50").report(html=tmp_path / "report.html")
+    page = Page(driver, tmp_path / "report.html")
+    assert page.search("relu")[0].startswith("relu\n")
+    assert "convolution" in page.search("conv")[0]
+
+
+def test_errors_of_verify_and_quantization_are_told(driver: Any, tmp_path: Path) -> None:
+    rows = (
+        OutputAgreement("output", "optimal", 1e-7, 1e-7, 4e-6),
+        OutputAgreement("output", "largest", float("inf"), 1e-7, 4e-6),
+    )
+    program = view(fallbacks())
+    fused = ("fused: int8 weight, gemm multiplies int8 by int8", "not fused: int8 activation, its numbers are rounded")
+    nodes = tuple(
+        evolve(node, fusion=dict(zip(("relu", "relu_1"), fused, strict=True)).get(node.name, ""))
+        for node in program.nodes
+    )
+    write(evolve(program, nodes=nodes, agreement=Agreement(rows, "reference")), tmp_path / "report.html")
+    page = Page(driver, tmp_path / "report.html")
+    assert "1 of 2 nodes that quantize or dequantize are fused with a product" in page.details
+    assert "1.0e-7" in page.details
+    assert "∞" in page.details
+    assert page.details.count("beyond its bound") == 1
+    page.search("output")
+    page.press(ENTER)
+    assert "ERRORS FROM VERIFY" in page.details.upper()
+    page.search("relu_1")
+    page.press(ENTER)
+    assert fused[1] in page.details
+    assert not page.errors
+
+
+def test_fitting_shows_the_whole_program(driver: Any, tmp_path: Path) -> None:
+    fallbacks().report(html=tmp_path / "report.html")
+    page = Page(driver, tmp_path / "report.html")
+    inside = (
+        "(a => b => b.bottom <= a.bottom && b.top >= a.top && b.left >= a.left && b.right <= a.right)"
+        "(document.getElementById('graph').getBoundingClientRect())"
+    )
+    boxes = "[...document.querySelectorAll('#graph .node')].map(n => n.getBoundingClientRect())"
+    assert not page.run(f"{boxes}.every({inside})")
+    page.click("#fit")
+    page.until(f"{boxes}.every({inside})")
+
+
 def test_differences_and_times_are_shown(driver: Any, tmp_path: Path) -> None:
     program = view(fallbacks())
     times = tuple(NodeTime(node.name, 0.01) for node in program.operators)
-    from attrs import evolve
-
-    timed = evolve(program, profile=Profile((SegmentTime("engine_0", "tensorrt", 0.5),), times, 0.6, 0.5, runs=3))
+    layers = (LayerTime("__myl_Relu", 0.4, ("relu",), "plan"), LayerTime("__myl_Move", 0.1))
+    segment = SegmentTime("engine_0", "tensorrt", 0.5, layers)
+    timed = evolve(program, profile=Profile((segment,), times, 0.6, 0.5, runs=3))
     moved = evolve(
         timed,
         nodes=tuple(evolve(n, place="pytorch", reason="asked for") if n.name == "relu" else n for n in timed.nodes),
@@ -115,6 +179,11 @@ def test_differences_and_times_are_shown(driver: Any, tmp_path: Path) -> None:
     page = Page(driver, tmp_path / "report.html")
     assert "relu (aten.relu.default): TensorRT -> PyTorch: asked for" in page.details
     assert "TIME ON THE GPU" in page.details.upper()
+    assert "of the call, 100.0 % of that with graphs" in page.details
+    assert "TensorRT's own, no node's" in page.details
+    assert page.run("document.querySelectorAll('#tree .number').length") == 3 * page.run(
+        "document.querySelectorAll('#tree .row').length"
+    )
     page.click("#unfold")
     assert page.run("document.querySelectorAll('#graph .moved').length") == 1
     page.run("document.getElementById('heat').value = 'time'")
@@ -139,8 +208,6 @@ def test_five_thousand_nodes_open_in_two_seconds(driver: Any, tmp_path: Path) ->
 
 
 def test_one_flat_list_of_five_thousand_opens_as_fast(driver: Any, tmp_path: Path) -> None:
-    from attrs import evolve
-
     program = large(5000)
     flat = evolve(program, nodes=tuple(evolve(node, module="") for node in program.nodes))
     write(flat, tmp_path / "flat.html")

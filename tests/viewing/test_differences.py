@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from attrs import evolve
@@ -11,7 +13,8 @@ from pipeline.agreement import Agreement, OutputAgreement
 from pipeline.profiling.records import NodeTime, Profile, SegmentTime
 from pipeline.viewing.collect import view
 from pipeline.viewing.differences import differences, printed
-from pipeline.viewing.records import ProgramView
+from pipeline.viewing.records import KernelView, ProgramView
+from pipeline.viewing.sources import opened
 
 
 class Two(torch.nn.Module):
@@ -43,11 +46,35 @@ def test_two_runs_of_the_same_do_not_differ() -> None:
 
 def test_a_setting_is_named_with_its_effects() -> None:
     text = printed(differences(seen(), seen(torch_executed_ops={"aten.relu.default"})))
-    assert "torch_executed_ops: - -> {'aten.relu.default'}" in text
+    assert "torch_executed_ops: as by default -> {'aten.relu.default'}" in text
+    assert "engines: 1 -> 2" in text
+    assert "0 bytes" not in text
     assert "relu (aten.relu.default): TensorRT -> PyTorch: " in text
     assert "layers: 12 -> 11" in text or "ACTIVATION: 1 -> 0" in text
     assert "cut engine_0 -> torch_1: - -> 64 bytes" in text
     assert "kernels:" in text
+
+
+def test_other_numbers_in_the_weights_of_a_file_are_a_difference(tmp_path: Path) -> None:
+    for name in ("one", "same", "other"):
+        model = Two().eval()
+        if name == "other":
+            torch.nn.init.ones_(model.first.bias)
+        pipeline.default(min_block_size=1)(model, args=(torch.ones(2, 8),)).save(tmp_path / f"{name}.trtp")
+    one, same, other = (evolve(opened(tmp_path / f"{n}.trtp"), title="") for n in ("one", "same", "other"))
+    assert differences(one, same) == ()
+    assert "weights:\n  the numbers differ: SHA-256" in printed(differences(one, other))
+    assert kinds(one, evolve(other, weights_digest="")) == set()
+
+
+def test_the_number_that_a_plan_gives_a_kernel_is_no_difference() -> None:
+    program = seen()
+    one, two, other = (
+        evolve(program, kernels=(KernelView("engine_0", "corrltn", name),))
+        for name in ("a/conv_U2", "a/conv_U3", "b_U2")
+    )
+    assert differences(one, two) == ()
+    assert printed(differences(one, other)) == "kernels:\n  a/conv: 1 -> 0\n  b: 0 -> 1"
 
 
 def test_another_model() -> None:

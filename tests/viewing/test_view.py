@@ -11,10 +11,15 @@ from attrs import evolve
 import pipeline
 from pipeline.aten.naming import node_of
 from pipeline.errors import ArtifactError
+from pipeline.network.pairs import pairs
+from pipeline.trt import CAPABILITIES
 from pipeline.viewing.collect import view
+from pipeline.viewing.fusion import fusions
 from pipeline.viewing.json import data_of, read
-from pipeline.viewing.records import KernelView, LayerView, NodeView, ProgramView
+from pipeline.viewing.page import write
+from pipeline.viewing.records import NodeView, ProgramView
 from pipeline.viewing.sources import opened
+from tests.quantized import test_pairs as quantized_pairs
 from tests.viewing.models import architecture, fallbacks
 
 
@@ -87,7 +92,8 @@ def test_layers_belong_to_nodes(name: str) -> None:
 def test_a_kept_program_looks_the_same(tmp_path: Path, seen: ProgramView) -> None:
     fallbacks().save(tmp_path / "program.trtp")
     kept = opened(tmp_path / "program.trtp")
-    assert kept == evolve(seen, title="program", stages=())
+    assert len(kept.weights_digest) == 64
+    assert kept == evolve(seen, title="program", stages=(), weights_digest=kept.weights_digest)
 
 
 def test_json_and_back(tmp_path: Path, seen: ProgramView) -> None:
@@ -128,20 +134,40 @@ def test_a_program_that_is_only_partitioned() -> None:
     assert [w.name for w in found.operators[0].weights] == ["weight", "bias"]
 
 
-QUANTIZED = NodeView("dequantize", "operator", "q", layers=(LayerView("dequantize", "DEQUANTIZE"),))
+def test_quantizing_nodes_say_what_the_report_says() -> None:
+    """Nodes of weights, and both of an activation; a weight that the engine holds in floats is not fused."""
+    network = quantized_pairs.NETWORK
+    for program, fused in ((quantized_pairs.BOTH, True), (quantized_pairs.BUILT, False)):
+        rows = pairs(network, quantized_pairs.plan(program))
+        found = fusions([network], rows)
+        assert {name for _, name in found} == {"weight", "rounded", "back"}
+        assert found["engine", "back"] == found["engine", "rounded"]
+        for pair in rows:
+            said = found["engine", pair.layer]
+            assert said.startswith("fused" if fused else "not fused")
+            assert pair.why in said
+            assert f"{pair.type} {pair.of}" in said
+    assert fusions([network], pairs(network, b"weights"))["engine", "weight"].startswith("not known")
 
 
-@pytest.mark.parametrize(
-    ("kernels", "known", "said"),
-    [
-        ([KernelView("e", "runtime_fusion", "gemm", ("dequantize", "linear"))], True, "fused with linear in gemm"),
-        ([KernelView("e", "function", "scale", ("dequantize",))], True, "not fused: a kernel of its own, scale"),
-        ([], True, "folded away"),
-        ([], False, "not known"),
-    ],
-)
-def test_quantizing_nodes_say_whether_they_were_fused(kernels: list[KernelView], known: bool, said: str) -> None:
-    from pipeline.viewing.fusion import fusion
+@pytest.mark.skipif(not CAPABILITIES.quantization, reason="TensorRT-RTX builds quantized networks from 1.6 on")
+def test_a_quantized_program_says_what_was_fused() -> None:
+    torch.manual_seed(0)
+    model, x = (
+        torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).eval(),
+        torch.randn(8, 64),
+    )
+    stage = pipeline.quantize("int8", "int8", calibration=[x])
+    compiled = pipeline.default(min_block_size=1).insert(stage, before="decompose")(model, args=(x,))
+    said = [node.fusion for node in view(compiled).nodes if node.fusion]
+    assert len(compiled.quantization) == 4
+    for pair in compiled.quantization:
+        assert any(pair.why in each for each in said)
 
-    assert fusion(QUANTIZED, kernels, known).startswith(said)
-    assert fusion(evolve(QUANTIZED, layers=(LayerView("relu", "ACTIVATION"),)), kernels, known) == ""
+
+def test_a_page_has_the_view_in_it(tmp_path: Path, seen: ProgramView) -> None:
+    write(seen, tmp_path / "page.html")
+    assert opened(tmp_path / "page.html") == seen
+    (tmp_path / "other.html").write_text("<p>Another page</p>")
+    with pytest.raises(ArtifactError, match="is no page of a program"):
+        opened(tmp_path / "other.html")

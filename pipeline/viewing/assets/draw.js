@@ -12,8 +12,8 @@ const Draw = (() => {
       defs.append("marker").attr("id", id).attr("viewBox", "0 0 10 10").attr("refX", 9).attr("refY", 5).attr("markerWidth", 7).attr("markerHeight", 7)
         .attr("orient", "auto-start-reverse").attr("markerUnits", "userSpaceOnUse").append("path").attr("d", "M0,1 L10,5 L0,9 z");
     layer = svg.append("g");
-    layer.append("g").attr("class", "boxes");
     layer.append("g").attr("class", "edges").attr("aria-hidden", "true");
+    layer.append("g").attr("class", "boxes");
     zoom = d3.zoom().scaleExtent([0.02, 3]).on("zoom", (event) => layer.attr("transform", event.transform));
     svg.call(zoom).on("dblclick.zoom", null);
   }
@@ -27,16 +27,21 @@ const Draw = (() => {
     groups.order().attr("class", classes).attr("transform", (each) => `translate(${each.x},${each.y})`)
       .attr("id", (each) => "box-" + each.id).attr("role", "button").attr("tabindex", -1)
       .attr("aria-label", spoken).attr("aria-expanded", (each) => (each.leaf ? null : each.open)).each(fill);
-    const line = d3.line().x((p) => p.x).y((p) => p.y).curve(d3.curveMonotoneY);
+    const line = d3.line().x((p) => p.x).y((p) => p.y).curve(d3.curveBumpY);
     const edges = layer.select(".edges").selectAll("g.edge").data(placed.edges, (each) => each.id).join(
       (enter) => { const made = enter.append("g"); made.append("path"); return made; });
     edges.attr("class", (each) => "edge" + (each.isCut ? " cut" : ""));
     edges.select("path").attr("d", (each) => line(each.points)).attr("marker-end", (each) => (each.tail ? null : each.isCut ? "url(#arrow-cut)" : "url(#arrow)"));
-    edges.selectAll("text").remove();
-    edges.filter((each) => each.isCut).append("text").attr("text-anchor", "middle")
-      .attr("x", (each) => middle(each).x).attr("y", (each) => middle(each).y + 4).text((each) => Words.bytes(each.cut));
+    edges.selectAll("text, rect").remove();
+    edges.filter((each) => each.isCut).each(function (each) { labelled(d3.select(this), Words.bytes(each.cut), middle(each)); });
     mark();
     rove(state.selected && Model.isVisible(state.selected) && drawnBox(state.selected) ? state.selected : boxes[0]);
+  }
+
+  function labelled(group, text, { x, y }) {
+    const width = text.length * 6.6 + 10;
+    group.append("rect").attr("x", x - width / 2).attr("y", y - 9).attr("width", width).attr("height", 18).attr("rx", 9);
+    group.append("text").attr("text-anchor", "middle").attr("x", x).attr("y", y + 4).text(text);
   }
 
   const middle = (edge) => edge.points[Math.floor(edge.points.length / 2)];
@@ -48,7 +53,7 @@ const Draw = (() => {
   }
 
   function spoken(each) {
-    if (each.leaf) return `${each.label}, node ${each.node.name}, runs in ${Words.place(Model.place(each))}`;
+    if (each.leaf) return `${each.label}, node ${each.node.name}, ${Model.place(each) === "host" ? each.node.kind : "runs in " + Words.place(Model.place(each))}`;
     return `module ${each.label}${each.type ? ", " + each.type.split(".").pop() : ""}, ${Words.count(each.count, "operator")}, ${each.open ? "unfolded" : "folded"}`;
   }
 
@@ -56,22 +61,21 @@ const Draw = (() => {
     const group = d3.select(this);
     group.selectAll("*").remove();
     const { width, height } = each.box, head = each.open ? 20 : 22;
-    group.append("rect").attr("class", "box").attr("width", width).attr("height", height).attr("rx", each.leaf ? 8 : 11);
+    const round = !each.leaf ? 11 : Model.place(each) === "pytorch" ? 1 : 9;
+    group.append("rect").attr("class", "box").attr("width", width).attr("height", height).attr("rx", round);
     if (each.leaf && state.heat === "time") group.select("rect.box").style("fill", heated(each.time)).style("stroke", "var(--line)");
+    group.classed("heated", each.leaf && state.heat === "time");
     if (each.leaf) {
       const sub = (each.node.values || [])[0];
-      centred(group, each.label, width / 2, sub ? 18 : 25, "", 30);
-      if (sub) centred(group, Words.brief(sub), width / 2, 32, "sub", 34);
+      centred(group, each.label, width / 2, sub ? 19 : 27, "", 30);
+      if (sub) centred(group, Words.brief(sub), width / 2, 34, "sub", 34);
       return;
     }
     group.append("text").attr("class", "twist").attr("x", 11).attr("y", head).text(each.open ? "−" : "+");
     const title = group.append("text").attr("x", 27).attr("y", head).text(clipped(each.label, 30));
-    if (each.type) title.append("tspan").attr("class", "type").attr("dx", 7).style("font-weight", 400).style("font-size", "10.5px").style("fill", "var(--dim)").text(each.type.split(".").pop());
+    if (each.type) title.append("tspan").attr("class", "type").attr("dx", 7).style("font-weight", 400).style("font-size", "11.5px").style("fill", "var(--dim)").text(each.type.split(".").pop());
     if (each.open) return;
-    const facts = [Words.count(each.count, "operator")];
-    if (each.bytes) facts.push(Words.bytes(each.bytes));
-    if (each.time) facts.push(Words.ms(each.time));
-    group.append("text").attr("class", "sub").attr("x", 27).attr("y", 38).text(facts.join(" · "));
+    group.append("text").attr("class", "sub").attr("x", 27).attr("y", 39).text(Words.facts(each));
     if (!each.count) return;
     const inside = (width - 24) * each.inside / each.count, outside = Math.max(0, width - 24 - inside);
     group.append("rect").attr("class", "strip tensorrt").attr("x", 12).attr("y", height - 8).attr("width", inside).attr("height", 3).attr("rx", 1.5);
@@ -147,7 +151,9 @@ const Draw = (() => {
         if (edge.to === node) near.add(visible(edge.from));
       }
     }
-    layer.selectAll("g.node").classed("selected", (each) => each === selected).classed("near", (each) => each !== selected && near.has(each));
+    const segment = selected && selected.segment ? selected.segment.name : null;
+    layer.selectAll("g.node").classed("selected", (each) => each === selected)
+      .classed("near", (each) => each !== selected && (near.has(each) || (segment !== null && each.leaf && each.node.segment === segment)));
     const name = selected && selected.leaf ? selected.node.name : null;
     layer.selectAll("g.edge").classed("near", (each) => name !== null && each.edges.some((edge) => edge.from === name || edge.to === name));
   }
@@ -159,9 +165,10 @@ const Draw = (() => {
     else svg.call(zoom.transform, transform);
   }
 
-  function fit(time) {
+  // The whole program in the window; where it is long, from its beginning, at a size that can be read.
+  function fit(time, least = 0) {
     const { width, height } = shown(), placed = state.placed;
-    const scale = Math.min(1.15, (width - 40) / placed.width, Math.max((height - 40) / placed.height, 0.6));
+    const scale = Math.min(1.15, (width - 40) / placed.width, Math.max((height - 40) / placed.height, least));
     const top = placed.height * scale < height ? (height - placed.height * scale) / 2 : 16;
     move(d3.zoomIdentity.translate((width - placed.width * scale) / 2, top).scale(scale), time);
   }

@@ -3,17 +3,16 @@
 // the work grows with what is unfolded, and with that alone.
 
 const Layout = (() => {
-  const HEAD = 30, LIFT = 24, PAD = 14, LEAF = 42, MODULE = 54;
+  const HEAD = 30, LIFT = 24, PAD = 14, LEAF = 44, MODULE = 56, RANKS = 44, GAP = RANKS / 2 - 2;
 
   const measured = (text, size) => Math.min(30, text.length) * size;
   function leafSize(each) {
     const sub = each.node.values && each.node.values.length ? Words.brief(each.node.values[0]) : "";
-    return { width: Math.max(84, measured(each.label, 7.4) + 26, measured(sub, 6) + 26), height: LEAF };
+    return { width: Math.max(84, measured(each.label, 8) + 26, measured(sub, 6.9) + 26), height: LEAF };
   }
   function moduleSize(each) {
     const type = each.type.split(".").pop();
-    const facts = `${each.count} operators · ${Words.bytes(each.bytes || 0)}` + (each.time ? " · " + Words.ms(each.time) : "");
-    return { width: Math.max(132, measured(each.label, 7.6) + measured(type, 6) + 62, facts.length * 5.6 + 48), height: MODULE };
+    return { width: Math.max(132, measured(each.label, 8) + measured(type, 6.6) + 62, Words.facts(each).length * 6.4 + 48), height: MODULE };
   }
 
   const drawn = (each, sizes) => sizes || !each.leaf || each.node.kind !== "size";
@@ -68,25 +67,40 @@ const Layout = (() => {
   function measure(each, inner, sizes) {
     if (each.leaf) return (each.box = leafSize(each));
     if (!each.open) return (each.box = moduleSize(each));
-    const graph = new dagre.graphlib.Graph();
-    const children = each.children.filter((child) => drawn(child, sizes));
-    const wide = children.length > 30;
-    graph.setGraph({ rankdir: "TB", nodesep: 26, ranksep: 40, ranker: wide ? "tight-tree" : "network-simplex", marginx: PAD, marginy: PAD });
+    const children = each.children.filter((child) => drawn(child, sizes)), rows = inner.of(each);
+    children.forEach((child) => measure(child, inner, sizes));
+    const key = signature(children, rows);
+    if (each.laid !== key) each.graph = laid(children, rows);
+    each.laid = key;
+    const graph = each.graph, { height } = graph.graph(), [first, width] = reach(graph), least = moduleSize(each).width;
+    each.shift = Math.max(0, (least - width) / 2) - first;
+    each.up = rows.enter.size ? LIFT : 0;
+    return (each.box = { width: Math.max(width, least), height: height + HEAD - each.up - (rows.leave.size ? LIFT : 0) });
+  }
+
+  // What a layout depends on: where it is as before, it is not made again.
+  const signature = (children, rows) => JSON.stringify([children.map((child) => [child.id, child.box.width, child.box.height]),
+    [...rows.between].map(([key, edge]) => [key, Boolean(edge.isCut)]), [...rows.enter.keys()], [...rows.leave.keys()]]);
+
+  function laid(children, rows) {
+    const graph = new dagre.graphlib.Graph(), wide = children.length > 30;
+    graph.setGraph({ rankdir: "TB", nodesep: 28, ranksep: RANKS, ranker: wide ? "tight-tree" : "network-simplex", marginx: PAD, marginy: PAD });
     graph.setDefaultEdgeLabel(() => ({}));
-    children.forEach((child) => graph.setNode(child.id, { ...measure(child, inner, sizes) }));
-    const rows = inner.of(each);
-    rows.between.forEach((edge) => graph.setEdge(edge.from.id, edge.to.id, { width: edge.isCut ? 60 : 0, height: edge.isCut ? 14 : 0, labelpos: "c" }));
+    children.forEach((child) => graph.setNode(child.id, { ...child.box }));
+    rows.between.forEach((edge) => graph.setEdge(edge.from.id, edge.to.id, { width: edge.isCut ? 60 : 0, height: edge.isCut ? 20 : 0, labelpos: "c" }));
     if (rows.enter.size) graph.setNode("in", { width: 1, height: 1 });
     if (rows.leave.size) graph.setNode("out", { width: 1, height: 1 });
     rows.enter.forEach((edge) => graph.setEdge("in", edge.to.id, {}));
     rows.leave.forEach((edge) => graph.setEdge(edge.from.id, "out", {}));
     dagre.layout(graph);
-    each.graph = graph;
-    const { width, height } = graph.graph();
-    const least = moduleSize(each).width;
-    each.shift = Math.max(0, (least - width) / 2);
-    each.up = rows.enter.size ? LIFT : 0;
-    return (each.box = { width: Math.max(width, least), height: height + HEAD - each.up - (rows.leave.size ? LIFT : 0) });
+    return graph;
+  }
+
+  // Where a layout begins and how wide it is, with its edges, which dagre does not count.
+  function reach(graph) {
+    const bends = graph.edges().flatMap((edge) => graph.edge(edge).points.map((p) => p.x));
+    const first = Math.min(0, ...bends.map((x) => x - PAD)), last = Math.max(graph.graph().width, ...bends.map((x) => x + PAD));
+    return [first, last - first];
   }
 
   function put(each, x, y, inner, placed, sizes) {
@@ -101,17 +115,27 @@ const Layout = (() => {
     }
     const rows = inner.of(each);
     const route = (a, b) => graph.edge(a, b).points.map((p) => ({ x: p.x + left, y: p.y + top }));
-    rows.between.forEach((edge) => placed.edges.push({ ...edge, points: joined(edge, route(edge.from.id, edge.to.id)), id: edge.from.id + ">" + edge.to.id }));
-    rows.enter.forEach((edge) => placed.edges.push({ ...edge, isCut: false, inner: true, points: ended(route("in", edge.to.id), 0, y), id: each.id + ">in>" + edge.to.id }));
-    rows.leave.forEach((edge) => placed.edges.push({ ...edge, isCut: false, inner: true, tail: true, points: ended(route(edge.from.id, "out"), -1, y + each.box.height), id: edge.from.id + ">out>" + each.id }));
+    rows.between.forEach((edge) => placed.edges.push({ ...edge, points: bent(lower(upper(route(edge.from.id, edge.to.id), edge.from), edge.to), edge.isCut), id: edge.from.id + ">" + edge.to.id }));
+    rows.enter.forEach((edge) => placed.edges.push({ ...edge, isCut: false, inner: true, points: bent(ended(lower(route("in", edge.to.id), edge.to), 0, y)), id: each.id + ">in>" + edge.to.id }));
+    rows.leave.forEach((edge) => placed.edges.push({ ...edge, isCut: false, inner: true, tail: true, points: bent(ended(upper(route(edge.from.id, "out"), edge.from), -1, y + each.box.height)), id: edge.from.id + ">out>" + each.id }));
   }
 
-  // An edge to or from an open module ends where the edges inside it begin.
-  function joined(edge, points) {
-    const port = (each, name) => (each.open && each.graph.hasNode(name) ? each.x + each.shift + each.graph.node(name).x : null);
-    const [start, end] = [port(edge.from, "out"), port(edge.to, "in")];
-    if (start !== null) points[0] = { x: start, y: edge.from.y + edge.from.box.height };
-    if (end !== null) points[points.length - 1] = { x: end, y: edge.to.y };
+  // Edges leave a box at the middle of its lower side and reach the next at the middle of its upper side, and bend
+  // between ranks alone, so that none runs through a neighbour. Those of an open module do so where the edges inside it
+  // begin and end. Where two neighbouring ranks are joined, the middle is a bend only if the bytes of a cut stand there.
+  function bent([start, ...rest], isCut) {
+    const end = rest.pop();
+    const first = { x: start.x, y: rest[0].y - GAP }, last = { x: end.x, y: rest[rest.length - 1].y + GAP };
+    const inner = rest.length === 1 && !isCut ? [] : rest;
+    return [start, ...(first.y > start.y + 1 ? [first] : []), ...inner, ...(last.y < end.y - 1 ? [last] : []), end];
+  }
+  const port = (each, name) => each.x + (each.open && each.graph.hasNode(name) ? each.shift + each.graph.node(name).x : each.box.width / 2);
+  function upper(points, from) {
+    points[0] = { x: port(from, "out"), y: from.y + from.box.height };
+    return points;
+  }
+  function lower(points, to) {
+    points[points.length - 1] = { x: port(to, "in"), y: to.y };
     return points;
   }
 

@@ -2,22 +2,24 @@
 // Starts the page: reads its data, draws it, and joins what is clicked and pressed to what is shown.
 
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent), program = data.program;
+  const data = JSON.parse(document.getElementById("data").textContent, Words.numbers), program = data.program;
   const at = (id) => document.getElementById(id);
   const moved = new Set((data.difference || []).flatMap((part) => part.rows.map((row) => row.node)).filter(Boolean));
   const state = { program, difference: data.difference, moved, model: Model.build(program), selected: null, sizes: false, heat: "place", select, toggle, say };
 
+  const LEAST = 0.78;  // the smallest scale at which a program is first shown
+
   function select(each, { centre = false, read = false } = {}) {
     state.selected = each;
     if (each && each.leaf && each.node.kind === "size" && !state.sizes) showSizes(true);
-    const hidden = each && !Model.isVisible(each);
+    const drawn = each && !each.segment, hidden = drawn && !Model.isVisible(each);
     if (hidden) { Model.reveal(each); Draw.render(); }
     Draw.mark();
-    Tree.mark(each);
+    Tree.mark(drawn ? each : null);
     Details.show(each);
-    if (each && each !== state.model.root && (centre || hidden)) { Draw.into(each, centre); Draw.focus(each); }
+    if (drawn && each !== state.model.root && (centre || hidden)) { Draw.into(each, centre); Draw.focus(each); }
     if (read) at("details").focus();
-    say(each ? each.leaf ? `Selected ${each.node.name}` : `Selected module ${each.path || each.label}` : "");
+    say(each && each.segment ? `Selected ${each.segment.name}` : each ? each.leaf ? `Selected ${each.node.name}` : `Selected module ${each.path || each.label}` : "");
   }
 
   function toggle(each) {
@@ -31,7 +33,7 @@
   function every(open) {
     Model.walk(state.model.root, (each) => { if (!each.leaf && each !== state.model.root) each.open = open; });
     Draw.render();
-    Draw.fit();
+    Draw.fit(undefined, LEAST);
     say(open ? "Unfolded all modules" : "Folded all modules");
   }
 
@@ -53,7 +55,7 @@
     const engines = (program.segments || []).filter((s) => s.place === "tensorrt"), bytes = engines.reduce((sum, s) => sum + (s.nbytes || 0), 0);
     at("title").textContent = program.title;
     const parts = [`${inside.length} of ${operators.length} operators in TensorRT`, Words.count(engines.length, "engine"), bytes ? Words.bytes(bytes) : "", ((program.versions || [])[2] || []).join(" ")];
-    at("headline").textContent = parts.filter(Boolean).join(" · ");
+    at("headline").textContent = at("headline").title = parts.filter(Boolean).join(" · ");
     const share = operators.length ? (100 * inside.length) / operators.length : 0, bar = at("coverage");
     bar.setAttribute("aria-label", parts[0]);
     for (const [name, width] of [["tensorrt", share], ["pytorch", operators.length ? 100 - share : 0]]) {
@@ -61,8 +63,14 @@
       made.style.cssText = `width:${width}%;background:var(--${name})`;
       bar.append(made);
     }
-    const legend = [["tensorrt", "TensorRT"], ["pytorch", "PyTorch"], ["host", "inputs, outputs, sizes"]];
-    at("legend").append(...legend.map(([name, text]) => Html.element("span", {}, Html.dot(name), text)));
+    legend();
+  }
+
+  function legend() {
+    const places = [["tensorrt", "TensorRT"], ["pytorch", "PyTorch"], ["host", "inputs, outputs, sizes"]];
+    const most = Math.max(0, ...state.model.times.values()), scale = Html.element("i", { class: "scale", "aria-hidden": "true" });
+    const rows = state.heat === "time" ? [["no time", scale, `${Words.ms(most)} a node`]] : places.map(([name, text]) => [Html.dot(name), text]);
+    at("legend").replaceChildren(...rows.map((row) => Html.element("span", {}, ...row)));
   }
 
   function pressed(event) {
@@ -86,9 +94,9 @@
   Search.start(state);
   Draw.render();
   Details.show(null);
-  Draw.fit(0);
+  Draw.fit(0, LEAST);
   at("heat-label").hidden = !state.model.times.size;
-  at("heat").addEventListener("change", (event) => { state.heat = event.target.value; Draw.render(); });
+  at("heat").addEventListener("change", (event) => { state.heat = event.target.value; legend(); Draw.render(); });
   at("sizes").hidden = !program.nodes.some((node) => node.kind === "size");
   at("sizes").addEventListener("click", () => showSizes(!state.sizes));
   at("unfold").addEventListener("click", () => every(true));

@@ -2,7 +2,7 @@
 // The program as a tree of modules with nodes as leaves; long lists are put in groups, so that no level is too wide.
 
 const Model = (() => {
-  const WIDEST = 48, GROUP = 24;
+  const WIDEST = 80, GROUP = 24;
 
   const short = (target) => target.replace(/^(torch\.ops\.)?(aten|prims|torch)\./, "").replace(/\.(default|Tensor|Scalar|int|using_ints|dim|dim_IntList)$/, "");
 
@@ -124,7 +124,8 @@ const Model = (() => {
   function gathered(parent, children, size) {
     const made = { id: `g:${parent.id}:${size}:${children[0].id}`, group: true, path: parent.path, type: "", children, parent, open: false };
     children.forEach((child) => (child.parent = made));
-    made.label = `${children[0].label} … ${children[children.length - 1].label}`;
+    const called = (each) => (each.leaf ? each.node.name : each.group ? each.label : each.path);
+    made.label = `${called(children[0])} … ${called(children[children.length - 1])}`;
     made.first = children[0].first;
     made.weights = new Map(children.flatMap((child) => [...child.weights]));
     made.bytes = [...made.weights.values()].reduce((a, b) => a + b, 0);
@@ -164,6 +165,18 @@ const Model = (() => {
     (each.children || []).forEach((child) => walk(child, visit));
   }
 
+  const sum = (rows, of) => rows.reduce((total, each) => total + of(each), 0);
+
+  // Modules of one class beside each other, the largest first: they are unfolded together or not at all.
+  function siblings(modules) {
+    const found = new Map();
+    for (const each of modules) {
+      const key = `${each.parent.id} ${each.type || each.id}`;
+      found.set(key, [...(found.get(key) || []), each]);
+    }
+    return [...found.values()].sort((a, b) => sum(b, (each) => each.count) - sum(a, (each) => each.count));
+  }
+
   // Which modules are open at first: the outer before the inner, while there is room.
   function unfoldSome(model, room) {
     model.root.open = true;
@@ -171,12 +184,13 @@ const Model = (() => {
     while (level.length && shown < room) {
       const inner = level.flatMap((each) => each.children).filter((each) => !each.leaf);
       level = [];
-      for (const each of inner.sort((a, b) => b.count - a.count)) {
-        const main = each.parent === model.root && each.count > 0.6 * model.root.count && each.children.length <= WIDEST;
-        if (each.count < 0.1 * model.root.count || each.count < 2 || (shown + each.children.length - 1 > room && !main)) continue;
-        each.open = true;
-        shown += each.children.length - 1;
-        level.push(each);
+      for (const alike of siblings(inner)) {
+        const count = sum(alike, (each) => each.count), added = sum(alike, (each) => each.children.length - 1);
+        const main = alike[0].parent === model.root && count > 0.6 * model.root.count && added < WIDEST;
+        if (count < 0.1 * model.root.count || alike.some((each) => each.count < 2) || (shown + added > room && !main)) continue;
+        alike.forEach((each) => (each.open = true));
+        shown += added;
+        level.push(...alike);
       }
     }
   }

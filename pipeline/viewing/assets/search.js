@@ -25,8 +25,7 @@ const Search = (() => {
   function look(text) {
     const parts = text.toLowerCase().split(/\s+/).filter(Boolean);
     hits = parts.length ? index.filter((row) => parts.every((part) => row.text.includes(part))).map((row) => row.each) : [];
-    const exact = (each) => (each.leaf ? each.node.name : each.path) === text;
-    hits.sort((a, b) => exact(b) - exact(a));
+    hits = hits.map((each, i) => [rank(each, text.toLowerCase().trim(), parts), i, each]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map((row) => row[2]);
     at = hits.length ? 0 : -1;
     found.replaceChildren(...hits.slice(0, MOST).map(option));
     const note = hits.length > MOST ? `${MOST} of ${hits.length}` : parts.length && !hits.length ? "Nothing is found" : "";
@@ -35,6 +34,13 @@ const Search = (() => {
     input.setAttribute("aria-expanded", String(!found.hidden));
     state.say(parts.length ? Words.count(hits.length, "match").replace("matchs", "matches") : "");
     point();
+  }
+
+  // What is called so comes before what only has it in its source line or module.
+  function rank(each, text, parts) {
+    const name = (each.leaf ? each.node.name : each.path).toLowerCase(), own = each.leaf ? each.node.target.toLowerCase() : each.type.toLowerCase();
+    if (name === text) return 0;
+    return parts.every((part) => name.includes(part)) ? 1 : parts.every((part) => own.includes(part) || name.includes(part)) ? 2 : 3;
   }
 
   function option(each, i) {

@@ -3,6 +3,7 @@
 
 const Tree = (() => {
   const list = document.getElementById("tree");
+  const ROOM = 24;
   let state;
 
   function start(given) {
@@ -13,7 +14,7 @@ const Tree = (() => {
     list.addEventListener("keydown", pressed);
     list.addEventListener("click", clicked);
     list.replaceChildren(item(state.model.root, 1));
-    open(list.firstChild, true);
+    unfoldSome(list.firstChild);
     list.firstChild.tabIndex = 0;
   }
 
@@ -27,7 +28,7 @@ const Tree = (() => {
     li.setAttribute("aria-selected", "false");
     li.setAttribute("aria-label", `${each.label} ${each.type}, ${Words.count(each.count, "operator")}, ${Words.place(Model.place(each))}`);
     const row = Html.element("div", { class: "row" });
-    row.style.paddingLeft = 4 + level * 8 + "px";
+    row.style.paddingLeft = 3 + level * 7 + "px";
     const label = Html.element("span", { class: "label" }, Html.element("span", { class: "twist" }, inner(each).length ? "▸" : ""), Html.dot(Model.place(each)), " ", each.label, " ");
     label.append(Html.element("small", {}, each.type.split(".").pop()));
     label.title = `${each.path || each.label} ${each.type}`;
@@ -49,6 +50,18 @@ const Tree = (() => {
       const below = Html.element("ul", { role: "group" });
       inner(li.each).forEach((child) => below.append(item(child, +li.getAttribute("aria-level") + 1)));
       li.append(below);
+    }
+  }
+
+  // Open as many levels as have room.
+  function unfoldSome(first) {
+    let level = [first], shown = 1;
+    for (;;) {
+      const inside = level.flatMap((li) => inner(li.each));
+      if (!inside.length || (shown > 1 && shown + inside.length > ROOM)) return;
+      level.forEach((li) => open(li, true));
+      level = level.flatMap((li) => [...li.querySelectorAll(":scope > ul > li")]);
+      shown += inside.length;
     }
   }
 
