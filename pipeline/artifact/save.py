@@ -15,6 +15,7 @@ import torch
 from attrs import evolve
 
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import kept_node
 from pipeline.artifact.manifest import (
@@ -59,7 +60,7 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         weights: ``"inside"``; ``"none"``: without the model's parameters and buffers, which a refit, the reference
             executor and PyTorch segments read, so that engines alone can run; or the path of a file for them, in the
             safetensors format, which the program finds again by its place relative to its own. Constants of the model's
-            code are always inside.
+            code and adapters are always inside.
 
     Raises:
         ArtifactError: something of the program cannot be kept; the message names it.
@@ -92,8 +93,8 @@ def _checked(weights: PathLike) -> str:
 
 
 def _parted(program: Program, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """The model's weights, which it can give again; and the constants of its code, which nobody else has."""
-    weights = program.parameters.keys() - program.written
+    """The model's weights, which it can give again; and the constants of its code and adapters, which it has not."""
+    weights = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
     rows = tensors.by_key.items()
     return Tensors({k: t for k, t in rows if k in weights}), Tensors({k: t for k, t in rows if k not in weights})
 
