@@ -64,11 +64,11 @@ def _pairs(
     sides: dict[str, dict[str, torch.Tensor]] = {}
     wrong: dict[str, str] = {}
     for key, value in given.items():
-        match = _KEY.fullmatch(key)
+        match = _KEY.fullmatch(str(key))
         if isinstance(value, torch.Tensor) and match is None:
             wrong[key] = "it is no lora_A or lora_B; magnitudes, biases and modules to save cannot be adapted"
             continue
-        names = _named(f"{match['layer']}.weight" if match else key, parameters)
+        names = _named(f"{match['layer']}.weight" if match else str(key), parameters)
         if len(names) != 1:
             reason = f"it may mean {' or '.join(names)}" if names else "the compiled program has no such parameter"
             wrong[key] = reason
@@ -91,6 +91,8 @@ def _fitted(
     name: str, a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor, fan_in_fan_out: bool | None
 ) -> Adapter | str:
     """The adapter, or why its factors do not fit the weight."""
+    if a.is_meta or b.is_meta:
+        return "its factors are on the meta device: they have no values"
     tied = f"A is {list(a.shape)}, B is {list(b.shape)}, the weight is {list(weight.shape)}"
     if a.dim() < 2 or b.dim() < 2 or a.shape[0] != b.shape[1] or not weight.is_floating_point():
         return f"its factors do not fit: {tied}"

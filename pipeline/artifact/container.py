@@ -23,8 +23,9 @@ from pipeline.errors import ArtifactError
 ALIGNMENT = 4096
 MANIFEST = "manifest.json"
 TEXT = ".json"
-MOST_TEXT = 1 << 24
-"""Bytes that all deflated entries of a file have together when they are inflated; text beyond that is stored."""
+MOST_TEXT = 1 << 22
+"""Bytes that all deflated entries of a file have together when they are inflated; text beyond that is stored. Records
+take up to 80 times the memory of their text, so a small file must not have much of it."""
 NAME = re.compile(r"[a-z]+(/[0-9]{1,6})?\.(json|plan|safetensors)", re.ASCII)
 
 _SMALL, _BIG = 0xFFFFFFFF, 1 << 62

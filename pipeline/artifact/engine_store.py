@@ -9,7 +9,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
@@ -144,12 +144,13 @@ class DiskStore:
         path = self._path(key)
         try:
             file = path.open("rb")
-            os.utime(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             warn(f"the engine cache {self.folder} cannot be read: {error}")
             return None
+        with suppress(OSError):  # evicted meanwhile, or in a folder that this process cannot write to
+            os.utime(path)
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
@@ -174,8 +175,9 @@ class DiskStore:
             warn(f"an engine cannot be kept in {self.folder}: {error}")
 
     def drop(self, key: str) -> None:
-        """Delete an entry, if it is there."""
-        self._path(key).unlink(missing_ok=True)
+        """Delete an entry, if it is there. One that cannot be deleted stays, and is replaced when it is saved again."""
+        with suppress(OSError):
+            self._path(key).unlink()
 
     @contextmanager
     def building(self, keys: Iterable[str]) -> Iterator[None]:

@@ -72,6 +72,8 @@ def _lines(made: Description) -> Iterator[str]:
 
 def _weights(made: Description) -> str:
     kept = made.manifest.weights
-    if kept.entry:
-        return f"weights: inside, {in_bytes(made.sizes.get(kept.entry, 0))}"
-    return f"weights: in {kept.file}, {in_bytes(kept.size)}" if kept.file else "weights: none"
+    inside = in_bytes(made.sizes.get(kept.entry, 0))
+    if kept.entry and not kept.others:
+        return f"weights: inside, {inside}"
+    constants = f"; constants: inside, {inside}" if kept.entry else ""
+    return (f"weights: in {kept.file}, {in_bytes(kept.size)}" if kept.file else "weights: none") + constants

@@ -101,8 +101,10 @@ def _read(reader: Reader, data: object, kind: type[T], name: str) -> T:
     try:
         found: T = codec.read(data, kind)
         return found
-    except (MalformedError, RecursionError) as error:
-        raise reader.broken(f"entry {name}: {error}") from None
+    except ArtifactError as error:
+        raise reader.broken(f"entry {name}: {error.message}") from None
+    except RecursionError:
+        raise reader.broken(f"entry {name} is nested too deeply") from None
 
 
 class Loader:
@@ -141,8 +143,10 @@ class Loader:
             )
         except MissingOperatorError as error:
             raise ArtifactError(f"{self.path}: {error.message}", error.hint) from None
-        except (MalformedError, RecursionError) as error:
-            raise self.reader.broken(str(error)) from None
+        except MalformedError as error:
+            raise self.reader.broken(error.message) from None
+        except RecursionError:
+            raise self.reader.broken("it is nested too deeply") from None
         check_whole(compiled, self.reader)
         return compiled
 
@@ -167,16 +171,19 @@ class Loader:
         return tuple(engine_of(engine, memory[at.data : at.end]) for engine, at in rows)
 
     def tensors(self) -> Callable[[Kept], torch.Tensor]:
-        """What gives the tensors."""
-        return self.source()
-
-    def source(self) -> Source:
-        """Where the tensors of the file are."""
-        kept = self.manifest.weights
+        """What gives the tensors: the file itself, and the one beside it."""
+        kept, inside = self.manifest.weights, Source()
         if kept.entry:
             entry = self.verified[kept.entry].result()
-            return self.mapped(self.file, entry.data, entry.size)
-        beside = self.path.parent / kept.file
+            inside = self.mapped(self.file, entry.data, entry.size)
+        if kept.entry and not kept.others:
+            return inside
+        beside = self.beside()
+        return lambda each: (inside if each.key in inside.rows else beside)(each)
+
+    def beside(self) -> Source:
+        """The tensors of the file beside this one; without values where it is missing, or was never written."""
+        kept, beside = self.manifest.weights, self.path.parent / self.manifest.weights.file
         if kept.file and beside.is_file():
             with opened(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from attrs import evolve
@@ -22,6 +23,8 @@ def with_lora(
     if not isinstance(adapters, Mapping):
         kind = type(adapters).__name__
         raise TypeError(f"adapters are PEFT's state dict, or a mapping from parameter to (A, B), not a {kind}")
+    if not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ValueError(f"scale is a finite number, such as lora_alpha / r, not {scale!r}")
     program = compiled.program
     base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
     found = adapters_of(adapters, base, fan_in_fan_out)

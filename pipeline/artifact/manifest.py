@@ -56,12 +56,13 @@ class KeptEngine:
 @frozen
 class KeptWeights:
     """Where the tensors are: in this file (``entry``), in another beside it (``file``, its bytes and SHA-256), or
-    nowhere."""
+    nowhere. ``others``: the entry has the constants of the model's code, and the model's weights are elsewhere."""
 
     entry: str = ""
     file: str = ""
     size: int = 0
     sha256: str = ""
+    others: bool = False
 
 
 @frozen

@@ -133,7 +133,8 @@ def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Progra
         changed = [name for name in absent if name not in tied and _is_trained(program, name)]
         return dict.fromkeys(changed, "it changed in place after compiling, and new_weights does not have it")
     spelled = program.written if isinstance(weights, torch.nn.Module) else ()
-    due = [name for name in absent if name not in spelled and not is_adapter(name)]
+    given_once = {name for name in absent if name in spelled or is_adapter(name)}
+    due = [name for name in absent if name not in given_once or program.parameters[name].is_meta]
     return dict.fromkeys(due, "new_weights has no parameter or buffer of this name")
 
 

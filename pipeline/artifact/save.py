@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from attrs import evolve
 
 from pipeline.artifact import codec, graphs, kept_settings, pytrees
+from pipeline.artifact.adapters import is_adapter
 from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import kept_node
 from pipeline.artifact.manifest import (
@@ -55,9 +57,10 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
     Args:
         compiled: the program.
         path: the file, by custom ``NAME.trtp``. One that is there is replaced in one step, when the new one is whole.
-        weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor and PyTorch segments
-            read, so that engines alone can run; or the path of a file for them, in the safetensors format, which the
-            program finds again by its place relative to its own.
+        weights: ``"inside"``; ``"none"``: without the model's parameters and buffers, which a refit, the reference
+            executor and PyTorch segments read, so that engines alone can run; or the path of a file for them, in the
+            safetensors format, which the program finds again by its place relative to its own. Constants of the model's
+            code and adapters are always inside.
 
     Raises:
         ArtifactError: something of the program cannot be kept; the message names it.
@@ -68,7 +71,7 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
         plans = _kept_engines(compiled)[1]
         begun = thread.submit(_add_all, writer, plans)
         manifest, entries = described(compiled, tensors)
-        stored = _stored(os.fspath(weights), place, tensors, entries)
+        stored = _stored(_checked(weights), place, *_parted(compiled.program, tensors), entries)
         ended = thread.submit(_add_all, writer, {name: entry for name, entry in entries.items() if name not in plans})
         begun.result()
         data = codec.written(manifest(stored, FrozenDict()), Manifest)
@@ -82,15 +85,48 @@ def _add_all(writer: Writer, entries: Entries) -> None:
         writer.add(name, parts, size, digest)
 
 
-def _stored(weights: str, place: Path, tensors: Tensors, entries: Entries) -> KeptWeights:
-    """Where the tensors are kept; in the file itself they are its last entry but one."""
-    if weights not in (INSIDE, NONE):
-        return _weights_beside(Path(weights), place, tensors)
-    if weights == NONE or not tensors.by_key:
-        return KeptWeights()
-    header = tensors.header()
-    entries[WEIGHTS] = (_chain(header, tensors), len(header) + tensors.nbytes, "")
-    return KeptWeights(entry=WEIGHTS)
+def _checked(weights: PathLike) -> str:
+    given = os.fspath(weights)
+    if given not in (INSIDE, NONE) and given.lower() in (INSIDE, NONE, ""):
+        raise ArtifactError(f"weights={given!r} is no place", 'pass "inside", "none", or the path of a file')
+    return given
+
+
+def _parted(program: Program, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """The model's weights, which it can give again; and the constants of its code and adapters, which it has not."""
+    weights = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
+    rows = tensors.by_key.items()
+    return Tensors({k: t for k, t in rows if k in weights}), Tensors({k: t for k, t in rows if k not in weights})
+
+
+def _stored(weights: str, place: Path, model: Tensors, constants: Tensors, entries: Entries) -> KeptWeights:
+    """Where the tensors are kept; those in the file itself are its last entry but one."""
+    if weights == NONE:
+        kept, inside = KeptWeights(), _valued(constants)
+    elif weights == INSIDE:
+        kept, inside = KeptWeights(), Tensors({**model.by_key, **constants.by_key})
+    else:
+        kept, inside = _weights_beside(Path(weights), place, _present(model)), constants
+    if not inside.by_key:
+        return kept
+    header = _present(inside).header()
+    entries[WEIGHTS] = (_chain(header, inside), len(header) + inside.nbytes, "")
+    return evolve(kept, entry=WEIGHTS, others=weights != INSIDE)
+
+
+def _valued(tensors: Tensors) -> Tensors:
+    """Those that have values: a file of an earlier version that was saved without weights has no constants either."""
+    return Tensors({key: tensor for key, tensor in tensors.by_key.items() if not tensor.is_meta})
+
+
+def _present(tensors: Tensors) -> Tensors:
+    """The tensors, all of which have to have values."""
+    if empty := [key for key, tensor in tensors.by_key.items() if tensor.is_meta]:
+        raise ArtifactError(
+            f"{empty[0]} has no value: it was loaded without its weights",
+            'save with weights="none", or give all weights to pipeline.refit_module_weights first',
+        )
+    return tensors
 
 
 def _chain(header: bytes, tensors: Tensors) -> Iterator[Any]:
@@ -99,7 +135,7 @@ def _chain(header: bytes, tensors: Tensors) -> Iterator[Any]:
 
 
 def _weights_beside(path: Path, program: Path, tensors: Tensors) -> KeptWeights:
-    if path.absolute() == program.absolute():
+    if path.resolve() == program.resolve():
         raise ArtifactError(f"{path} is the program's own file", 'weights="inside" has them in it')
     header = tensors.header()
     size = len(header) + tensors.nbytes
@@ -223,8 +259,6 @@ def _unchanged(program: Program, name: str) -> torch.Tensor:
             f"{name} changed in place after compiling, so the engines no longer have its value",
             "save before changing the model, or save what pipeline.refit_module_weights gives",
         )
-    if tensor.is_meta:
-        raise ArtifactError(f"{name} has no value: it was loaded without its weights", 'save with weights="none"')
     return tensor
 
 

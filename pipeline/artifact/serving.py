@@ -8,18 +8,18 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import sympy
 import torch
 from attrs import frozen
 
 from pipeline.artifact import by_name
+from pipeline.artifact.batching import batch_of, obstacle
 from pipeline.artifact.container import Reader
 from pipeline.artifact.load import load, manifest_of, opened
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
-from pipeline.program import Port, Program
+from pipeline.program import Port
 from pipeline.runtime.atomic import replacing
 from pipeline.shapes.environment import Range, shape_of
 
@@ -57,26 +57,35 @@ class Row:
 @frozen
 class ServeConfig:
     """What config.pbtxt says. ``batch`` is the range of the batch if requests can be joined, else None; ``ranges`` are
-    those of every size that varies, by input and dim (``x.0``)."""
+    those of every size that varies, by input and dim (``x.0``); ``obstacle`` says why requests with a batch are not
+    joined."""
 
     name: str
     inputs: tuple[Row, ...]
     outputs: tuple[Row, ...]
     batch: Range | None
     ranges: tuple[tuple[str, Range], ...]
+    obstacle: str = ""
 
     def __str__(self) -> str:
         """The text of config.pbtxt."""
         return "\n".join(_lines(self)) + "\n"
 
 
-def serve_config(path: str | os.PathLike[str], folder: str | os.PathLike[str], name: str | None = None) -> ServeConfig:
+def serve_config(
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    name: str | None = None,
+    batching: bool | None = None,
+) -> ServeConfig:
     """Write a model repository for Triton: ``NAME/config.pbtxt`` and ``NAME/1`` with the program and ``model.py``.
 
     Args:
         path: a file that `Compiled.save` wrote.
         folder: the repository, which is made if it is not there; other models in it stay.
         name: the model's name; None for the file's.
+        batching: whether requests are joined where all inputs and outputs begin with one size; None to run the program
+            on drawn rows, and join requests if each row's results are the same beside another row.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -86,7 +95,7 @@ def serve_config(path: str | os.PathLike[str], folder: str | os.PathLike[str], n
     name = re.sub(r"\W", "_", path.stem) if name is None else name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ArtifactError(f"{name!r} is no name of a model", "take letters, digits, _, - and .")
-    found = config_of(load(path), name)
+    found = config_of(load(path), name, batching)
     weights = _weights(path)
     version = Path(folder, name, "1")
     version.mkdir(parents=True, exist_ok=True)
@@ -97,18 +106,22 @@ def serve_config(path: str | os.PathLike[str], folder: str | os.PathLike[str], n
     return found
 
 
-def config_of(compiled: Compiled, name: str) -> ServeConfig:
-    """What Triton is told of a program."""
+def config_of(compiled: Compiled, name: str, batching: bool | None = None) -> ServeConfig:
+    """What Triton is told of a program; see `serve_config`."""
     program = compiled.program
     given = by_name.inputs_of(program)
     results = list(_results(compiled))
-    batch = _batch(program, [*given, *(port for _, port in results)])
+    ports = [*given, *(port for _, port in results)]
+    batch = batch_of(program, ports) if batching is not False else None
+    why = obstacle(compiled, ports) if batch is not None and batching is None else ""
+    batch = None if why else batch
     return ServeConfig(
         name=name,
         inputs=tuple(_row(port.name, port, batch) for port in given),
         outputs=tuple(_row(out, port, batch) for out, port in results),
         batch=batch,
         ranges=tuple((f"{p.name}.{dim}", r) for p in given for dim, r in enumerate(p.ranges) if r.min != r.max),
+        obstacle=why,
     )
 
 
@@ -137,18 +150,6 @@ def _row(name: str, port: Port, batch: Range | None) -> Row:
     return Row(name, dtype, sizes or (1,))
 
 
-def _batch(program: Program, ports: list[Port]) -> Range | None:
-    """The range of the first dim, if it is one size that all inputs and outputs have and that begins at 1, and a call
-    leaves nothing behind: then requests can be joined."""
-    first = {port.shape[0] if port.shape and port.kind == "tensor" else None for port in ports}
-    written = any(output.kind != "user" for output in program.outputs)
-    size = first.pop() if len(first) == 1 else None
-    if written or not isinstance(size, sympy.Symbol) or any(len(port.shape) < 2 for port in ports):
-        return None
-    found = ports[0].ranges[0]
-    return found if found.min == 1 else None
-
-
 def _weights(path: Path) -> list[tuple[Path, str]]:
     """The file of weights beside a program, and where the program finds it."""
     with opened(path) as file:
@@ -167,6 +168,8 @@ def _copy(source: Path, target: Path) -> None:
 def _lines(made: ServeConfig) -> Iterator[str]:
     yield f"name: {_text(made.name)}"
     yield 'backend: "python"'
+    if made.obstacle:
+        yield f"# requests are not joined: {made.obstacle}"
     yield f"max_batch_size: {made.batch.max if made.batch else 0}"
     yield "input [\n" + ",\n".join(map(str, made.inputs)) + "\n]"
     yield "output [\n" + ",\n".join(map(str, made.outputs)) + "\n]"

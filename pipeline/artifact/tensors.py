@@ -119,6 +119,7 @@ class Source:
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
         self.found: dict[str, torch.Tensor] = {}
         self.memory: mmap.mmap | bytearray | None = None
+        self.rows: dict[str, JsonData] = {}
         if file is not None and size:
             down = offset % mmap.ALLOCATIONGRANULARITY
             self.memory = mmap.mmap(file.fileno(), size + down, access=mmap.ACCESS_COPY, offset=offset - down)

@@ -56,6 +56,12 @@ def add_serve_config(commands: Any) -> None:
     add_file(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
     parser.add_argument("--name", metavar="NAME", help="the model's name; default: the file's")
+    parser.add_argument(
+        "--batching",
+        action=argparse.BooleanOptionalAction,
+        help="whether requests become one call where all inputs and outputs begin with one size; default: if a trial "
+        "with drawn inputs shows that each row is computed by itself",
+    )
     parser.set_defaults(text=served)
 
 
@@ -108,7 +114,7 @@ def served(options: argparse.Namespace) -> str:
         raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ArtifactWarning)
-        found = serve_config(options.file, options.output, options.name)
+        found = serve_config(options.file, options.output, options.name, options.batching)
     return f"{found}written to {options.output / found.name}"
 
 

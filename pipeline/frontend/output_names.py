@@ -29,7 +29,7 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
     if given is None:
         taken: set[str] = set()
         return tuple(unlike(name, taken) for name in _names(spec))
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {given!r}')
     if len(given) != spec.num_leaves:
         raise ValueError(

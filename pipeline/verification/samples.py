@@ -63,6 +63,11 @@ def samples(program: Program, source: Program, given: Given = None) -> tuple[Sam
     return tuple(_made(program, source, name, sizes, given) for name, sizes in sizes_to_try(program))
 
 
+def sample(program: Program, sizes: Mapping[str, int]) -> Sample:
+    """The inputs of a call of these sizes, by symbol, made as those of `samples` are."""
+    return _made(program, program.as_source(), "given", sizes, None)
+
+
 def _made(program: Program, source: Program, name: str, sizes: Mapping[str, int], given: Given) -> Sample:
     if callable(given):
         return _own(program, name, given(by_place(program, sizes)))

@@ -16,7 +16,7 @@ import torch
 import pipeline
 from pipeline.artifact import container
 from pipeline.artifact.container import MANIFEST
-from tests.artifact.damage import BYTES, crafted, entries_of, rewritten
+from tests.artifact.damage import BYTES, crafted, entries_of, flipped, inserted, removed, rewritten, truncated
 from tests.artifact.programs import cases
 from tests.artifact.test_files import compiled
 
@@ -83,6 +83,48 @@ def test_damaged_bytes_are_errors_many_times(data: bytes, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_changed_fields_are_errors_or_programs_many_times(data: bytes, tmp_path: Path) -> None:
     survive_fields(data, tmp_path, 3000)
+
+
+def damaging(chance: random.Random) -> SimpleNamespace:
+    """``zlib`` whose deflated text is damaged, but for some of it."""
+
+    def compressobj(wbits: int) -> SimpleNamespace:
+        inner, damage = zlib.compressobj(wbits=wbits), chance.choice([flipped, truncated, removed, inserted, unharmed])
+        return SimpleNamespace(compress=lambda data: damage(inner.compress(data) + inner.flush(), chance), flush=bytes)
+
+    return SimpleNamespace(**{**vars(zlib), "compressobj": compressobj})
+
+
+def unharmed(data: bytes, chance: random.Random) -> bytes:
+    """The bytes as they are."""
+    return data
+
+
+def refuse_deflated(data: bytes, folder: Path, count: int, patch: pytest.MonkeyPatch) -> None:
+    """Damages deflated text whose digests are right so many times: it is inflated as it was, or an error of ours."""
+    chance, before, refused = random.Random(count), memory(), 0
+    entries, path = entries_of(data), folder / "damaged.trtp"
+    for _ in range(count):
+        with patch.context() as damaged:
+            damaged.setattr(container, "zlib", damaging(chance))
+            path.write_bytes(rewritten(entries, json.loads(entries[MANIFEST])))
+        try:
+            pipeline.load(path)
+        except pipeline.ArtifactError as error:
+            refused += str(path) in str(error)
+    assert refused > count // 2
+    assert memory() - before < MOST
+
+
+def test_damaged_deflated_text_is_an_error(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_deflated(data, tmp_path, 100, monkeypatch)
+
+
+@pytest.mark.slow
+def test_damaged_deflated_text_is_an_error_many_times(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_deflated(data, tmp_path, 2000, monkeypatch)
 
 
 def test_every_byte_counts(data: bytes, tmp_path: Path) -> None:

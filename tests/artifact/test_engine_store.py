@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,23 @@ def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None
         assert store.load(KEY) is None
     with pytest.warns(pipeline.ArtifactWarning, match="may be built twice"), store.building([KEY]):
         pass
+
+
+def test_a_folder_that_is_only_read_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = pipeline.DiskStore(tmp_path)
+    store.save(KEY, b"plan")
+    (tmp_path / f"{OTHER}.engine").write_bytes(b"altered")
+
+    def refused(*args: object, **kwargs: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(os, "utime", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.load(KEY) == b"plan"
+    with pytest.warns(pipeline.ArtifactWarning, match="was altered"):
+        assert store.load(OTHER) is None
 
 
 def test_what_killed_processes_left_is_deleted(tmp_path: Path) -> None:

@@ -133,6 +133,44 @@ def test_weights_can_be_left_out(tmp_path: Path) -> None:
     assert_equal(whole(*case.args), program(*case.args))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_model_makes_a_program_without_weights_whole(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    program = compiled(case)
+    loaded = kept(program, tmp_path, weights="none")
+    assert all(parameter.is_meta or key in program.program.written for key, parameter in _parameters(loaded))
+    loaded.save(tmp_path / "again.trtp", weights="none")
+    assert (tmp_path / "again.trtp").read_bytes() == (tmp_path / "program.trtp").read_bytes()
+    whole = pipeline.refit_module_weights(loaded, case.model)
+    again, left, right = kept(whole, tmp_path), copy.deepcopy(case.args), copy.deepcopy(case.args)
+    assert again.report() == program.report()
+    assert_equal(again.module()(*left), program.module()(*right))
+
+
+def _parameters(program: Compiled) -> list[tuple[str, torch.Tensor]]:
+    return [*program.program.parameters.items()]
+
+
+def test_a_program_without_weights_is_not_saved_with_them(tmp_path: Path) -> None:
+    loaded = kept(compiled(CASES["fallback"]), tmp_path, weights="none")
+    for weights in ("inside", tmp_path / "weights.safetensors"):
+        with pytest.raises(pipeline.ArtifactError, match=r"linear\.\w+ has no value: it was loaded without"):
+            loaded.save(tmp_path / "other.trtp", weights=weights)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.trtp"]
+
+
+def test_places_of_weights_that_cannot_be_meant_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = compiled(CASES["whole"])
+    monkeypatch.chdir(tmp_path)
+    for weights in ("Inside", "NONE", ""):
+        with pytest.raises(pipeline.ArtifactError, match=f"weights='{weights}' is no place"):
+            program.save("p.trtp", weights=weights)
+    for weights in ("p.trtp", Path("..", tmp_path.name, "p.trtp")):
+        with pytest.raises(pipeline.ArtifactError, match=r"p\.trtp is the program's own file"):
+            program.save("p.trtp", weights=weights)
+    assert not list(tmp_path.iterdir())
+
+
 def test_weights_beside_the_program_are_missed_by_name(tmp_path: Path) -> None:
     case = CASES["whole"]
     loaded = kept(compiled(case), tmp_path, weights=tmp_path / "big.safetensors")

@@ -187,3 +187,22 @@ def test_tied_weights_are_named() -> None:
         made.with_lora({"one.weight": (torch.ones(1, 8), torch.ones(8, 1))})
     with pytest.raises(TypeError, match="PEFT"):
         made.with_lora([1])  # type: ignore[arg-type]
+
+
+def test_what_is_no_adapter_is_told(base: pipeline.Compiled) -> None:
+    a, b = torch.ones(2, 8), torch.ones(8, 2)
+    for scale in ("x", None, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="scale is a finite number"):
+            base.with_lora({"q.weight": (a, b)}, scale)  # type: ignore[arg-type]
+    with pytest.raises(pipeline.RefitError, match="on the meta device"):
+        base.with_lora({"q.weight": (a.to("meta"), b)})
+    with pytest.raises(pipeline.RefitError, match=r"3: the compiled program has no such parameter"):
+        base.with_lora({3: (a, b)})  # type: ignore[dict-item]
+
+
+def test_adapters_are_kept_without_weights(base: pipeline.Compiled, tmp_path: Path) -> None:
+    tuned = base.with_lora({"q.weight": (torch.ones(2, 8), torch.ones(8, 2))}, scale=0.5)
+    tuned.save(tmp_path / "p.trtp", weights="none")
+    whole = pipeline.refit_module_weights(pipeline.load(tmp_path / "p.trtp"), Model().eval())
+    assert torch.equal(whole(X), tuned(X))
+    assert list(map(bytes, whole.with_lora({}).engines)) == list(map(bytes, base.engines))

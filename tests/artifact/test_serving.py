@@ -105,6 +105,71 @@ def test_a_program_that_remembers_calls_is_not_batched(tmp_path: Path) -> None:
     assert found.batch is None
 
 
+class Rows(nn.Module):
+    """One of `MIXING` or `APART`, with a linear layer."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[n, 8] -> [n, …]"""
+        return self.function(self.linear(x))
+
+
+APART = {
+    "linear": lambda x: (x.softmax(-1), x > 0),
+    "half": lambda x: x.half() @ torch.ones(8, 8, dtype=torch.half),
+    "infinite": lambda x: x.masked_fill(x > 0, float("-inf")),
+    "nan": lambda x: (x - 9).log(),
+}
+MIXING = {
+    "softmax": lambda x: x.softmax(0),
+    "mean": lambda x: x - x.mean(0),
+    "sum": lambda x: x.cumsum(0),
+    "flip": lambda x: x.flip(0),
+    "products": lambda x: (x @ x.t()) @ x,
+    "size": lambda x: x * x.shape[0],
+    "whole": lambda x: (x > x.mean(), x),
+    "infinite": lambda x: x / (x.shape[0] - 1),
+    "ragged": lambda x: x[:, None] * torch.ones(1, 3, 1) + x.amax(),
+}
+
+
+def rows_config(folder: Path, function: Any, **options: Any) -> Any:
+    rows = pipeline.Input(min_shape=(1, 8), opt_shape=(4, 8), max_shape=(16, 8))
+    torch.manual_seed(0)
+    return serve_config(kept(folder, Rows(function), (rows,)), folder / "models", **options)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_rows_that_are_computed_by_themselves_are_batched(name: str, tmp_path: Path) -> None:
+    found = rows_config(tmp_path, APART[name])
+    assert (found.obstacle, found.batch.max) == ("", 16)
+    assert rows_config(tmp_path, APART[name], batching=False).batch is None
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_rows_that_depend_on_each_other_are_not_batched(name: str, tmp_path: Path) -> None:
+    found = rows_config(tmp_path, MIXING[name])
+    assert found.batch is None
+    assert "depends on the other rows of a call" in str(found)
+    assert parsed(str(found))["max_batch_size"] == [0]
+    assert rows_config(tmp_path, MIXING[name], batching=True).batch.max == 16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="engines alone run on a GPU")
+def test_what_cannot_be_tried_is_not_batched(tmp_path: Path) -> None:
+    rows = pipeline.Input(min_shape=(1, 8), opt_shape=(4, 8), max_shape=(16, 8))
+    pipeline.default()(nn.Linear(8, 4).eval(), args=(rows,)).save(tmp_path / "p.trtp", weights="none")
+    found = serve_config(tmp_path / "p.trtp", tmp_path / "models")
+    assert found.batch is None
+    assert "cannot be tried" in str(found)
+    assert "saved without weights" in found.obstacle
+    assert main(["serve-config", str(tmp_path / "p.trtp"), "-o", str(tmp_path / "models"), "--batching"]) == 0
+    assert message(tmp_path / "models" / "p" / "config.pbtxt")["max_batch_size"] == [16]
+
+
 class Tensor:
     """``pb_utils.Tensor``, of a numpy array or a torch tensor."""
 

@@ -60,6 +60,8 @@ def test_what_is_written_to_keeps_its_name() -> None:
     ("names", "kind", "words"),
     [
         ("ab", TypeError, "takes a sequence of names"),
+        ({"output.0": "a", "output.1": "b"}, TypeError, "takes a sequence of names"),
+        ({"a", "b"}, TypeError, "takes a sequence of names"),
         (("a",), ValueError, r"has 1 names, the model 2 outputs: output\.0, output\.1"),
         (("a", "a"), ValueError, "'a' is there twice"),
         (("a", ""), ValueError, "is empty"),

@@ -1,0 +1,79 @@
+"""Find out whether requests can be joined to one call: whether each row of a batch is computed from that row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import sympy
+import torch
+from attrs import evolve
+
+from pipeline.artifact.by_name import outputs_by_name
+from pipeline.aten.types import Leaf
+from pipeline.compiled import Compiled
+from pipeline.program import Port, Program
+from pipeline.shapes.environment import Range
+from pipeline.trt import has_gpu
+from pipeline.verification.samples import sample, sizes_to_try
+
+ROWS = 3
+"""How many rows the call has that is compared with calls of each of its rows."""
+
+
+def batch_of(program: Program, ports: list[Port]) -> Range | None:
+    """The range of the first dim, if it is one size that all inputs and outputs have and that begins at 1, and a call
+    leaves nothing behind."""
+    symbol = _symbol(ports)
+    written = any(output.kind != "user" for output in program.outputs)
+    if written or symbol is None or any(len(port.shape) < 2 for port in ports):
+        return None
+    found = ports[0].ranges[0]
+    return found if found.min == 1 else None
+
+
+def _symbol(ports: list[Port]) -> sympy.Symbol | None:
+    first = {port.shape[0] if port.shape and port.kind == "tensor" else None for port in ports}
+    size = first.pop() if len(first) == 1 else None
+    return size if isinstance(size, sympy.Symbol) else None
+
+
+def obstacle(compiled: Compiled, ports: list[Port]) -> str:
+    """Why requests cannot be joined, from a call of a few drawn rows beside calls of each of them; empty if they can.
+
+    Args:
+        compiled: the program, all of whose inputs and outputs begin with one size.
+        ports: its inputs and outputs.
+    """
+    symbol, rows = _symbol(ports), min(ROWS, ports[0].ranges[0].max)
+    if symbol is None or rows == 1:
+        return ""
+    try:
+        joined, *alone = _called(compiled, symbol.name, rows)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        return f"it cannot be tried whether a row depends on others ({type(error).__name__}: {reason})"
+    apart = {name: torch.cat([row[name] for row in alone]) for name in joined}
+    wrong = [name for name, value in joined.items() if not _same(value, apart[name])]
+    return f"a row of {', '.join(wrong)} depends on the other rows of a call" if wrong else ""
+
+
+def _called(compiled: Compiled, symbol: str, rows: int) -> Iterator[Mapping[str, Leaf]]:
+    """The outputs, by name, of a call of drawn rows, and of a call of each row."""
+    program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
+    drawn = sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: rows})
+    module = compiled.module()
+    for place in (slice(rows), *(slice(row, row + 1) for row in range(rows))):
+        leaves = tuple(leaf[place] if isinstance(leaf, torch.Tensor) else leaf for leaf in drawn.leaves)
+        args, kwargs = evolve(drawn, leaves=leaves).arguments(program, device)
+        yield outputs_by_name(program, module(*args, **kwargs))
+
+
+def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two outputs are one but for rounding."""
+    if found.shape != expected.shape or not expected.is_floating_point():
+        return torch.equal(found, expected)
+    finite, bound = expected.isfinite(), max(1e-3, 8 * torch.finfo(expected.dtype).eps)
+    if not torch.allclose(found[~finite], expected[~finite], equal_nan=True):
+        return False
+    a, b = found[finite].double(), expected[finite].double()
+    return not b.numel() or bool((a - b).abs().max() <= bound * b.abs().max())
