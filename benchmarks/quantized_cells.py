@@ -173,7 +173,8 @@ class Cell(nn.Module):
             q, k, v = (self.form.of(part) for part in (x, x * 0.5, x + 1))
             return nn.functional.scaled_dot_product_attention(q, k, v)
         if self.operator == "softmax's output":
-            return self.form.of((x @ x.transpose(-2, -1)).softmax(-1)) @ self.form.of(x + 1)
+            likely = (x @ x.transpose(-2, -1)).softmax(-1) * 1.1  # 0 and 1.1, which no form has halfway between codes
+            return self.form.of(likely) @ self.form.of(x + 1)
         weight = self.form.of(self.weight)
         if self.operator == "embedding":
             return nn.functional.embedding(x, weight)
@@ -190,8 +191,6 @@ def given(operator: str) -> Tensor:
     heads = dict.fromkeys(ATTENDING, (1, 2, SIZE, SIZE))
     shape = {"convolution": (2, 16, 8, 8), **heads}.get(operator, (8, SIZE))
     return torch.randn(shape, generator=generator)
-
-
 
 
 def cells() -> Iterator[tuple[Form, str, bool]]:

@@ -27,7 +27,9 @@ Node: TypeAlias = Argument
 E4M3: Final = torch.float8_e4m3fn
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAST: Final = 464
-"""The last number that is rounded to E4M3's greatest; beyond it torch's cast gives NaN."""
+"""The last number that is nearest to E4M3's greatest."""
+SATURATES: Final = bool(torch.full((), 2.0 * LAST).to(E4M3).float() == 448)
+"""Whether torch's cast gives E4M3's greatest for what is beyond, as it does from 2.13 on; before that it gives NaN."""
 
 
 def paired_casts(program: Program) -> Program:
@@ -60,7 +62,7 @@ class _Casts:
         wide = self.cast(node, x, reduce(torch.promote_types, _read_as(node), x.meta["val"].dtype))
         args = (wide, self.call(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device))
         made = self.call(node, operators.fake_quantize.default, (*args, "fp8", [-1] * x.meta["val"].dim()))
-        if not _is_within(x):
+        if not SATURATES and not _is_within(x):
             size = self.call(node, aten.abs.default, (wide,))
             beyond = self.call(node, aten.gt.Scalar, (size, LAST))
             made = self.call(node, aten.where.ScalarSelf, (beyond, torch.nan, made))

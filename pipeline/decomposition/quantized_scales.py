@@ -1,7 +1,8 @@
-"""Forms of several results: scales and zero points that PT2E makes of the numbers of each call, and fake quantizers that
-give a mask for their gradients, as torch decomposes its own to.
+"""Forms of several results: scales and zero points that PT2E makes of the numbers of each call, and fake quantizers
+that give a mask for their gradients, as torch decomposes its own to.
 
-Scales are float32 here, where the library has them in float64, which TensorRT lacks; zero points too, whole as they are.
+Scales are float32 here, where the library has them in float64, which TensorRT lacks; so are zero points, which are
+whole.
 """
 
 from __future__ import annotations
