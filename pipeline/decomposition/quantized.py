@@ -97,8 +97,11 @@ class _Normalizer:
                 return self.pasted(template.graph, values, node)
         if node.op != "call_function":
             return copied_node(node, self.graph, self.env.__getitem__)
-        if node.target is operator.getitem and isinstance(parts := self.env.get(node.args[0]), tuple):
-            return parts[node.args[1]]
+        if node.target is operator.getitem:
+            source, place = node.args
+            parts: Argument = self.env[source]  # type: ignore[index]
+            if isinstance(parts, tuple):
+                return parts[place]  # type: ignore[index]
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
         copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
         copy.meta = dict(node.meta)
