@@ -61,19 +61,21 @@ def collect(
     """Print and write down the rows of a result part by part, so that a run that is ended keeps what it has.
 
     With ``add`` the rows of an earlier run stay, but for those that have the same fields ``of`` as new ones, which take
-    their place.
+    their place; so does its note.
     """
 
     def subject(row: Row) -> tuple[Any, ...]:
         return tuple(row[field] for field in of)
 
     path = RESULTS / f"{name}.json"
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))[key] if add and path.exists() else []
+    before_this = json.loads(path.read_text(encoding="utf-8")) if add and path.exists() else {key: []}
+    rows: list[Row] = before_this[key]
+    more = {**{each: before_this[each] for each in ("note",) if each in before_this}, **more}
     for found in parts:
         anew = set(map(subject, found))
         before = next((i for i, row in enumerate(rows) if subject(row) in anew), len(rows))
         rows = [*rows[:before], *found, *(row for row in rows[before:] if subject(row) not in anew)]
-        path = save(name, {**more, key: rows})
+        path = save(name, {key: rows, **more})
         print(*map(json.dumps, found), sep="\n", flush=True)
     print(f"written to {path}")
     return path

@@ -29,6 +29,9 @@ Quantizer: TypeAlias = Callable[[Tensor], Tensor]
 PAGE: Final = Path(__file__).parents[1] / "docs" / "quantization.md"
 BEGIN, END = "<!-- cells: python -m benchmarks.quantized_cells -->\n", "<!-- end of cells -->\n"
 SIZE: Final = 64
+ATTENDING: Final = ("attention", "softmax's output")
+"""Operators without a weight: query, key and value pass through a form, or the probabilities and the value do."""
+OPERATORS: Final = ("linear", "matmul", "convolution", "embedding", *ATTENDING)
 
 
 @frozen
@@ -169,6 +172,9 @@ class Cell(nn.Module):
         if self.operator == "attention":
             q, k, v = (self.form.of(part) for part in (x, x * 0.5, x + 1))
             return nn.functional.scaled_dot_product_attention(q, k, v)
+        if self.operator == "softmax's output":
+            likely = (x @ x.transpose(-2, -1)).softmax(-1) * 1.1  # 0 and 1.1, which no form has halfway between codes
+            return self.form.of(likely) @ self.form.of(x + 1)
         weight = self.form.of(self.weight)
         if self.operator == "embedding":
             return nn.functional.embedding(x, weight)
@@ -182,18 +188,16 @@ def given(operator: str) -> Tensor:
     generator = torch.Generator().manual_seed(4)
     if operator == "embedding":
         return torch.randint(0, SIZE, (8,), generator=generator)
-    shape = {"convolution": (2, 16, 8, 8), "attention": (1, 2, 8, SIZE)}.get(operator, (8, SIZE))
+    heads = dict.fromkeys(ATTENDING, (1, 2, SIZE, SIZE))
+    shape = {"convolution": (2, 16, 8, 8), **heads}.get(operator, (8, SIZE))
     return torch.randn(shape, generator=generator)
-
-
-OPERATORS: Final = ("linear", "matmul", "convolution", "embedding", "attention")
 
 
 def cells() -> Iterator[tuple[Form, str, bool]]:
     """Every cell: the form, the operator, and whether activations pass through the form too."""
     for form in FORMS:
         for operator in OPERATORS:
-            for activations in (False, True) if operator not in ("embedding", "attention") else (False,):
+            for activations in (False, True) if operator not in ("embedding", *ATTENDING) else (False,):
                 yield form, operator, activations
 
 

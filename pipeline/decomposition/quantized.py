@@ -5,6 +5,7 @@ It comes before ``decompose`` takes anything apart, since a pair of steps is rec
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Final
 
@@ -19,7 +20,9 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.quantized_arithmetic import Known
+from pipeline.decomposition.quantized_float8 import paired_casts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, PAIRS
+from pipeline.decomposition.quantized_scales import takes_part
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.frontend.fakes import fake_mode
 from pipeline.program import Program, rewired
@@ -30,6 +33,9 @@ Node = torch.fx.Node
 HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
 """The dtypes of weights that stay what they are, when a graph casts them to numbers."""
 
+NUMBERS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
+"""Arguments that decide what a graph becomes."""
+
 FEW: Final = 1024
 """Tensors of fewer elements may become numbers."""
 
@@ -38,7 +44,7 @@ def normalized(program: Program) -> Program:
     """The program with its quantizers in one form; itself if it has none. What no form takes stays as it is."""
     if not any(map(_is_quantizer, program.graph.nodes)) and not _holds_bits(program):
         return program
-    return _Normalizer(program).run()
+    return paired_casts(_Normalizer(program).run())
 
 
 def runs_anywhere(program: Program) -> bool:
@@ -64,10 +70,6 @@ def _is_held(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in HELD
 
 
-def _casts_to_float8(node: Node) -> bool:
-    return does(node.target) is Does.CASTS and node.meta["val"].dtype == torch.float8_e4m3fn
-
-
 class _Normalizer:
     """One rewriting; ``constant`` says of each node of the program's graph whether it is constant."""
 
@@ -85,7 +87,7 @@ class _Normalizer:
         return self.program.with_graph(self.graph, outputs=outputs)
 
     def made(self, node: Node) -> Argument:
-        """A node in the new graph: what its form means, or a copy."""
+        """A node in the new graph: what its form means, or a copy; nodes where a form has several results."""
         found = self.form(node) if node.op == "call_function" else None
         if found is not None:
             function, args = found
@@ -95,6 +97,11 @@ class _Normalizer:
                 return self.pasted(template.graph, values, node)
         if node.op != "call_function":
             return copied_node(node, self.graph, self.env.__getitem__)
+        if node.target is operator.getitem:
+            source, place = node.args
+            parts: Argument = self.env[source]  # type: ignore[index]
+            if isinstance(parts, tuple):
+                return parts[place]  # type: ignore[index]
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
         copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
         copy.meta = dict(node.meta)
@@ -113,7 +120,7 @@ class _Normalizer:
     def form(self, node: Node) -> tuple[Argument, Argument] | None:
         """The function that says what a node means, and what it is called with."""
         name = schema_name(node.target)
-        if name in FORMS:
+        if name in FORMS and takes_part(node, name, FORMS):
             given = dict(zip(names_of(node.target), self.bound(node), strict=True))
             return self.partner(node, name, given) or self.called(node, FORMS[name], given, ())
         source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
@@ -122,14 +129,15 @@ class _Normalizer:
         value, wanted = source.meta["val"], node.meta["val"].dtype
         if not wanted.is_floating_point or wanted in HELD:
             return None
-        if self.constant[source] and value.numel() >= FEW:
-            return _named(_cast_weight, f"{wanted}", wanted), (source,)
-        if _casts_to_float8(source) and not self.constant[source]:
-            return _named(_cast_pair, f"{wanted}", wanted), (source.args[0],)
-        return None
+        if not self.constant[source] or value.numel() < FEW:
+            return None
+        return _named(_cast_weight, f"{wanted}", wanted), (source,)
 
     def bound(self, node: Node) -> list[Argument]:
-        return bind(node.target, node.args, dict(node.kwargs))
+        """A call's arguments; ends of ranges and switches that are constant tensors as numbers."""
+        values = bind(node.target, node.args, dict(node.kwargs))
+        rows = zip(names_of(node.target), values, strict=True)
+        return [int(self.value(v)) if name in NUMBERS and self.constant.get(v) else v for name, v in rows]
 
     def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
         """A pair at once: of a step back from codes whose step to codes has the same scales."""
@@ -138,7 +146,7 @@ class _Normalizer:
             return None
         other = dict(zip(names_of(first.target), self.bound(first), strict=True))
         theirs, ours = list(other.items())[1:], list(given.items())[1:]
-        if any(not _same(a, b) for (_, a), (_, b) in zip(theirs, ours, strict=False)):
+        if any(not self.same(a, b) for (_, a), (_, b) in zip(theirs, ours, strict=False)):
             return None
         numbers = other[next(iter(other))]
         if numbers.meta["val"].dtype != node.meta["val"].dtype:
@@ -146,6 +154,13 @@ class _Normalizer:
         if "float8" in name:
             return None
         return self.called(node, FORMS[name], {**given, next(iter(given)): numbers}, (PAIR,), len(other))
+
+    def same(self, a: Argument, b: Argument) -> bool:
+        """Whether two arguments are one, or equal numbers: an export has a tensor for each place that made one."""
+        if isinstance(a, Node) and isinstance(b, Node) and a is not b:
+            small = all(self.constant.get(each) and each.meta["val"].numel() == 1 for each in (a, b))
+            return small and torch.equal(self.value(a), self.value(b))
+        return a is b or (type(a) is type(b) and not isinstance(a, Node) and a == b)
 
     def called(
         self,
@@ -196,19 +211,8 @@ def _named(function: Argument, name: str, *first: Argument) -> Argument:
     return call
 
 
-def _same(a: Argument, b: Argument) -> bool:
-    return a is b or (type(a) is type(b) and not isinstance(a, Node) and a == b)
-
-
 def _cast_weight(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
     """A cast of constant codes, which stay codes."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"
     return operators.dequantize(weight, one, type, [-1] * weight.dim(), dtype)
-
-
-def _cast_pair(dtype: torch.dtype, x: torch.Tensor) -> Argument:
-    """Casts to E4M3 and back, which are a pair of scale 1; beyond the last number and half a step torch gives NaN."""
-    one = torch.ones((), dtype=torch.float32, device=x.device)
-    made = operators.fake_quantize(x, one, "fp8", [-1] * x.dim())
-    return torch.where(x.abs() > 464, torch.nan, made).to(dtype)

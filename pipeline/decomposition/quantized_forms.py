@@ -27,6 +27,7 @@ from pipeline.decomposition.quantized_arithmetic import (
     per_block,
     per_element,
 )
+from pipeline.decomposition.quantized_scales import SCALES, where_enabled, without_mask
 
 Tensor: TypeAlias = torch.Tensor
 Form: TypeAlias = Function
@@ -236,18 +237,26 @@ def scaled_product(
 ) -> Argument:
     """_scaled_mm(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, Tensor? bias=None,
     Tensor? scale_result=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor"""
-    if scale_result is not None or torch.float8_e4m3fn != a.dtype or a.dtype != b.dtype or dtype is None:
+    if scale_result is not None or not a.dtype == b.dtype == torch.float8_e4m3fn or dtype is None:
         return NotImplemented
-    factors = []
-    for x, scale, name in ((a, scale_a, "input"), (b, scale_b, "mat2")):
-        block = _block_of(scale, x)
-        if -1 not in block:
-            return NotImplemented
-        each = per_block(scale.float(), x.shape, block)
-        made = operators.dequantize(x, each, "fp8", list(block), dtype) if known.has(name) else x.float() * each
-        factors.append(made.to(dtype))
-    product = torch.mm(*factors)
-    return product if bias is None else product + bias.to(dtype)
+    rows, columns = _block_of(scale_a, a), _block_of(scale_b, b)
+    if rows not in ((-1, -1), (1, -1)) or columns not in ((-1, -1), (-1, 1)):
+        return NotImplemented
+    left = _eighths_of(known.has("input"), a, torch.ones((), device=a.device), (-1, -1))
+    held = known.has("mat2") and known.has("scale_b")
+    one = torch.ones((), device=b.device)
+    right = _eighths_of(known.has("mat2"), b, scale_b if held else one, columns if held else (-1, -1))
+    product = torch.mm(left, right) * scale_a.float()
+    product = product if held else product * scale_b.float()
+    return (product if bias is None else product + bias.float()).to(dtype)
+
+
+def _eighths_of(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+    """E4M3 numbers times a scale, in float32: weights stay codes."""
+    if not is_known:
+        return x.float()
+    made: Tensor = operators.dequantize(x, per_block(scale.float(), x.shape, block), "fp8", list(block), torch.float32)
+    return made
 
 
 def _step(
@@ -300,17 +309,21 @@ FORMS: Final[MappingProxyType[str, Form]] = MappingProxyType(
         "aten::fake_quantize_per_tensor_affine": fake_per_tensor,
         "aten::fake_quantize_per_tensor_affine.tensor_qparams": fake_per_tensor,
         "aten::fake_quantize_per_channel_affine": fake_per_channel,
+        "aten::fake_quantize_per_tensor_affine_cachemask": without_mask(fake_per_tensor),
+        "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": where_enabled(fake_per_tensor),
+        "aten::fake_quantize_per_channel_affine_cachemask": without_mask(fake_per_channel),
         "quantized_decomposed::fake_quant_per_channel": fake_per_channel,
         **{
             f"quantized_decomposed::{step}_per_tensor{overload}": per_tensor
             for step in ("quantize", "dequantize")
-            for overload in ("", ".tensor")
+            for overload in ("", ".tensor", ".tensor2")
         },
         **{
             f"quantized_decomposed::{step}_{name}": form
             for step in ("quantize", "dequantize")
             for name, form in (("per_channel", per_channel), ("per_token", per_token), ("per_channel_group", per_group))
         },
+        **SCALES,
         "torchao::quantize_affine": affine,
         "torchao::dequantize_affine": affine,
         "torchao::quantize_affine_float8_non_decomposed": affine_float8,

@@ -21,7 +21,7 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.quantized_merge import merge_products
-from pipeline.decomposition.quantized_wide import widen_codes
+from pipeline.decomposition.quantized_wide import is_cast_to_codes, widen_codes
 from pipeline.frontend.fakes import fake_mode, fake_result
 from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
@@ -38,7 +38,7 @@ LENGTHS: Final = (128, 64, 32, 16)
 
 def laid_out(program: Program) -> Program:
     """The program with its weights so; its graph is changed in place: it is the caller's fresh copy."""
-    if any(node.target is DEQUANTIZE for node in program.graph.nodes):
+    if any(node.target is DEQUANTIZE or is_cast_to_codes(node) for node in program.graph.nodes):
         _Layout(program).run()
     return program
 

@@ -28,13 +28,18 @@ def widen_codes(layout: Argument) -> None:
 
 def _rounds(layout: Argument, node: Node) -> bool:
     """Whether a node casts numbers to int8 that a clamp keeps within its range."""
-    if node.op != "call_function" or does(node.target) is not Does.CASTS or layout.constant.get(node, True):
+    if not is_cast_to_codes(node) or layout.constant.get(node, True):
         return False
     source = node.args[0]
-    if node.meta["val"].dtype != torch.int8 or source.target is not aten.clamp.default or len(source.args) != 3:
+    if source.target is not aten.clamp.default or len(source.args) != 3:
         return False
     _, low, high = source.args
     return all(isinstance(bound, int | float) for bound in (low, high)) and -128 <= low <= high <= 127
+
+
+def is_cast_to_codes(node: Node) -> bool:
+    """Whether a node casts to int8."""
+    return node.op == "call_function" and does(node.target) is Does.CASTS and node.meta["val"].dtype == torch.int8
 
 
 def _only_moved(node: Node) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pipeline.aten.graphs import copied
+from pipeline.errors import CaptureError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired, version
 from pipeline.recipes import Recipe, identity, qualified_name
@@ -33,7 +34,7 @@ def taken_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def flattened(program: Program) -> Program:
-    """The program over plain tensors alone; itself if it has no others."""
+    """The program over plain tensors alone; itself if it has no others. CaptureError if an export keeps one whole."""
     if not any(map(is_traceable_wrapper_subclass, program.parameters.values())):
         return program
     graph, constants, parameters = copied(program.graph), dict(program.constants), dict(program.parameters)
@@ -44,6 +45,14 @@ def flattened(program: Program) -> Program:
             _replace(graph, node, name, constants)
     used = {name for recipe in constants.values() for name in recipe.parameters} | set(program.buffers.values())
     kept = {name: t for name, t in parameters.items() if name in used or not is_traceable_wrapper_subclass(t)}
+    for name, tensor in kept.items():
+        if is_traceable_wrapper_subclass(tensor):
+            raise CaptureError(
+                f"{name} is a {type(tensor).__name__}, which torch.export keeps whole: the graph does not tell what "
+                "its numbers are made of",
+                "quantize the model with NVIDIA ModelOpt, or with a configuration of torchao that is not a prototype "
+                "(docs/quantization.md), or make the parameter a plain tensor: .dequantize()",
+            )
     return program.with_graph(
         graph,
         constants=FrozenDict(constants),

@@ -181,6 +181,42 @@ def test_floats_of_4096_as_tensorrt_sums_them(rows: int) -> None:
     assert floats_of_4096(rows, torch.float16, use_fp32_acc=False) <= ROUNDED_ONCE
 
 
+class Scaled(nn.Module):
+    """``torch._scaled_mm`` of rows that are cast to E4M3 with a scale each, made of their own numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(WIDTH, WIDTH).to(torch.float8_e4m3fn))
+        self.register_buffer("scale", torch.linspace(0.01, 0.03, WIDTH)[None])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of as many as were given, in bfloat16."""
+        codes, of_rows = self.coded(x)
+        weight: Any = self.weight
+        scale: Any = self.scale
+        return torch._scaled_mm(codes, weight.t(), of_rows, scale, out_dtype=torch.bfloat16)
+
+    def coded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The codes of rows, and their scales."""
+        of_rows = x.abs().amax(-1, keepdim=True) / 448
+        return (x / of_rows).clamp(-448, 448).to(torch.float8_e4m3fn), of_rows
+
+
+@pytest.mark.parametrize("rows", [1, 128, WIDTH])
+def test_scaled_products_of_4096(rows: int) -> None:
+    """The result is rounded to bfloat16; a number between two codes may get either by the kernel's own division."""
+    torch.manual_seed(0)
+    model = Scaled().eval().cuda()
+    x = torch.randn(rows, WIDTH, device="cuda")
+    compiled = compiler()(model, args=(x,))
+    assert [row.type for row in compiled.quantization] == ["float8_e4m3fn"] * 2
+    codes, of_rows = model.coded(x)
+    weight: Any = model.weight
+    scale: Any = model.scale
+    wanted = codes.double() @ weight.double().T * of_rows.double() * scale.double()
+    assert error(compiled.module(HERE)(x), wanted) <= PRODUCTS[torch.bfloat16]
+
+
 TIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "int8": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.5, 0, -128, 127),
     "fp8": lambda x: x.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype),

@@ -42,4 +42,4 @@ def test_numbers_are_those_of_eager(row: tuple[Form, str, bool]) -> None:
 
 def test_every_form_is_tried_with_every_operator() -> None:
     assert {form for form, _, _ in cells()} == set(FORMS)
-    assert len(list(cells())) == len(FORMS) * 8
+    assert len(list(cells())) == len(FORMS) * 9

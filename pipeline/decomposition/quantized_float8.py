@@ -1,0 +1,113 @@
+"""Casts of activations to E4M3: TensorRT-RTX has FP8 of weights and pairs only.
+
+Such a cast becomes a pair of scale 1, in floats: what reads it casts it back, or moves it to such readers, and these
+read the pair. A cast that something else reads, as an output of the model, stays.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Final, TypeAlias
+
+import torch
+
+from pipeline.aten.naming import origin
+from pipeline.aten.quantized import operators
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+from pipeline.decomposition.fold import is_constant
+from pipeline.decomposition.quantized_wide import MOVES
+from pipeline.frontend.fakes import fake_mode, fake_result
+from pipeline.program import Program
+
+aten = torch.ops.aten
+Node: TypeAlias = Argument
+"""A node, whose arguments are looked into."""
+
+E4M3: Final = torch.float8_e4m3fn
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+LAST: Final = 464
+"""The last number that is nearest to E4M3's greatest."""
+SATURATES: Final = bool(torch.full((), 2.0 * LAST).to(E4M3).float() == 448)
+"""Whether torch's cast gives E4M3's greatest for what is beyond, as it does from 2.13 on; before that it gives NaN."""
+
+
+def paired_casts(program: Program) -> Program:
+    """The program with its casts to E4M3 so; its graph is changed in place: it is the caller's fresh copy."""
+    casts = _Casts(program)
+    for node in list(program.graph.nodes):
+        if casts.is_cast(node) and _is_read(node):
+            casts.pair(node)
+    return program
+
+
+class _Casts:
+    """One graph on its way."""
+
+    def __init__(self, program: Program) -> None:
+        self.graph, self.mode = program.graph, fake_mode(program.graph)
+        self.constant: dict[Node, bool] = {}
+        for node in self.graph.nodes:
+            self.constant[node] = is_constant(node, self.constant, program)
+
+    def is_cast(self, node: Node) -> bool:
+        """Whether a node casts an activation to E4M3."""
+        if node.op != "call_function" or does(node.target) is not Does.CASTS or self.constant[node]:
+            return False
+        return node.meta["val"].dtype == E4M3 and node.args[0].meta["val"].dtype in FLOATS
+
+    def pair(self, node: Node) -> None:
+        """The pair of a cast, and the cast's readers on it."""
+        x = node.args[0]
+        wide = self.cast(node, x, reduce(torch.promote_types, _read_as(node), x.meta["val"].dtype))
+        args = (wide, self.call(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device))
+        made = self.call(node, operators.fake_quantize.default, (*args, "fp8", [-1] * x.meta["val"].dim()))
+        if not SATURATES and not _is_within(x):
+            size = self.call(node, aten.abs.default, (wide,))
+            beyond = self.call(node, aten.gt.Scalar, (size, LAST))
+            made = self.call(node, aten.where.ScalarSelf, (beyond, torch.nan, made))
+        self.follow(node, made)
+
+    def follow(self, node: Node, numbers: Node) -> None:
+        """Numbers in the place of codes, for what casts these back or moves them."""
+        for user in list(node.users):
+            if _casts_back(user):
+                user.replace_all_uses_with(self.cast(user, numbers, user.meta["val"].dtype))
+                self.graph.erase_node(user)
+            elif _is_read(user):
+                args = tuple(numbers if arg is node else arg for arg in user.args)
+                self.follow(user, self.call(user, user.target, args, **user.kwargs))
+
+    def cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
+        """A node in a dtype; itself if that is its own."""
+        return x if x.meta["val"].dtype == dtype else self.call(before, aten._to_copy.default, (x,), dtype=dtype)
+
+    def call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:
+        """A call with its fake value."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta = {**origin(before.meta), "val": fake_result(self.mode, target, args, kwargs)}
+        return node
+
+
+def _casts_back(node: Node) -> bool:
+    return does(node.target) is Does.CASTS and node.meta["val"].dtype in FLOATS
+
+
+def _read_as(node: Node) -> list[torch.dtype]:
+    """The dtypes that codes are cast back to, by their readers and by those of what moves them."""
+    back = [user.meta["val"].dtype for user in node.users if _casts_back(user)]
+    return back + [dtype for user in node.users if does(user.target) in MOVES for dtype in _read_as(user)]
+
+
+def _is_read(node: Node) -> bool:
+    """Whether codes are cast back, at once or behind what moves them."""
+    return any(_casts_back(user) or (does(user.target) in MOVES and _is_read(user)) for user in node.users)
+
+
+def _is_within(x: Node) -> bool:
+    """Whether a clamp keeps numbers where a cast to E4M3 gives numbers."""
+    if x.target is not aten.clamp.default or len(x.args) != 3:
+        return False
+    _, low, high = x.args
+    return all(isinstance(bound, int | float) for bound in (low, high)) and -LAST <= low <= high <= LAST

@@ -1,0 +1,108 @@
+"""Forms of several results: scales and zero points that PT2E makes of the numbers of each call, and fake quantizers
+that give a mask for their gradients, as torch decomposes its own to.
+
+Scales are float32 here, where the library has them in float64, which TensorRT lacks; so are zero points, which are
+whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import torch
+
+from pipeline.aten.types import Argument, Function
+from pipeline.decomposition.quantized_arithmetic import Known
+
+Tensor: TypeAlias = torch.Tensor
+Node: TypeAlias = torch.fx.Node
+Results: TypeAlias = tuple[Tensor, Tensor]
+EPS: Final = 2.0**-23
+
+
+def of_tensor(known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
+    """choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
+    least, most = _ends(input.amin(), input.amax())
+    scale = ((most - least) / (high - low)).float().clamp(min=eps)
+    zero = (low - (least / scale).round()).clamp(low, high)
+    return scale.reshape(1), zero.reshape(1)
+
+
+def of_tensor_symmetric(known: Known, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
+    """choose_qparams_symmetric(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype)
+    -> (Tensor, Tensor)"""
+    scale = (input.abs().amax() / ((high - low) / 2)).float().clamp(min=eps).reshape(1)
+    return scale, torch.full_like(scale, 128 if dtype == torch.uint8 else 0)
+
+
+def of_tokens(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
+    """choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    most = input.abs().amax(-1, keepdim=True)
+    scale = (most.float() if most.dtype == torch.float16 else most).clamp(min=1e-5) / 127
+    return scale, torch.zeros_like(scale)
+
+
+def of_tokens_asymmetric(known: Known, input: Tensor, dtype: torch.dtype) -> Results:
+    """choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    least, most = _ends(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
+    scale = ((most - least) / 255).clamp(min=EPS)
+    down, up = least / scale, most / scale
+    zero = torch.where((down - 128) + (up + 127) > 0, -128 - down, 127 - up)
+    return scale.float(), zero.clamp(-128, 127).round().float()
+
+
+def _ends(least: Tensor, most: Tensor) -> Results:
+    """A range that has 0."""
+    return least.clamp(max=0), most.clamp(min=0)
+
+
+SCALES: Final[MappingProxyType[str, Function]] = MappingProxyType(
+    {
+        "quantized_decomposed::choose_qparams.tensor": of_tensor,
+        "quantized_decomposed::choose_qparams_symmetric.tensor": of_tensor_symmetric,
+        "quantized_decomposed::choose_qparams_per_token": of_tokens,
+        "quantized_decomposed::choose_qparams_per_token_asymmetric": of_tokens_asymmetric,
+    }
+)
+"""The forms that make scales and zero points, by operator."""
+
+
+def without_mask(form: Function) -> Function:
+    """A form of a fake quantizer that gives a mask as well, which nothing reads."""
+
+    def of(known: Known, *args: Argument) -> Argument:
+        return form(known, *args), None
+
+    of.__name__, of.__doc__ = f"{form.__name__}_without_mask", f"{form.__doc__}, and a mask"
+    return of
+
+
+def where_enabled(form: Function) -> Function:
+    """The same, with a switch that is known to be on or off before the last two arguments."""
+
+    def of(known: Known, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int) -> Argument:
+        if not isinstance(on, int):
+            return NotImplemented
+        return (form(known, input, scale, zero, low, high) if on else input.clone()), None
+
+    of.__name__ = f"{form.__name__}_where_enabled"
+    return of
+
+
+def takes_part(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
+    """Whether what reads an operator of several results allows for a form: scales and zero points are read by steps
+    of forms, which take them in float32, and nothing reads a mask."""
+    if not isinstance(node.meta.get("val"), tuple | list):
+        return True
+    parts = list(node.users)
+    if any(part.target is not operator.getitem for part in parts):
+        return False
+    if name not in SCALES:
+        return all(part.args[1] == 0 or not part.users for part in parts)
+    return all(_name(user) in forms for part in parts for user in part.users)
+
+
+def _name(node: Node) -> str:
+    return node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
