@@ -1,7 +1,7 @@
 """Write records as JSON and read them back by the types of their fields: one rule for each kind of type.
 
-A field that has its default is left out, so that files stay readable as records grow. Reading checks every type: what
-it gives is what the record's annotations say, or an error that names the place.
+A field that has its default is left out, so that files stay readable as records grow. Reading checks every type: the
+result matches the record's annotations, or an error names the place that does not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def written(value: object, kind: object) -> JsonData:
 
 
 def read(data: JsonData, kind: object) -> Any:
-    """The value of a type that JSON tells. Raises `MalformedError`, which names the place."""
+    """Read a value of a type from JSON. Raises `MalformedError`, which names the place."""
     return rule(kind).read(data)
 
 
@@ -117,7 +117,7 @@ def _is_default(default: object, value: object) -> bool:
 
 
 def at(place: object, read: Convert, data: JsonData) -> Any:
-    """Reads a part; an error says where the part is."""
+    """Read a part; an error says where the part is."""
     try:
         return read(data)
     except ArtifactError as error:

@@ -18,7 +18,7 @@ from pipeline.recipes import Recipe
 def with_lora(
     compiled: Compiled, adapters: Mapping[str, object], scale: float = 1.0, fan_in_fan_out: bool | None = None
 ) -> Compiled:
-    """Give a compiled program the adapters in the place of those that it has: see `Compiled.with_lora`."""
+    """Return a compiled program with these adapters in place of those that it has: see `Compiled.with_lora`."""
     if not isinstance(adapters, Mapping):
         kind = type(adapters).__name__
         raise TypeError(f"adapters are PEFT's state dict, or a mapping from parameter to (A, B), not a {kind}")

@@ -1,7 +1,7 @@
 """A compiled program as one operator of torch's, ``pipeline::run``, which torch.compile and torch.export can trace.
 
-Its fake implementation knows the shapes of the results by expressions that it is given as text. The real one finds the
-module by a key, or makes it of the bytes of a kept program where another process has loaded the graph.
+Its fake implementation computes the shapes of the results from expressions that are passed as text. The real one finds
+the module by a key, or, in a process that loaded the graph, makes it from the bytes of a kept program.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] 
 
 
 class Entry:
-    """How a graph calls a compiled module: made with the module, so that nothing is left to do while it is traced."""
+    """How a graph calls a compiled module: made with the module, so that tracing has nothing left to do."""
 
     def __init__(self, module: CompiledModule, compiled: Compiled) -> None:
         program: Program = module.program
@@ -112,7 +112,7 @@ def _bytes(entry: Entry) -> torch.Tensor:
 def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """The tensors that a compiled program gives, in order.
+    """Run a compiled program; return its tensors in order.
 
     program: the bytes of the kept program, in an exported graph.
     inputs, sizes: its inputs that are tensors, and those that are whole numbers.

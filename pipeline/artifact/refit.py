@@ -46,9 +46,8 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
             that a mapping lacks keep their weights. A tensor with two names (tied weights) is given by either.
 
     Raises:
-        RefitError: names every weight that does not fit (missing, unknown, of another shape or dtype, one of two tied
-            weights that differ, or computed by a converter so that no recipe says how it follows from the parameters),
-            with the reason.
+        RefitError: some weights do not fit (missing, unknown, of another shape or dtype, one of two tied weights that
+            differ, or computed by a converter without a recipe); the message names each, with the reason.
     """
     if not isinstance(compiled, Compiled):
         raise TypeError(f"compiled is a {type(compiled).__name__}: pass what pipeline.default()(model, args) gave")
@@ -64,13 +63,12 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
 
 
 def remade(compiled: Compiled, program: Program, recipes: RefitMap, changed: Collection[str]) -> Compiled:
-    """A compiled program over other parameters or constants: its engines are refitted where they can be, else built
-    anew.
+    """Return a compiled program over other parameters or constants: engines are refitted if they can be, else rebuilt.
 
     Args:
         compiled: what was compiled.
         program: its program with other parameters, or other recipes for its constants.
-        recipes: how each engine weight is made of those.
+        recipes: how each engine weight is made from those.
         changed: the engine weights that may have another value now.
     """
     refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
@@ -123,8 +121,8 @@ def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
 
 
 def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
-    """What a module or an export lacks: one that lacks anything is of another architecture. A mapping may lack what
-    still has the value that was compiled."""
+    """The names that a module or export lacks: one that lacks any has another architecture. A mapping may leave out
+    weights that keep the compiled value."""
     absent = [name for name in program.parameters if name not in given]
     if isinstance(weights, Mapping):
         tied = {other for names in _groups(program.parameters) if given.keys() & names for other in names}

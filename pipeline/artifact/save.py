@@ -1,4 +1,4 @@
-"""Save a compiled program to a file, written beside its place and moved there in one step."""
+"""Save a compiled program to a file, which is written under another name and moved into place in one step."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def save(compiled: Compiled, path: PathLike, weights: PathLike = INSIDE) -> None
 
     Args:
         compiled: the program.
-        path: the file, by custom ``NAME.trtp``. One that is there is replaced in one step, when the new one is whole.
+        path: the file, usually ``NAME.trtp``. An existing one is replaced in one step, once the new one is complete.
         weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor and PyTorch segments
-            read, so that engines alone can run; or the path of a file for them, in the safetensors format, which the
-            program finds again by its place relative to its own.
+            read, so that engines alone can run; or the path of a file for them, in the safetensors format; the program
+            finds it by its path relative to its own.
 
     Raises:
         ArtifactError: something of the program cannot be kept; the message names it.
@@ -115,7 +115,7 @@ def text(data: object) -> bytes:
 
 
 def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
-    """The manifest, but for where the weights are and the digests of the entries; and the entries."""
+    """The manifest, without the location of the weights and the digests of the entries; and the entries."""
     program, partitioned = compiled.program, compiled.partitioned
     engines, entries = _kept_engines(compiled)
     networks = [f"networks/{i}.json" for i in range(len(compiled.networks))]

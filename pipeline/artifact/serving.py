@@ -56,8 +56,8 @@ class Row:
 
 @frozen
 class ServeConfig:
-    """What config.pbtxt says. ``batch`` is the range of the batch if requests can be joined, else None; ``ranges`` are
-    those of every size that varies, by input and dim (``x.0``)."""
+    """The contents of config.pbtxt. ``batch``: the range of the batch if requests can be joined, else None. ``ranges``:
+    the range of every size that varies, by input and dim (``x.0``)."""
 
     name: str
     inputs: tuple[Row, ...]
@@ -75,7 +75,7 @@ def serve_config(path: str | os.PathLike[str], folder: str | os.PathLike[str], n
 
     Args:
         path: a file that `Compiled.save` wrote.
-        folder: the repository, which is made if it is not there; other models in it stay.
+        folder: the repository, created if missing; other models in it stay.
         name: the model's name; None for the file's.
 
     Raises:
@@ -98,7 +98,7 @@ def serve_config(path: str | os.PathLike[str], folder: str | os.PathLike[str], n
 
 
 def config_of(compiled: Compiled, name: str) -> ServeConfig:
-    """What Triton is told of a program."""
+    """Triton's configuration for a program."""
     program = compiled.program
     given = by_name.inputs_of(program)
     results = list(_results(compiled))
@@ -188,8 +188,8 @@ def _text(value: str) -> str:
 
 
 def taken(port: Port, tensor: torch.Tensor) -> Leaf:
-    """An input as a program takes it, from the tensor that Triton has: numbers and tensors without dims are [1] there,
-    and bools are bytes."""
+    """Convert Triton's tensor to the program's input: in Triton, numbers and tensors without dims are [1], and bools
+    are bytes."""
     if port.kind != "tensor":
         return int(tensor)
     tensor = tensor.to(port.dtype) if port.dtype == torch.bool else tensor
@@ -197,7 +197,7 @@ def taken(port: Port, tensor: torch.Tensor) -> Leaf:
 
 
 def sent(value: Leaf) -> torch.Tensor:
-    """An output as Triton has it."""
+    """Convert an output to Triton's form."""
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
     tensor = tensor.detach().contiguous()
     return (tensor.cpu() if tensor.dtype == torch.bool else tensor).reshape(tensor.shape or (1,))

@@ -1,6 +1,6 @@
 """Write plain values as JSON: arguments of operators, constants, values of any type.
 
-What JSON has stands for itself; everything else is an object with one key, which says what it is:
+Values that JSON has stand for themselves; every other value is an object with one key, its kind:
 ``{"tuple": [1, 2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
 """
 
@@ -22,7 +22,7 @@ from pipeline.recipes import Ref
 
 
 class MalformedError(ArtifactError):
-    """Data that is not what is due, and where it stands: the loader makes the user's error of it."""
+    """Malformed data, with its place in the file: the loader turns it into the user's error."""
 
     def __init__(self, why: str, place: str = "", hint: str = "") -> None:
         super().__init__(f"{place}: {why}" if place else why, hint)
@@ -37,7 +37,7 @@ class NodeName:
 
 
 class MissingOperatorError(ArtifactError):
-    """An operator that a program calls, and that this process does not have: the hint says what to import."""
+    """An operator that a program calls and this process does not have; the hint says what to import."""
 
 
 def written_float(value: float) -> JsonData:
@@ -47,7 +47,7 @@ def written_float(value: float) -> JsonData:
 
 
 def read_float(data: JsonData) -> float:
-    """The float that JSON tells."""
+    """Read a float from JSON."""
     if isinstance(data, float):
         return data
     if isinstance(data, dict) and data.get("float") in ("inf", "-inf", "nan"):
@@ -193,7 +193,7 @@ def _form(kind: type) -> tuple[str, Callable[[object], JsonData]]:
 
 
 def read(data: JsonData) -> Any:
-    """The value that JSON tells. Raises `MalformedError` where it tells none."""
+    """Read a value from JSON. Raises `MalformedError` where it is malformed."""
     if isinstance(data, list):
         return _parts(data)
     if not isinstance(data, dict):

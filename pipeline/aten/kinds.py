@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from pipeline.aten.traits import Does, does, is_view
+
+aten = torch.ops.aten
+
+LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
+"""Operators that make a tensor from a literal, anew at each call."""
 
 
 def is_pointwise(node: torch.fx.Node) -> bool:

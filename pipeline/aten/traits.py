@@ -203,6 +203,9 @@ def states_sizes(target: Target) -> bool:
     return second.name in ("size", "shape") and str(second.type).startswith("List")
 
 
+CONTRACTIONS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS)
+"""Each element of the result is a sum of products of elements, which halves accumulate in float32."""
+
 SAME: Final = (Does.COPIES, Does.DECLARES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS)
 """The result has all elements of the first argument, and no others."""
 

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from pipeline.aten.kinds import LIFTS
 from pipeline.aten.types import Argument
 from pipeline.errors import PipelineError
 from pipeline.frontend.fakes import quietly, unnamed_sizes
@@ -27,9 +28,6 @@ FRESH = frozenset(
     }
 )
 """Composite operators that never return their input; others may, unless their schema says that they do."""
-
-LIFTS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
-"""What makes a tensor out of a literal, anew at each call."""
 
 
 class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph again

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from pipeline.aten.kinds import LIFTS
 from pipeline.aten.traits import SAME, Does, targets
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.program import READS_DATA
@@ -69,9 +70,6 @@ MADE: Mapping[object, Rule] = {
     aten.arange.start_step: _last,
 }
 """What makes tensors out of numbers: the largest element."""
-
-LIFTED = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-"""What makes a tensor of the program out of a constant."""
 
 MOVED = targets(*SAME, Does.CASTS) | {aten.max.default, aten.amax.default}
 """What keeps the largest element; of a tensor without elements there is none to read."""
@@ -191,5 +189,5 @@ def is_told(node: torch.fx.Node) -> bool:
         if source.target not in RULES and source.target not in WRITES:
             return False
         seen.add(source)
-        waiting += source.all_input_nodes if source.target not in LIFTED else ()
+        waiting += source.all_input_nodes if source.target not in LIFTS else ()
     return node.target in READS_DATA

@@ -12,14 +12,13 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import is_pointwise
-from pipeline.aten.traits import Does, does, states_sizes
+from pipeline.aten.traits import CONTRACTIONS, Does, does, states_sizes
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of
 from pipeline.improvements.row_reads import rows_read
 
-PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS)
 MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
-BEHIND = frozenset(PRODUCTS + MOVES)
+BEHIND = frozenset(CONTRACTIONS + MOVES)
 """What may read the slices in the end: TensorRT computes nothing else in the kernel that gives them."""
 
 

@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch._ops import OpOverload, OpOverloadPacket
 
-from pipeline.aten.traits import PART, Does, does
+from pipeline.aten.traits import CONTRACTIONS, PART, Does, does
 from pipeline.settings import ModulePredicate, qualified_names
 
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
@@ -44,7 +44,7 @@ SAID = Rule("said", "it says its dtype")
 OTHERS = Rule("float32", "norms, softmax, long sums, and what no rule names")
 
 BY_TRAIT: Final[Mapping[Does, Rule]] = {
-    **dict.fromkeys((Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS), PRODUCTS),
+    **dict.fromkeys(CONTRACTIONS, PRODUCTS),
     **dict.fromkeys((*PART, Does.MIXES), MOVES),
     **dict.fromkeys((Does.CASTS, Does.READS), SAID),
     Does.LOOKS_UP: LOOKUPS,

@@ -11,9 +11,8 @@ from attrs import frozen
 from pipeline.aten.arguments import bind
 from pipeline.improvements.positions import Start, first_position
 from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, rank_of
+from pipeline.program import READS_DATA
 from pipeline.shapes.environment import Expr, Shape, expression, shape_of
-
-READS = (aten.item.default, aten._local_scalar_dense.default)
 
 
 @frozen
@@ -163,7 +162,7 @@ def _wrapped(rewriting: Rewriting, start: Start, index: Node, x: Node, dim: int,
 
 def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
     """A start as a tensor of one dim."""
-    if isinstance(start, Node) and start.target in READS and isinstance(start.args[0], Node):
+    if isinstance(start, Node) and start.target in READS_DATA and isinstance(start.args[0], Node):
         start = start.args[0]  # Python reads it from this very tensor
     if not isinstance(start, Node) or not isinstance(start.meta.get("val"), torch.Tensor):
         return rewriting.create(aten.full.default, ([1], start), {"dtype": torch.int64}, node)

@@ -13,16 +13,13 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
 from pipeline.aten.graphs import results
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import CONTRACTIONS, Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
 from pipeline.program import Program
 from pipeline.runtime.torch_segment import ANY_LAYOUT
 
-INEXACT = (
-    *(Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS),
-    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS),
-)
+INEXACT = (*CONTRACTIONS, Does.NORMALIZES, Does.SCALES, Does.SOFTENS)
 INEXACT_NAMES = frozenset(
     (*TABLE[EXPONENTS].split(), *["sum", "mean", "var", "std", "norm", "add", "sub", "mul", "div"])
 )
