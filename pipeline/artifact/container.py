@@ -110,7 +110,7 @@ class Writer:
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
         """Write an entry, whose parts have ``size`` bytes together; return the SHA-256 of its bytes in the file.
-        Callers may pass that of an entry that is not text."""
+        ``digest`` is that SHA-256, if it is known and the entry is not text."""
         entry = Entry(name, self.entries[-1].end if self.entries else 0, size)
         if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
             self.text += size

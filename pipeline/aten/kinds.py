@@ -28,7 +28,8 @@ def moves(node: torch.fx.Node) -> bool:
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Whether it costs next to nothing wherever it runs; ``sources``: also those that make tensors of sizes."""
+    """Whether an operator costs next to nothing wherever it runs; ``sources``: count those that make tensors of sizes,
+    too."""
     return moves(node) or is_pointwise(node) or (sources and does(node.target) is Does.FILLS)
 
 

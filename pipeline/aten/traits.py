@@ -1,8 +1,9 @@
-"""What each operator does: the one table of facts that ATen's schemas do not state.
+"""Classify operators by what they do: the one table of facts that ATen's schemas do not state.
 
-Every pass asks it: partitioning which operators are cheap, mixed precision which are safe in halves, validators what is
-known of indices. A row is an operator's name, for all its overloads, or one overload, which goes before. What torch
-itself says is asked of torch: that an operator works element by element, draws random numbers, or gives a view.
+Every pass asks it: partitioning for cheap operators, mixed precision for those that are safe in halves, validators for
+facts about indices. A row is an operator's name, which covers all its overloads, or one overload, which takes
+precedence. Facts that torch itself states come from torch: that an operator works element by element, draws random
+numbers, or returns a view.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pipeline.aten.types import Target
 
 
 class Does(enum.Enum):
-    """What an operator does. ``value`` says it in words; "its elements" are those of its first argument."""
+    """The kinds of operators. ``value`` describes a kind in words; "its elements" are those of the operator's first
+    argument."""
 
     COPIES = "gives its elements as they are"
     DECLARES = "gives its elements as they are, and says what is known of them"
@@ -163,7 +165,7 @@ ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.spl
 
 @cache
 def does(target: object) -> Does | None:
-    """What an operator does; None where nothing is known, and for what is no operator of ATen or prims."""
+    """Return the kind of an operator; None if the table does not know it, or it is not an operator of ATen or prims."""
     if not isinstance(target, OpOverload):
         return None
     name = target._schema.name.removeprefix("aten::").replace("::", ".")
@@ -177,7 +179,7 @@ def does(target: object) -> Does | None:
 
 @cache
 def targets(*kinds: Does) -> frozenset[OpOverload[..., object]]:
-    """The operators that do one of these, by the rows of the table: every overload but those that write to ``out``."""
+    """The operators of these kinds, by the rows of the table: every overload except those that write to ``out``."""
     packets = map(_packet, ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
     return frozenset(op for op in overloads if "out" not in op._overloadname and does(op) in kinds)

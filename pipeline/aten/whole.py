@@ -1,7 +1,7 @@
 """Keep composite operators whole while torch traces, which would decompose them step by step or by device.
 
-``SHAPES`` says what shapes they give. A decomposition that is traced calls the stand-in of one (``stand_in``), in whose
-place the graph gets the operator itself.
+``SHAPES`` computes the shapes of their results. A traced decomposition calls a stand-in (``stand_in``), and the graph
+gets the operator itself in its place.
 """
 
 from __future__ import annotations
@@ -93,5 +93,5 @@ _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.i
 
 
 def meant(target: object) -> object:
-    """The operator that a stand-in is for; any other target as it is."""
+    """The operator that a stand-in represents; any other target unchanged."""
     return _MEANT.get(target, target)

@@ -1,8 +1,8 @@
 """The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``, ``generate``,
 ``report``, ``diff`` and ``plan``.
 
-Exit codes: 0; 1 where a sound request could not be met; 2 for wrong input, with one line on stderr that says why; 130
-after Ctrl-C, 141 where nobody reads what is printed.
+Exit codes: 0; 1 if a valid request failed; 2 for wrong input, with one line on stderr that says why; 130 after Ctrl-C;
+141 if the output pipe was closed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; gives its exit code."""
+    """Run one command; return its exit code."""
     try:
         options = _parser().parse_args(_spelt(sys.argv[1:] if argv is None else argv))
         with _warnings_shown():
@@ -190,7 +190,7 @@ def _add_print(commands: Any) -> None:
 
 
 def kept_command(options: argparse.Namespace) -> int:
-    """The commands that print what they give: ``pipeline inspect``, ``run``, ``verify``, ``profile``, ``report``,
+    """Run a command that prints its result: ``pipeline inspect``, ``run``, ``verify``, ``profile``, ``report``,
     ``diff`` and ``plan``."""
     if text := options.text(options):
         print(text)

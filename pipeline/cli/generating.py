@@ -14,7 +14,7 @@ from pipeline.compiled import Executor
 
 
 def add_generate(commands: Any) -> None:
-    """The command ``pipeline generate``."""
+    """Add the command ``pipeline generate``."""
     parser = commands.add_parser("generate", help="generate tokens with a language model of transformers")
     parser.add_argument("model", metavar="MODEL", help="a folder with config.json, or package.module:factory")
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_generate(commands: Any) -> None:
 
 
 def generated(options: argparse.Namespace) -> str:
-    """Generate tokens; give what ``pipeline generate`` prints: a line of ids for each prompt."""
+    """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
     from pipeline.compat.transformers import compile_for_generation
 
     prompts = [_ids(text) for text in options.prompt_ids]

@@ -1,5 +1,5 @@
-"""What the command line compiles: a ``.pt2`` or TorchScript file, or what a factory ``package.module:name`` gives, with
-its inputs."""
+"""Load what the command line compiles: a ``.pt2`` or TorchScript file, or the result of a factory
+``package.module:name``, with its inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Source:
     dynamic_shapes: Spec = None
 
     def with_inputs(self, inputs: Sequence[Input]) -> Source:
-        """The same model for these inputs instead of its own: by keyword where they have a name, else by position."""
+        """The same model for these inputs instead of its own: named ones by keyword, others by position."""
         if not inputs:
             return self
         if isinstance(self.model, ExportedProgram):
@@ -55,7 +55,7 @@ class Source:
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
     def checked(self) -> Source:
-        """Itself; SourceError where the module's ``forward`` does not take these inputs."""
+        """Return the source; SourceError if the module's ``forward`` does not take these inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
                 check_module(self.model)
@@ -69,7 +69,7 @@ class Source:
 
 
 def names_a_model(spec: str) -> bool:
-    """Whether a SPEC is written as one: ``package.module:factory``, or a file with the ending of a model's."""
+    """Whether a string looks like a SPEC: ``package.module:factory``, or a file with a model's extension."""
     return bool(SPEC.fullmatch(spec)) or spec.endswith(tuple(READERS))
 
 
@@ -115,7 +115,7 @@ def _made(spec: str) -> Source:
 
 
 def made_by(spec: str) -> object:
-    """What ``package.module:factory`` gives: the factory's result, or the module that stands there.
+    """The model of ``package.module:factory``: the factory's result, or the module of that name.
 
     Raises:
         SourceError: there is no such module or factory, or it fails.
@@ -212,6 +212,6 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
 
 
 def first_line(error: object) -> str:
-    """The first line of an error that says something, at most 300 characters of it."""
+    """The first non-empty line of an error, at most 300 characters of it."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= 300 else f"{line[:299]}…"

@@ -1,7 +1,7 @@
-"""Attention in the forms that the devices' own kernels have.
+"""Attention in the forms of the devices' own kernels.
 
-Each is scaled dot product attention, by its own arguments, and the logarithm of the sum of exponentials, where it is
-read. What only a backward pass reads is None.
+Each is scaled dot product attention with its own arguments, and the logarithm of the sum of exponentials if it is read.
+Results that only a backward pass reads are None.
 """
 
 from __future__ import annotations

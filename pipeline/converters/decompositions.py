@@ -1,4 +1,4 @@
-"""Decompositions: our own, declared as converters are, and which of torch's we use."""
+"""Decompositions: our own, declared like converters, and the ones of torch that we use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTRIBUTE: Final = "__decomposition_declarations__"
 
 @attrs.frozen
 class DecompositionDeclaration:
-    """That a function is a decomposition of this operator."""
+    """Declares a function to be a decomposition of this operator."""
 
     key: Op = attrs.field(validator=attrs.validators.instance_of(OpOverload))
 
@@ -58,13 +58,14 @@ def register_torch_trt_decomposition(
 
 
 class DecompositionTable(FrozenDict[Op, Decomposition]):
-    """Decompositions by operator. Immutable: every method that seems to change it gives a new one."""
+    """Decompositions by operator. Immutable: methods that change it return a new table."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, *modules: ModuleType) -> DecompositionTable:
-        """What modules declare, in whatever order they are given or imported. Two for one operator: `ValueError`."""
+        """Collect the decompositions that modules declare, in whatever order they are passed or imported. `ValueError`
+        for two of one operator."""
         found: dict[Op, Decomposition] = {}
         for op, function in _pairs(gather(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
@@ -73,11 +74,11 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
         return cls(found)
 
     def register(self, *functions: Decomposition) -> DecompositionTable:
-        """With these declared functions, in place of others for the same operators."""
+        """Return a table with these declared functions, in place of others for the same operators."""
         return self | DecompositionTable(_pairs(functions))
 
     def without(self, *ops: Op | OpOverloadPacket[..., Any]) -> DecompositionTable:
-        """Without the decompositions of these operators, if there are any."""
+        """Return a table without the decompositions of these operators."""
         dropped = {op for key in ops for op in _operators(key)}
         return DecompositionTable((op, function) for op, function in self.items() if op not in dropped)
 
@@ -105,7 +106,7 @@ def _operators(key: object) -> tuple[Op, ...]:
 def chosen(
     decompositions: DecompositionTable, enabled: Iterable[Any] | None, disabled: Iterable[Any] | None
 ) -> tuple[DecompositionTable, frozenset[Op]]:
-    """The decompositions with those of torch's that the user enables, and the operators that he leaves whole.
+    """The decompositions including those of torch that the user enables, and the operators that the user keeps whole.
 
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.

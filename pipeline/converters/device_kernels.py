@@ -1,4 +1,4 @@
-"""Operators that are a kernel of one device: each is an operator of all devices, by its own arguments."""
+"""Operators that stand for a kernel of one device: each is decomposed to the operator for all devices."""
 
 from __future__ import annotations
 

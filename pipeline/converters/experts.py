@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own: the experts of a mixture."""
+"""Products of groups of rows, each group with its own matrix: the experts of a mixture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._gro
 
 
 def known_as(target: Any) -> Any:
-    """The ATen operator that another library's operator is; any other target as it is."""
+    """The ATen operator that another library's operator is equal to; any other target unchanged."""
     return SAME.get(target.name(), target) if isinstance(target, torch._ops.OpOverload) else target
 
 
@@ -31,8 +31,8 @@ def grouped_mm(
     """_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
 
     Rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` times ``mat2[e]``; rows after the last group give 0. An engine's
-    shapes must be known without the data, so every row meets every matrix, at a cost of as many products as there are
-    groups; few rows, of a number that is known, get copies of their matrices instead.
+    shapes must not depend on data, so every row is multiplied with every matrix, at the cost of one product per group.
+    If the rows are few and their number is known, each gets a copy of its matrix instead.
     """
     if bias is not None or self.dim() != 2 or mat2.dim() != 3 or offs is None:
         return NotImplemented

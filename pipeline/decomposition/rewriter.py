@@ -13,6 +13,7 @@ from pipeline.aten.arguments import bind
 from pipeline.aten.graphs import copied_node, pasted
 from pipeline.aten.naming import origin
 from pipeline.aten.support import function_name
+from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.converters.claims import Claims
 from pipeline.converters.experts import known_as
@@ -30,13 +31,6 @@ from pipeline.program import Program, is_operator
 
 aten = torch.ops.aten
 Accepts: TypeAlias = Callable[[torch.fx.Node], bool]
-
-_CONVOLUTIONS = frozenset(
-    {
-        *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-        *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
-    }
-)
 
 
 class Rewriter:
@@ -208,9 +202,11 @@ class Rewriter:
 
 def _as_convolution(node: torch.fx.Node) -> tuple[object, ...] | None:
     """The arguments of ``aten.convolution`` for what is a convolution by another name, and needs no trace to tell."""
-    if node.target not in _CONVOLUTIONS:
+    if does(node.target) is not Does.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)
+    if len(rest) > 3:
+        return None  # aten.convolution itself
     dims = x.meta["val"].dim() - 2
     output_padding, groups, dilation = rest if len(rest) == 3 else ([0] * dims, rest[1], rest[0])
     spatial = (stride, padding, dilation, output_padding)

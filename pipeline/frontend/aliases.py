@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.kinds import LIFTS
+from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.errors import PipelineError
 from pipeline.frontend.fakes import quietly, unnamed_sizes
@@ -21,13 +22,11 @@ aten = torch.ops.aten
 
 Node: TypeAlias = torch.fx.Node
 
-FRESH = frozenset(
-    {
-        *("linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm", "group_norm", "matmul", "silu"),
-        *("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"),
-    }
+FRESH = (
+    *(Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS),
+    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS),
 )
-"""Composite operators that never return their input; others may, unless their schema says that they do."""
+"""What composite operators do that never return their input; other composites may, even if their schema denies it."""
 
 
 class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph again
@@ -57,7 +56,7 @@ def may_alias(node: Node) -> bool:
         return target is operator.getitem
     if any(r.alias_info is not None for r in target._schema.returns):
         return True
-    return _is_composite(target) and target._schema.name.removeprefix("aten::") not in FRESH
+    return _is_composite(target) and does(target) not in FRESH and target is not aten.matmul.default
 
 
 def touched(graph: torch.fx.Graph) -> set[Node]:
