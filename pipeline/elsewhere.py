@@ -1,4 +1,4 @@
-"""Advice for settings that Torch-TensorRT has or that were renamed: what takes the place of each here."""
+"""Advice for settings of Torch-TensorRT and for renamed ones: what to use here instead."""
 
 from __future__ import annotations
 

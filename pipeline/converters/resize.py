@@ -102,7 +102,8 @@ def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
 
 
 def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT resizes floats; dynamic dims to sizes, or by scales whose products are exact in its float32."""
+    """TensorRT resizes floats only; it resizes dynamic dims to sizes, or by scales whose products are exact in
+    float32."""
     x, how = node.all_input_nodes[0].meta["val"], _how(node, TARGETS[node.target])
     if not x.is_floating_point() and not how.nearest:
         return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")

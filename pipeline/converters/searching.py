@@ -1,4 +1,4 @@
-"""Searching in what is sorted, and statistics of order, said in operators that have converters."""
+"""Searching in sorted tensors, and order statistics, in terms of operators that have converters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error and gamma functions, which TensorRT has no layers for: polynomials over ranges where they converge fast.
+"""Error and gamma functions, for which TensorRT has no layers: polynomials over ranges where they converge fast.
 
 The coefficients were fitted to float64 values by weighted least squares; the largest relative error is beside each.
 Halves are computed in float32.

@@ -1,6 +1,6 @@
-"""Constant folding with recipes: the second half of ``decompose``.
+"""Fold constants and keep their recipes: the second half of ``decompose``.
 
-A node is constant if it is deterministic, has a static shape and reads constants only. Constants that others read
+A node is constant if it is deterministic, has a static shape and reads only constants. Constants that other nodes read
 become placeholders, each with the recipe that makes it. A result much larger than its inputs (an expanded mask, say) is
 left to the engine.
 """
@@ -44,8 +44,8 @@ of quantized forms that nothing takes apart."""
 
 
 def fold(program: Program) -> Program:
-    """The program with constant subgraphs as recipes, and without dead nodes. Its graph is changed in place: it is the
-    caller's fresh copy."""
+    """Return the program with constant subgraphs as recipes, and without dead nodes. Its graph is changed in place, so
+    it must be the caller's own copy."""
     graph = program.graph
     constant: dict[torch.fx.Node, bool] = {}
     for node in graph.nodes:
@@ -121,12 +121,12 @@ def _is_quantizer(target: object) -> bool:
 
 
 def is_codes(target: object) -> bool:
-    """Whether an operator gives codes, which are smaller than the numbers that they are made of."""
+    """Whether an operator returns codes, which are smaller than the numbers that they are made from."""
     return does(target) is Does.QUANTIZES
 
 
 def is_pure(target: object) -> bool:
-    """Whether an operator always gives the same for the same arguments, and changes none of them."""
+    """Whether an operator always returns the same for the same arguments, and changes none of them."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and target._schema.name.split("::")[1] not in _UNDEFINED

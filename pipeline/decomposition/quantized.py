@@ -1,6 +1,7 @@
-"""Quantized graphs in one form: every operator of `FORMS` as plain operators and those of `pipeline.aten.quantized`.
+"""Normalize quantized graphs: rewrite every operator of `FORMS` as plain operators and those of
+`pipeline.aten.quantized`.
 
-It comes before ``decompose`` takes anything apart, since a pair of steps is recognised by its operators.
+It runs before ``decompose`` takes anything apart, since pairs are recognised by their operators.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ FEW: Final = 1024
 
 
 def normalized(program: Program) -> Program:
-    """The program with its quantizers in one form; itself if it has none. What no form takes stays as it is."""
+    """Return the program with its quantizers in one form; itself if it has none. Operators that no form takes stay as
+    they are."""
     if not any(map(_is_quantizer, program.graph.nodes)) and not _holds_bits(program):
         return program
     return _Normalizer(program).run()
 
 
 def runs_anywhere(program: Program) -> bool:
-    """Whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs on a GPU alone."""
+    """Whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs only on a GPU."""
     return not any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes)
 
 
@@ -51,7 +53,8 @@ def _is_quantizer(node: Node) -> bool:
 
 
 def schema_name(target: Argument) -> str:
-    """``torchao::quantize_affine``, with the overload if it has a name; empty for what is no operator."""
+    """The name in the schema, ``torchao::quantize_affine``, with the overload if it has a name; empty if the target is
+    not an operator."""
     return target.name() if isinstance(target, torch._ops.OpOverload) else ""
 
 
@@ -85,7 +88,7 @@ class _Normalizer:
         return self.program.with_graph(self.graph, outputs=outputs)
 
     def made(self, node: Node) -> Argument:
-        """A node in the new graph: what its form means, or a copy."""
+        """A node's value in the new graph: the result of its form, or a copy."""
         found = self.form(node) if node.op == "call_function" else None
         if found is not None:
             function, args = found
@@ -111,7 +114,7 @@ class _Normalizer:
         return pasted(graph, nodes_of(args, {}), emit)
 
     def form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """The function that says what a node means, and what it is called with."""
+        """The function that expresses a node in plain operators, and its arguments."""
         name = schema_name(node.target)
         if name in FORMS:
             given = dict(zip(names_of(node.target), self.bound(node), strict=True))
@@ -132,7 +135,7 @@ class _Normalizer:
         return bind(node.target, node.args, dict(node.kwargs))
 
     def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
-        """A pair at once: of a step back from codes whose step to codes has the same scales."""
+        """The quantizing step of a dequantizing one with the same scales: both are rewritten at once."""
         first = next(iter(given.values()))
         if name not in PAIRS or not isinstance(first, Node) or schema_name(first.target) != PAIRS[name]:
             return None
@@ -155,7 +158,7 @@ class _Normalizer:
         more: tuple[Argument, ...],
         count: int | None = None,
     ) -> tuple[Argument, Argument]:
-        """A form with what is known of the arguments."""
+        """Call a form with the known facts about the arguments."""
         tensors = {name: value for name, value in given.items() if isinstance(value, Node)}
         constant = {name for name, value in given.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
@@ -166,7 +169,7 @@ class _Normalizer:
         return _named(lambda *a: form(known, *a, *more), f"{form.__name__}{names}{known.zero}{bool(more)}"), args
 
     def zero(self, zero: Argument) -> int | None:
-        """The zero point of all elements, as far as the program's own tensors tell."""
+        """The zero point of all elements, if the program's own tensors determine it."""
         if zero is None or isinstance(zero, int):
             return zero or 0
         if not self.constant.get(zero):
@@ -178,7 +181,7 @@ class _Normalizer:
         return int(first) if bool((value == first).all()) and float(first).is_integer() else None
 
     def value(self, node: Node) -> torch.Tensor:
-        """The value of a constant: of zero points, which decide what a graph becomes."""
+        """The value of a constant, for zero points, which decide how a graph is rewritten."""
         if node.op == "placeholder":
             return self.program.constants[node.name].evaluate(self.program.parameters)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)

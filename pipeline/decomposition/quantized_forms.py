@@ -1,7 +1,7 @@
 """The one table of the forms that quantized models are exported in: NVIDIA ModelOpt's operators, torchao's PT2E and
-``quantize_``, and torch's own. Operators are known by their schemas' names: none of these libraries is needed.
+``quantize_``, and torch's own. Operators are recognised by their schemas' names, so none of these libraries is needed.
 
-A form gives, for a call's arguments, what it means in plain operators and those of `pipeline.aten.quantized`.
+A form expresses a call in plain operators and those of `pipeline.aten.quantized`.
 """
 
 from __future__ import annotations

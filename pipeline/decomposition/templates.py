@@ -38,7 +38,7 @@ class Templates:
     def of(
         self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
     ) -> Template | None:
-        """The function's template for a call that gives ``expected``; None if the decomposition does not apply."""
+        """The function's template for a call that returns ``expected``; None if the decomposition does not apply."""
         flat, spec = tree_flatten((args, kwargs))
         key = f"{function_name(function)} of {target} {signature(flat)} {spec}"
         if key not in self.known:
