@@ -30,7 +30,7 @@ FRESH = (
 
 
 class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph again
-    """What a graph writes to cannot be told from the graph."""
+    """The graph does not show which memory is written to."""
 
     def __init__(self, node: object) -> None:
         super().__init__(f"{node} shares memory in a way that no rule tells")
@@ -82,7 +82,7 @@ def _top(above: dict[Node, Node], node: Node) -> Node:
 
 
 def is_tensor(node: Node) -> bool:
-    """Whether a node is a tensor or several."""
+    """Whether a node's value is a tensor or several."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor | tuple | list)
 
@@ -91,7 +91,7 @@ def viewed(node: Node, mode: FakeTensorMode) -> View | None:
     """The view that a node is of another; None if it has memory of its own.
 
     Raises:
-        Unknown: it shares memory in a way that no rule tells.
+        Unknown: it shares memory in a way that no rule covers.
     """
     if node.op != "call_function" or not may_alias(node) or node.target in MULTIPLE:
         return None
@@ -139,5 +139,5 @@ def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """Which storage a tensor lies in, fake ones too; None for a sparse one, which has several."""
+    """The storage of a tensor, also of a fake one; None for a sparse one, which has several."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None

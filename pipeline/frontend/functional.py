@@ -1,8 +1,8 @@
-"""Functionalize an exported program: remove mutation, as every later stage expects it.
+"""Functionalize an exported program: remove mutation, as every later stage expects.
 
-Writes are taken out by rewriting (``frontend.mutation``), in linear time. What no rule tells (writes to parameters,
-training, operators of the user's own that write, autocast within the model) goes through torch's own functionalisation,
-which traces the whole program again.
+Rewriting (``frontend.mutation``) removes writes in linear time. Cases without a rule (writes to parameters, training,
+user-defined operators that write, autocast within the model) go through torch's own functionalization, which traces the
+whole program again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.frontend.tracing import exporting
 def functional(
     exported: ExportedProgram,
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """The same program without mutation, its graph and signature; what is passed in is not changed."""
+    """Return the same program without mutation, its graph and signature; the argument is not changed."""
     module, signature = shared(inlined(exported.graph_module), exported)
     nodes = list(module.graph.nodes)
     lost = [n for n in exported.graph.nodes if _has_own_size(n) or _is_unread(n)]

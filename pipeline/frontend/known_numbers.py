@@ -1,10 +1,10 @@
 """Track numbers that Python reads from tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
 
-torch makes up a symbol for each number that is read while it traces, and then no engine knows what comes of it. Here a
-tensor of ints that is made from sizes and numbers carries its largest element, an expression, along through what moves
-elements and arithmetic on them; of a tensor with one element that is the number that is read. It is kept where torch
-itself keeps what was read (`FakeTensor.item_memo`), which forgets it when the tensor is written to. Numbers that
-floats make are left to torch: Python computes in another precision.
+torch creates a new symbol for each number that is read while it traces, and no engine can compute with that. Here a
+tensor of ints that is made from sizes and numbers carries its largest element, an expression, through arithmetic and
+operators that move elements; for a tensor with one element that is the number that is read. It is kept where torch
+itself keeps numbers that were read (`FakeTensor.item_memo`), which is cleared when the tensor is written to. Numbers
+computed from floats are left to torch: Python computes in another precision.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED,
 
 
 def noting(dispatch: Function) -> Callable[..., object]:
-    """`FakeTensorMode.dispatch`, which notes what is known of the tensors that it makes."""
+    """Wrap `FakeTensorMode.dispatch` to note the known numbers of the tensors that it makes."""
 
     def dispatch_and_note(
         mode: object, func: Target, types: object, args: Argument = (), kwargs: Argument = None
@@ -159,8 +159,9 @@ def _number(tensor: torch.Tensor) -> object:
 
 
 def indexing(override: Callable[..., object]) -> Callable[..., object]:
-    """What torch.export makes of a call in the model: indices are known numbers in the place of tensors, of which torch
-    takes the value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are tensors)."""
+    """Wrap torch.export's handling of a call in the model: index tensors are replaced by their known numbers. torch
+    would fix their value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are
+    tensors)."""
 
     def override_indices(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
@@ -180,7 +181,7 @@ def _indices(index: Argument) -> object:
 
 
 def is_told(node: torch.fx.Node) -> bool:
-    """Whether sizes and constants alone tell the number that a node reads from a tensor."""
+    """Whether sizes and constants alone determine the number that a node reads from a tensor."""
     waiting, seen = list(node.all_input_nodes), set[torch.fx.Node]()
     while waiting:
         source = waiting.pop()

@@ -25,7 +25,7 @@ Profiles: TypeAlias = tuple[FrozenDict[str, Range], ...]
 
 @frozen
 class Wish:
-    """What one profile says of one input: the least, the best and the greatest size of dims."""
+    """One profile's ranges for one input: the least, the best and the greatest size of dims."""
 
     leaf: int
     ranges: Mapping[int, Range]
@@ -38,7 +38,7 @@ def stated(
     dynamic_shapes: Spec,
     profiles: Sequence[Spec] | None,
 ) -> tuple[Spec, list[list[Wish]]]:
-    """Return the ``dynamic_shapes`` over all profiles, or as given without any, and what each profile wishes.
+    """Return the ``dynamic_shapes`` over all profiles (without any, those given), and the ranges of each profile.
 
     Raises:
         TypeError: profiles are given twice, or beside ``dynamic_shapes``.
@@ -143,10 +143,10 @@ def _ends(entry: Any, size: int) -> Ends:
 
 
 def resolved(wishes: Sequence[Sequence[Wish]], inputs: Sequence[Port], shapes: ShapeEnvironment) -> Profiles:
-    """The ranges of symbols in each profile, by what it says of the inputs' sizes.
+    """The ranges of symbols in each profile, from its ranges of the inputs' sizes.
 
     Raises:
-        ValueError: a profile leaves a size no value.
+        ValueError: a profile leaves no value for a size.
     """
     return tuple(FrozenDict(_symbols(at, each, inputs, shapes)) for at, each in enumerate(wishes))
 

@@ -1,5 +1,5 @@
-"""Parameters that are made of others, as torchao's quantized tensors are of codes and scales: each of these becomes a
-parameter of its own, called after what holds it (``linear.weight.qdata``)."""
+"""Flatten parameters that consist of others, as torchao's quantized tensors consist of codes and scales: each part
+becomes a parameter of its own, named after its holder (``linear.weight.qdata``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCESS = "export.access_subclass_inner_tensor.default"
 
 
 def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that one is made of, by name; itself if it is a plain one."""
+    """The tensors that a tensor consists of, by name; itself if it is a plain one."""
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
         return
@@ -28,12 +28,12 @@ def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def taken_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors by name, with those that are made of others replaced by these."""
+    """Tensors by name, with those that consist of others replaced by their parts."""
     return {name: part for outer, tensor in tensors.items() for name, part in inner(outer, tensor)}
 
 
 def flattened(program: Program) -> Program:
-    """The program over plain tensors alone; itself if it has no others."""
+    """Return the program over plain tensors only; itself if it has no others."""
     if not any(map(is_traceable_wrapper_subclass, program.parameters.values())):
         return program
     graph, constants, parameters = copied(program.graph), dict(program.constants), dict(program.parameters)

@@ -1,7 +1,7 @@
 """Rules for view operators: the new value of the viewed tensor when its view is written to.
 
-Each rule takes a ``View`` and the new value of the view, and gives the new value of the viewed tensor. Operators that
-have no rule are left to torch's functionalisation.
+Each rule takes a ``View`` and the new value of the view, and returns the new value of the viewed tensor. Operators
+without a rule are left to torch's functionalization.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class View:
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
-        """The viewed tensor, of value ``before``, after ``value`` is written to the view; None: no rule tells."""
+        """The viewed tensor, of value ``before``, after ``value`` is written to the view; None if there is no rule."""
         return RULES[self.target](self, emit, before, value)
 
 
 def view(node: Node) -> View | None:
-    """The view that a node is, if there is a rule for it; a piece of a split or unbound tensor is a slice of it."""
+    """Describe a node as a view, if there is a rule for it; a piece of a split or unbound tensor is a slice of it."""
     if node.target is operator.getitem:
         return _piece(node)
     if node.target not in RULES:

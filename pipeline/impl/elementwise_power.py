@@ -1,4 +1,4 @@
-"""Powers. Small whole exponents are products, which are exact on integers and signed as eager's."""
+"""Powers. Small integer exponents become products, which are exact on integers and have eager's signs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluators of lists, dicts and strings, which are Python's own: one list under all its names."""
+"""Evaluators of lists, dicts and strings. They use Python's own objects, so a list with several names is one list."""
 
 from __future__ import annotations
 

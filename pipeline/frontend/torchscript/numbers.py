@@ -1,4 +1,4 @@
-"""Evaluators of arithmetic on numbers and sizes, as Python does it; sizes that vary stay expressions."""
+"""Evaluators of arithmetic on numbers and sizes, computed by Python; varying sizes stay expressions."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _number(function: Callable[..., Value]) -> Evaluator:
 
 
 def plain(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
-    """Evaluators for the overloads of these kinds that are given no tensor."""
+    """Evaluators for the overloads of these kinds that take no tensor."""
     return {f"{kind}.{o}": _number(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
 
 
