@@ -1,4 +1,4 @@
-"""Passes over a program's graph that make better networks: each is small, has a name, and can be left out."""
+"""Passes that rewrite a program's graph for better networks: each is small, has a name, and can be left out."""
 
 from __future__ import annotations
 

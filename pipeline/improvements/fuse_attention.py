@@ -1,9 +1,9 @@
 """fuse_attention: recognize attention where a model spells it out, so that it is converted as one operator.
 
-The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere on the way, the scale before or after
-the product, and masks that are added, filled in or selected. It is replaced where TensorRT has one kernel for it, and
-where nothing else reads the scores; elsewhere it stays as it is. A row where nothing counts, all of it filled with
-minus infinity, is 0 afterwards, as PyTorch's own attention gives it, where softmax gives NaN.
+The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere in between, the scale before or after
+the product, and masks that are added, filled in or selected. It is replaced if TensorRT has one kernel for it and
+nothing else reads the scores; otherwise it stays as it is. A row that is masked completely, all of it filled with minus
+infinity, becomes 0, as in PyTorch's own attention, where softmax gives NaN.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ BLOCKED = -1e4
 
 @frozen
 class Scores:
-    """What a softmax is taken of: the product of query and key, times a scale, with masks.
+    """The input of a softmax: the product of query and key, times a scale, with masks.
 
-    ``allowed`` are conditions, each with whether it says what counts or what does not. ``finite``: what does not count
-    has a large negative number, so that a row where nothing counts becomes an average.
+    ``allowed``: conditions, each with whether it selects the positions that count or those that do not. ``finite``:
+    masked positions get a large negative number, so that a completely masked row becomes an average.
     """
 
     query: Node

@@ -1,7 +1,7 @@
-"""simplify_masks: replace attention masks that are known when a program is compiled to hide nothing or later positions,
-and say of those that hide with a finite number, or open rows that have nothing, that they leave something in every row.
+"""simplify_masks: replace attention masks that are known at compile time to hide nothing or only later positions, and
+declare masks as open if they hide with a finite number, or open completely masked rows.
 
-Models make masks out of counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
+Models make masks from counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
 
 
 def constant_of(rewriting: Rewriting, node: object) -> float | None:
-    """The number that all elements of a tensor are; None where they differ or are not known."""
+    """The number that all elements of a tensor equal; None if they differ or are unknown."""
     bounds = _bounds(rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 

@@ -1,7 +1,8 @@
-"""update_in_place: update buffers that a program writes rows to, such as key and value caches, where they lie.
+"""update_in_place: update buffers that a program writes rows to, such as key and value caches, in place.
 
 A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place: its cache is the buffer
-itself, or its first batches, seen as [B, N, S, D]. One more output of the program says whether all rows were inside.
+itself, or its first batches, viewed as [B, N, S, D]. An additional output of the program says whether all rows were
+inside.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Held:
 
 @frozen
 class Checked:
-    """What has to hold of a write: start + length is at most size."""
+    """The condition of a write: start + length is at most size."""
 
     starts: Node
     update: Node

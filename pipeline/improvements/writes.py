@@ -1,4 +1,4 @@
-"""Writes of consecutive rows, by whatever operator: ``index_copy``, ``index_put``, ``slice_scatter``."""
+"""Recognise writes of consecutive rows by different operators: ``index_copy``, ``index_put``, ``slice_scatter``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pipeline.shapes.environment import Expr, Shape, expression, shape_of
 
 @frozen
 class Write:
-    """Rows written along ``dim``: ``update`` has the shape of what is written to but for its size there. ``starts`` is
-    [1], or [B] where each index of dim 0 has a start of its own."""
+    """Rows written along ``dim``: ``update`` has the shape of the written tensor, except for its size along ``dim``.
+    ``starts`` is [1], or [B] if each index of dim 0 has its own start."""
 
     dim: int
     starts: Node
@@ -26,7 +26,8 @@ class Write:
 
 
 def write_of(rewriting: Rewriting, node: Node) -> Write | None:
-    """Return the rows that a node writes to its first argument; None where they are not seen to be consecutive."""
+    """Return the rows that a node writes to its first argument; None if the graph does not show that they are
+    consecutive."""
     read = FORMS.get(node.target)
     if read is None:
         return None
