@@ -112,7 +112,9 @@ def _bytes(tensor: torch.Tensor) -> memoryview | bytes:
 
 class Source:
     """The source of a loaded program's tensors: a mapped file, or nothing (``size`` 0), in which case they have no
-    values. They are views of the file; writes to them stay in this process.
+    values.
+
+    They are views of the file; writes to them stay in this process.
     """
 
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:

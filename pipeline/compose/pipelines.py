@@ -135,8 +135,7 @@ def stage(function: Callable[[Any], object] | None = None, /, *, name: str | Non
 
 
 def as_stage(value: object) -> AnyStage:
-    """Convert a value to a stage: it may be a stage or pipeline, or a function or frozen record whose call is
-    annotated.
+    """Convert to a stage: a stage or pipeline stays, a function or frozen record needs an annotated call.
 
     A record's stage is named after its `name`, or its class in snake case: `OneEngine()` is `one_engine`.
     """
@@ -164,8 +163,7 @@ def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
 
 
 def described(step: AnyStage) -> str:
-    """Describe a stage in one line: its name, its implementation if named differently, the records it takes and
-    returns."""
+    """Describe a stage in one line: its name, its implementation if named differently, and both records."""
     inner = step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
     own = name_of(inner)
     try:
@@ -190,8 +188,7 @@ class Pipeline(Generic[Takes, Gives]):
     checker does not know, the result is a ``Pipeline`` of ``Any``; its joins are still checked when it is made.
 
     stages: the stages in order. `as_stage` converts each; each takes what the one before it returns.
-    settings: the settings for capturing models. None means the defaults, which `|` replaces by another pipeline's
-        settings.
+    settings: the settings for capturing models. None means the defaults, which `|` replaces by another's.
     observers: called with every `Event`, in order. One that raises is logged and gets no more events of that run.
 
     Raises a `TypeError` naming both stages and both records if a join does not fit, and a `ValueError` for a name used
@@ -305,8 +302,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def replace(self, name: str, stage: StageLike) -> "Pipeline[Any, Any]": ...
     def replace(self, name: str, stage: Any) -> Any:
-        """Return the pipeline with this stage in place of the named one, *under the same name*: it can be replaced
-        again.
+        """Return the pipeline with this stage in place of another, *under its name*: it can be replaced again.
 
         A pipeline in place of a stage runs as one stage, with its own observers.
         """

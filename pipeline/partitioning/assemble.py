@@ -23,18 +23,19 @@ ONLY_TORCH = "only operators that run in PyTorch read it"
 
 
 def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str, str]) -> Partitioned:
-    """The segments that groups of operators make: the last step of a partitioner.
+    """Make segments from groups of operators: the last step of a partitioner.
 
     Args:
-        validated: what the partitioner was given.
+        validated: the partitioner's input.
         groups: the kind and the names of the operators of each segment, in an order in which they can run. Every
-            operator is in one of them; those that only depend on constants and sizes may be left out, and are copied
-            to wherever they are read.
+            operator is in one of them; those that depend only on constants and sizes may be left out, and are copied to
+            wherever they are read.
         reasons: why each operator outside an engine is there, by name.
 
     Raises:
-        ValueError: an operator is in no group or in two, is in an engine that cannot run it, or runs before what it
-            reads; the message names it. So does a reason of what is no operator, or a kind that is none.
+        ValueError: an operator is in no group or in two, is in an engine that cannot run it, or runs before an operator
+            that it reads; the message names it. Also raised for a reason of something that is not an operator, and for
+            an unknown kind.
     """
     return _Assembly(validated, [(kind, list(names)) for kind, names in groups], dict(reasons)).partitioned()
 
@@ -72,7 +73,7 @@ class _Assembly:
         self._house_the_rest()
 
     def partitioned(self) -> Partitioned:
-        """Checked, with ports, cuts and fallbacks."""
+        """Check the segments, and add ports, cuts and fallbacks."""
         self._check()
         for part in self.parts:
             self._reads(part)
@@ -221,7 +222,7 @@ def fallback(validated: Validated, node: Node, reason: str) -> Fallback:
 
 
 def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
-    """What crosses from each segment to each later one that reads it."""
+    """The values that cross from each segment to each later one that reads them."""
     source = {port.name: segment.name for segment in segments for port in segment.outputs}
     for segment in segments:
         crossing: dict[str, list[Port]] = defaultdict(list)

@@ -23,11 +23,11 @@ Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
     """The call's inputs in the order of the program's; keyword arguments, and the keys of dicts, may come in any order.
 
-    Cost: about 30 µs, nearly all of it pytree's.
+    It takes about 30 µs, nearly all of it in pytree.
 
     Raises:
-        DtypeError: an input has another dtype than was compiled for; it is a `TypeError` as well.
-        TypeError: the structure or a type is not what was compiled for.
+        DtypeError: an input has another dtype than the compiled one; the error is a `TypeError` as well.
+        TypeError: the structure or a type differs from the compiled one.
     """
     try:
         given: list[Leaf] = program.in_spec.flatten_up_to((args, dict(kwargs)))
@@ -120,12 +120,13 @@ def _shown(value: object) -> str:
 
 
 def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
-    """Each symbol's value, read off the inputs' sizes; every size is checked against its range and its expression.
+    """Return each symbol's value, read from the inputs' sizes; every size is checked against its range and its
+    expression.
 
-    Cost: about 2 µs for each dim and each relation; what it gives depends on ranks and sizes alone, and on Python ints.
+    It takes about 2 µs for each dim and each relation; the result depends only on ranks, sizes and Python ints.
 
     Raises:
-        ShapeError: a size is outside its range, is not what another input's size asks for, or breaks a relation.
+        ShapeError: a size is outside its range, does not match another input's size, or breaks a relation.
     """
     symbols: dict[str, int] = {}
     found: dict[str, str] = {}
@@ -169,7 +170,7 @@ def _outside(program: Program, symbols: Mapping[str, int]) -> ShapeError:
 
 
 def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
-    """Sizes that running a segment told, if they are inside their ranges.
+    """Return sizes that a segment produced, if they are inside their ranges.
 
     Raises:
         ExecutionError: one is not; nothing that depends on it has run.

@@ -1,5 +1,5 @@
-"""The shape environment of an exported program: ranges, relations and hints as torch.export states them, and what its
-graph takes for granted beside them."""
+"""The shape environment of an exported program: ranges, relations and hints from torch.export, and further assumptions
+of its graph."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def environment(
     """The environment of a program.
 
     Args:
-        exported: where the ranges come from, if nobody asked for others.
+        exported: has the ranges, unless others were requested.
         graph: the graph; its nodes carry fake tensors.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: for each tensor input, by name, the sizes to tune engines for; those of the example if absent.
-        asked: the least and the greatest value that was asked for, by symbol. torch.export makes less of it where an
-            operator asks if a size is 1.
+        asked: the requested least and greatest value, by symbol. torch.export narrows it if an operator checks whether
+            a size is 1.
 
     Raises:
-        CaptureError: of the range that was asked for one size is left.
+        CaptureError: only one size of the requested range is left.
     """
     _check_varying(inputs, asked)
     ranges = {**exported.range_constraints, **_marked(inputs), **exported.range_constraints}  # in torch.export's order

@@ -53,16 +53,16 @@ TAKES_FLOATS = frozenset(
         aten.scalar_tensor.default,
     }
 )
-"""Operators whose converters take a number as a tensor as well."""
+"""Operators whose converters take a number as a tensor, too."""
 
 
 @frozen
 class Validate:
-    """The stage: asks the registry about each node; what holds for every operator (dtypes, rank) is asked here.
+    """The stage: asks the registry about each node, and checks what all operators share (dtypes, rank) itself.
 
-    The user's converters are asked here for the first time, since their validators see a whole graph. What none of them
-    takes after all is taken apart as it would be without them. What is not used, though the model has its operator, is
-    noted (``Program.unreached``), and a warning names it.
+    The user's validators are called here for the first time, since they see a complete graph. Calls that none of the
+    user's converters takes are decomposed as if these did not exist. Converters that nothing used although the model
+    has their operator are noted (``Program.unreached``) and named in a warning.
     """
 
     registry: ConverterRegistry = field(repr=False)
@@ -71,7 +71,7 @@ class Validate:
     name: str = "validate"
 
     def __call__(self, program: Program) -> Validated:
-        """A verdict for each call in the graph."""
+        """Return a verdict for each call in the graph."""
         claims = Claims.of(self.registry, self.decompositions, program.settings)
         ways = Ways(self.decompositions, self.disabled)
         verdicts = _verdicts(program, claims.lookup)

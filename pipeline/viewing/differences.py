@@ -1,4 +1,4 @@
-"""How two programs differ: what moved between TensorRT and PyTorch, layers, kernels, sizes, times and errors."""
+"""Compare two programs: operators moved between TensorRT and PyTorch, layers, kernels, sizes, times and errors."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ERRORS = 2.0
 
 
 def differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
-    """Return how a program differs from another, by kind of difference; nothing where they are the same.
+    """Return how a program differs from another, by kind of difference; empty if they are the same.
 
-    What a compilation took is no difference: it varies from run to run.
+    Time and memory of the compilation do not count: they vary from run to run.
     """
     found = (Change(title, tuple(rows(before, after))) for title, rows in KINDS.items())
     return tuple(change for change in found if change.rows)
 
 
 def printed(changes: Iterable[Change], most: int = 20) -> str:
-    """Return the differences as text, at most so many of each kind; empty where there are none."""
+    """Return the differences as text, at most ``most`` of each kind; empty if there are none."""
     return "\n".join(str(_first(change, most)) for change in changes)
 
 

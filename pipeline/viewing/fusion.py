@@ -1,4 +1,4 @@
-"""What became of a quantizing or dequantizing node in the plan: fused with others into one kernel, or not."""
+"""Find whether a plan fuses a quantizing or dequantizing node with others into one kernel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LAYERS = frozenset({"QUANTIZE", "DEQUANTIZE", "DYNAMIC_QUANTIZE"})
 
 
 def fusion(node: NodeView, kernels: Sequence[KernelView], known: bool) -> str:
-    """Return in words what became of a node that quantizes or dequantizes; nothing for other nodes.
+    """Describe in words whether a node that quantizes or dequantizes is fused; empty for other nodes.
 
     Args:
-        node: it, with its layers.
-        kernels: those that compute it, as the plan tells.
-        known: whether the plan tells of any kernel.
+        node: the node with its layers.
+        kernels: those that compute it, according to the plan.
+        known: whether the plan shows any kernels.
     """
     if not _LAYERS & {layer.kind for layer in node.layers}:
         return ""

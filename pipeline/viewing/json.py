@@ -1,4 +1,4 @@
-"""A ``ProgramView`` as JSON and back: what the page has in it, and the folders of ``pipeline compile``."""
+"""Convert a ``ProgramView`` to JSON and back: for the page, and for the folders of ``pipeline compile``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView
 
 
 def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
-    """Return a view as JSON, with the differences from another where there is one to compare with."""
+    """Return a view as JSON, with the differences from another if there is one to compare with."""
     data: dict[str, object] = {"format": FORMAT, "schema": SCHEMA, "program": codec.written(program, ProgramView)}
     if changes is not None:
         data["difference"] = [codec.written(change, Change) for change in changes]
@@ -21,11 +21,11 @@ def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> st
 
 
 def read(path: Path) -> ProgramView:
-    """Return the view that a JSON file has.
+    """Read a view from a JSON file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ArtifactError: it is no view of a program, or one of a newer version.
+        ArtifactError: it is not a view of a program, or one of a newer version.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Where programs to look at come from: a kept program, a folder of ``pipeline compile``, or a view as JSON."""
+"""Open the programs to view: a kept program, a folder of ``pipeline compile``, or a view as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAM = "program.json"
 
 
 def opened(path: str | os.PathLike[str]) -> ProgramView:
-    """Return the view of a program that is kept.
+    """Return the view of a saved program.
 
     Args:
         path: a file of `Compiled.save`, a folder of ``pipeline compile``, or a view as JSON.
