@@ -161,7 +161,7 @@ class Compiled:
         if executor not in (known := (None, *get_args(Executor))):
             raise ValueError(f"executor is one of {', '.join(map(repr, known))}, not {executor!r}")
         if late := [name for name in runtime if name in self.settings.names() and name not in RUNTIME]:
-            raise TypeError(f"{', '.join(late)} is for compiling; a module can be told {', '.join(RUNTIME)}")
+            raise TypeError(f"{', '.join(late)} takes effect when compiling; a module takes {', '.join(RUNTIME)}")
         module = CompiledModule(self, executor, self.settings.evolve(**runtime))
         module.entry = Entry(module, self)
         return module
@@ -215,8 +215,8 @@ class Compiled:
             adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), or a mapping from parameter to its
                 factors: A [rank, in], B [out, rank].
             scale: ``lora_alpha / r`` of PEFT's configuration.
-            fan_in_fan_out: whether square weights are [in, out], as those of GPT-2's ``Conv1D``. Others tell by their
-                shape.
+            fan_in_fan_out: whether square weights are [in, out], as those of GPT-2's ``Conv1D``. Others are
+                recognised by their shape.
 
         Raises:
             RefitError: names each adapter that does not fit, with the reason.

@@ -121,9 +121,9 @@ def _check(settings: object, registry: object, decompositions: object) -> None:
         raise TypeError(f"settings are CompilationSettings or None, not {settings!r}; fields are given by name")
     if not isinstance(registry, ConverterRegistry):
         adopted = "; ConverterRegistry.from_legacy adopts a dict of functions" if isinstance(registry, dict) else ""
-        raise TypeError(f"registry is a {type(registry).__name__}, a ConverterRegistry is due{adopted}")
+        raise TypeError(f"registry is a {type(registry).__name__}, expected a ConverterRegistry{adopted}")
     if not isinstance(decompositions, DecompositionTable):
-        raise TypeError(f"decompositions is a {type(decompositions).__name__}, a DecompositionTable is due")
+        raise TypeError(f"decompositions is a {type(decompositions).__name__}, expected a DecompositionTable")
 
 
 def _check_targets(capabilities: tuple[str, ...]) -> None:

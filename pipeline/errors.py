@@ -157,7 +157,7 @@ class DtypeError(PipelineError, TypeError):
 
     def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
         hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"
-        super().__init__(f"input {input} is {found}, {due} is due{why and f': {why}'}", f"{hint}; or cast the model")
+        super().__init__(f"input {input} is {found}, expected {due}{why and f': {why}'}", f"{hint}; or cast the model")
         self.input, self.found, self.due, self.why = input, found, due, why
         self.args = (input, found, due, why)
 

@@ -77,7 +77,7 @@ def _pairs(
         elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(v, torch.Tensor) for v in value):
             sides.setdefault(names[0], {}).update(A=value[0], B=value[1])
         else:
-            wrong[key] = f"a pair of tensors (A, B) is due, not a {type(value).__name__}"
+            wrong[key] = f"expected a pair of tensors (A, B), not a {type(value).__name__}"
     wrong |= {name: "only one of lora_A and lora_B is there" for name, side in sides.items() if len(side) == 1}
     return {name: (side["A"], side["B"]) for name, side in sides.items() if len(side) == 2}, wrong
 

@@ -85,7 +85,7 @@ def _record(kind: type) -> Rule:
 
     def read(data: JsonData) -> Any:
         if not isinstance(data, dict):
-            raise MalformedError(f"a {kind.__name__} is due, not {_shown(data)}")
+            raise MalformedError(f"expected a {kind.__name__}, not {_shown(data)}")
         if not data.keys() <= fields.keys():
             unknown = next(name for name in data if name not in fields)
             raise MalformedError(f"a {kind.__name__} has no {unknown[:40]!r}")
@@ -145,7 +145,7 @@ def _each(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
 def _exact(kind: type) -> Rule:
     def read(data: JsonData) -> Any:
         if type(data) is not kind or (isinstance(data, int) and abs(data) >= LARGEST):
-            raise MalformedError(f"a value of type {kind.__name__} is due, not {_shown(data)}")
+            raise MalformedError(f"expected a value of type {kind.__name__}, not {_shown(data)}")
         return data
 
     return Rule(kind, read)
@@ -153,7 +153,7 @@ def _exact(kind: type) -> Rule:
 
 def _one_of(data: JsonData, allowed: tuple[object, ...]) -> Any:
     if not isinstance(data, str) or data not in allowed:
-        raise MalformedError(f"one of {', '.join(map(repr, allowed))} is due, not {_shown(data)}")
+        raise MalformedError(f"expected one of {', '.join(map(repr, allowed))}, not {_shown(data)}")
     return data
 
 
@@ -189,7 +189,7 @@ def _tuple(kinds: tuple[object, ...]) -> Rule:
 
     def read(data: JsonData) -> Any:
         if len(_list(data)) != len(rules):
-            raise MalformedError(f"{len(rules)} elements are due, not {len(data)}")
+            raise MalformedError(f"expected {len(rules)} elements, not {len(data)}")
         return _each(rules, data)
 
     return Rule(lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)], read)
@@ -216,7 +216,7 @@ def _set(kind: Any) -> Rule:
 
 def _list(data: JsonData) -> list[JsonData]:
     if not isinstance(data, list):
-        raise MalformedError(f"a list is due, not {_shown(data)}")
+        raise MalformedError(f"expected a list, not {_shown(data)}")
     return data
 
 

@@ -177,7 +177,7 @@ def read(data: JsonData) -> Any:
     if data is None:
         return _leaf()
     if not isinstance(data, dict) or not isinstance(data.get("children"), list):
-        raise MalformedError(f"a structure is due, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected a structure, not {str(data)[:60]!r}")
     parts, kind = [read(child) for child in data["children"]], str(data.get("type"))
     if kind == "class":
         return pytree.TreeSpec(*_class(data, len(parts)), parts)

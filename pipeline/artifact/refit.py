@@ -182,7 +182,7 @@ def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, to
 def _mismatch(value: object, old: torch.Tensor) -> str:
     """Why a value cannot take the place of a weight; empty if it can."""
     if not isinstance(value, torch.Tensor):
-        return f"it is a {type(value).__name__}, a torch.Tensor is due"
+        return f"it is a {type(value).__name__}, expected a torch.Tensor"
     if is_lazy(value):
         return "it is not initialized: it has no shape yet"
     if value.shape != old.shape or value.dtype != old.dtype:

@@ -144,7 +144,7 @@ class Source:
             self.found[kept.key] = self._tensor(kept)
         found = self.found[kept.key]
         if found.dtype != kept.dtype or tuple(found.shape) != kept.shape:
-            raise ArtifactError(f"tensor {kept.key} is told to be of two kinds")
+            raise ArtifactError(f"tensor {kept.key} is declared with two types")
         return found
 
     def _tensor(self, kept: Kept) -> torch.Tensor:

@@ -52,7 +52,7 @@ def read_float(data: JsonData) -> float:
         return data
     if isinstance(data, dict) and data.get("float") in ("inf", "-inf", "nan"):
         return float(data["float"])
-    raise MalformedError(f"a float is due, not {str(data)[:60]!r}")
+    raise MalformedError(f"expected a float, not {str(data)[:60]!r}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -86,7 +86,7 @@ def _read_device(data: JsonData) -> torch.device:
 
 def _parts(data: JsonData, count: int | None = None) -> list[JsonData]:
     if not isinstance(data, list) or count not in (None, len(data)):
-        raise MalformedError(f"a list is due, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected a list, not {str(data)[:60]!r}")
     return [read(part) for part in data]
 
 
@@ -100,7 +100,7 @@ def _read_complex(data: JsonData) -> complex:
 
 def _list_of(data: JsonData, count: int) -> list[JsonData]:
     if not isinstance(data, list) or len(data) != count:
-        raise MalformedError(f"{count} parts are due, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected {count} parts, not {str(data)[:60]!r}")
     return data
 
 
@@ -122,7 +122,7 @@ def _read_operator(data: JsonData) -> object:
 
 def _name(data: JsonData) -> str:
     if not isinstance(data, str):
-        raise MalformedError(f"a name is due, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected a name, not {str(data)[:60]!r}")
     return data
 
 

@@ -84,7 +84,7 @@ def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Pl
     except Exception as error:
         raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
     if not isinstance(plan, Plan | SentPlan | None):
-        raise BuildError(f"{name}: its worker gave a {type(plan).__name__}, what a job returns is due", _NONE)
+        raise BuildError(f"{name}: its worker returned a {type(plan).__name__} instead of the job's result", _NONE)
     return plan
 
 

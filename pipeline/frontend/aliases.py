@@ -33,7 +33,7 @@ class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph agai
     """The graph does not show which memory is written to."""
 
     def __init__(self, node: object) -> None:
-        super().__init__(f"{node} shares memory in a way that no rule tells")
+        super().__init__(f"{node} shares memory in a way that no rule covers")
 
 
 def mutates(node: Node) -> bool:

@@ -45,7 +45,7 @@ def check_dtypes(program: Program) -> None:
                 name = next(port.name for port in program.inputs if port.name in sources)
                 raise DtypeError(name, short(misfit.found), misfit.due, _told(node, misfit))
         if found:
-            have = f"{_told(node, found[0])}, not {short(found[0].found)} where {found[0].due} is due"
+            have = f"{_told(node, found[0])}, not {short(found[0].found)} where {found[0].due} is expected"
             raise CaptureError(f"the model cannot run: {have}", "cast in the model: eager refuses it as well")
 
 

@@ -156,7 +156,7 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
         if not isinstance(dim, int) or not -rank <= dim < rank:
             raise ValueError(f"dynamic_shapes of {path} has dimension {dim!r}; the input has rank {rank}")
         if not (entry is None or isinstance(entry, int | Dim | _DimHint)):
-            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: {ENTRIES} is due")
+            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRIES}")
 
 
 def leaves(exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:

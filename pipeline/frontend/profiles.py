@@ -139,7 +139,7 @@ def _ends(entry: Any, size: int) -> Ends:
         return int(entry.min), int(entry.max)
     if entry is None:
         return size, size
-    raise TypeError(f"a profile has {entry!r} for a dim: a number, torch.export.Dim with min and max, or None is due")
+    raise TypeError(f"a profile has {entry!r} for a dim: expected a number, torch.export.Dim with min and max, or None")
 
 
 def resolved(wishes: Sequence[Sequence[Wish]], inputs: Sequence[Port], shapes: ShapeEnvironment) -> Profiles:

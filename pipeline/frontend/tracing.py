@@ -32,7 +32,7 @@ TABLE: Final = (
         op_implementations_dict,
         aten.slice.Tensor,
         symbolic_kernels.sliced,
-        "makes up a symbol for the size of x[: n // 2], which nothing tells",
+        "makes up a symbol for the size of x[: n // 2], which nothing defines",
         before=(2, 13),
     ),
     *(

@@ -68,7 +68,7 @@ def _difference(path: str, value: Leaf, spec: Spec) -> str:
     if kind not in (list, tuple, dict):
         return ""
     if not isinstance(value, kind):
-        return f"{path} is a {type(value).__name__}, a {kind.__name__} is due"
+        return f"{path} is a {type(value).__name__}, expected a {kind.__name__}"
     known = list(spec.context) if kind is dict else list(range(len(parts)))
     keys = list(value) if kind is dict else list(range(len(value)))
     if {*keys} != {*known}:
@@ -97,9 +97,9 @@ def _check(port: Port, value: object) -> None:
             )
     elif port.kind == "symint":
         if not isinstance(value, int):
-            raise TypeError(f"input {port.name} is {_shown(value)}, an int is due")
+            raise TypeError(f"input {port.name} is {_shown(value)}, expected an int")
     elif not isinstance(value, torch.Tensor):
-        raise TypeError(f"input {port.name} is a {type(value).__name__}, a tensor is due")
+        raise TypeError(f"input {port.name} is a {type(value).__name__}, expected a tensor")
     elif port.dtype is not None and value.dtype != port.dtype:
         raise DtypeError(port.name, short(value.dtype), short(port.dtype), "it was compiled so")
     elif value.layout != port.layout:

@@ -91,8 +91,8 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     """Return the record of an engine; warn about its kernels that are known to be wrong."""
     for kernel, fault in faults(order.network, data):
         log.warning(
-            "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run operators that "
-            "its name tells in PyTorch (torch_executed_ops)",
+            "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run the operators "
+            "in its name in PyTorch (torch_executed_ops)",
             *(order.name, kernel, fault),
         )
     required = order.settings.require_fused_quantization

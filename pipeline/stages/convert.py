@@ -348,7 +348,7 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
 
 def _check_tensor(made: object, expected: torch.Tensor, symbols: Symbols) -> None:
     if not isinstance(made, (trt.ITensor, torch.Tensor)):
-        raise NetworkError(f"the converter gave {type(made).__name__}, a tensor is due")
+        raise NetworkError(f"the converter returned a {type(made).__name__}, expected a tensor")
     dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)
     if dtype != base.network_dtype(expected.dtype):
         raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")

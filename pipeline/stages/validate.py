@@ -155,7 +155,7 @@ def _size_limits(node: torch.fx.Node) -> Iterator[Rejection]:
     """Engines make sizes where the operator is known to, and its converter says how."""
     if node.target not in READS_DATA and torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         for symbol in sorted(new_symbols(node)):
-            yield Rejection(f"its result has a size, {symbol}, which only running it tells")
+            yield Rejection(f"its result has a size, {symbol}, that is known only after it runs")
 
 
 def _takes(node: torch.fx.Node, value: torch.SymFloat) -> bool:

@@ -104,7 +104,7 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a registry that is a dict": (
         lambda: pipeline.default(registry={}),  # type: ignore[arg-type]
         TypeError,
-        "registry is a dict, a ConverterRegistry is due; ConverterRegistry.from_legacy adopts",
+        "registry is a dict, expected a ConverterRegistry; ConverterRegistry.from_legacy adopts",
     ),
     "decompositions that are none": (
         lambda: pipeline.default(decompositions=None),  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ class Evaluators(Mapping[str, Evaluator]):
             ValueError: the key is not a node's kind, or no operator of ``aten`` has it.
         """
         if not callable(evaluator):
-            raise TypeError(f"the evaluator of {key} is a {type(evaluator).__name__}, a function is due")
+            raise TypeError(f"the evaluator of {key} is a {type(evaluator).__name__}, expected a function")
         _check(key)
         return Evaluators({**self.without(key).table, key: evaluator})
 
