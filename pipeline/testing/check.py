@@ -82,10 +82,9 @@ def check(
 ) -> Checked | Rejected:
     """Compile a program of this one call, and compare it with eager PyTorch at each of ``call.sizes_to_try``.
 
-    It checks that the call converts; that converting it twice gives the same network; that it runs; that every result
-    has the operator's dtype and shape, and values no further from float64 than eager's plus a few units in the last
-    place (``ULPS``), with NaN and infinities where eager has them; that one network serves all sizes; and, if
-    requested, that an engine is built.
+    The call must convert, twice to the same network, and run; every result must have the operator's dtype and shape,
+    and values no further from float64 than eager's plus a few units in the last place (``ULPS``), with NaN and
+    infinities where eager has them; one network must serve all sizes; and, if requested, an engine must build.
 
     Args:
         call: the operator with its arguments.
