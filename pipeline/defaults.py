@@ -109,7 +109,7 @@ def bisect(
 
 
 def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
-    """The stages up to the one that gives `Compiled`; without engines for an executor that needs none."""
+    """The stages up to the one that returns `Compiled`, without building engines for an executor that needs none."""
     last = next((step.name for step in compile if step.gives is Compiled), None)
     compile = compile if last is None else compile.until(last)
     built = next((step.name for step in compile if step.gives is Built), None)

@@ -183,7 +183,7 @@ class _Graph(torch.nn.Module):
 
 @define(eq=False)
 class _Runner:
-    """What Dynamo calls: a compiled graph, whose weights follow those of the calls.
+    """The callable for Dynamo: a compiled graph, whose weights follow those of the calls.
 
     weights, inputs: where they are among Dynamo's arguments.
     calls: Dynamo's graph, for calls in which an input that is written to, one of ``written``, lies in the memory of
@@ -224,7 +224,7 @@ _writes = attrgetter("_version")
 
 
 class _Number(float):
-    """A float in the place of the tensor as which Dynamo passes it on."""
+    """A float in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> float:
         """The number."""
@@ -267,7 +267,7 @@ def _dims(node: Node, dims: dict[str, Any]) -> object:
 
 
 def _dim(size: torch.SymInt) -> Dim:
-    """From what Dynamo knows, or else up to what a dim without an upper bound gets."""
+    """The range that Dynamo knows, or else the default of a dim without an upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
     high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _hint(size), 16)
     return Dim(str(size), min=int(ends.lower), max=high)

@@ -27,7 +27,7 @@ class Fallback:
     where: str = ""
 
     def __str__(self) -> str:
-        """Two lines or three, as they stand in an error and in a report."""
+        """The two or three lines of an error or report."""
         lines = [f"{self.target} at node {self.node}{_bracketed(self.where)}", _indented(self.reason)]
         return "\n".join([*lines, f"  hint: {self.hint}"] if self.hint else lines)
 

@@ -199,7 +199,7 @@ def described(value: object) -> str:
 
 
 READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-"""Operators that give Python a number which a tensor holds."""
+"""Operators that return a tensor's number to Python."""
 
 
 def is_operator(node: torch.fx.Node) -> bool:

@@ -19,7 +19,7 @@ from attrs import field, frozen
 from pipeline.aten.traits import Does, does
 
 CPU = "cpu"
-"""How steps name the device, which is no part of a recipe."""
+"""The name of the device in steps; a recipe does not fix the device."""
 
 
 @frozen

@@ -52,7 +52,7 @@ def traced_name(item: object) -> str:
 
 
 def _named(name: str) -> Iterable[TorchExecuted]:
-    """A name that an operator can have; `aten.topk` means every overload. What aten does not have is a mistake."""
+    """Check a name of an operator; `aten.topk` means every overload. An unknown name of aten is an error."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     if match is None:
         raise ValueError(
@@ -163,8 +163,8 @@ ENGINE = (
     "max_aux_streams",
     "compute_capabilities",
 )
-"""The settings that TensorRT's builder is told, beside whether weights are refitted or streamed: engines that differ in
-one are two entries of a cache. All others reach an engine through its network, or not at all."""
+"""The settings of TensorRT's builder, except whether weights are refitted or streamed: engines that differ in one are
+separate cache entries. All others reach an engine through its network, or not at all."""
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -289,14 +289,14 @@ class CompilationSettings:
 
     @classmethod
     def _instead(cls, name: str) -> str:
-        """What to do about a setting that is none."""
+        """Advice on an unknown setting."""
         if name in ELSEWHERE:
             return ELSEWHERE[name]
         close = difflib.get_close_matches(name, cls.names(), 1)
         return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(cls.names())}"
 
     def __getattr__(self, name: str) -> object:
-        """What is no setting here, as converters from elsewhere ask for: an error that says what takes its place."""
+        """Raise an error for settings of Torch-TensorRT that converters read: it says what to use instead."""
         if name in ELSEWHERE:
             raise AttributeError(f"{name!r} is not a compilation setting; {ELSEWHERE[name]}", name=name, obj=self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

@@ -22,7 +22,7 @@ from pipeline.program import version
 MOST: Final = 64
 """A hint names no more engines than this."""
 SMALL: Final = 1 << 16
-"""Bytes that are hashed faster than a thread is asked to."""
+"""Up to this many bytes, hashing is faster than queueing it on a thread."""
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -115,7 +115,7 @@ def engines_of(data: bytes | None) -> list[str]:
 
 
 def _quietly(act: Callable[..., Any], *args: object) -> Any:
-    """What an act gives, or None: what goes wrong here is told when it is asked for in earnest."""
+    """Return the result of an action, or None: errors here are reported when the result is really needed."""
     try:
         return act(*args)
     except Exception:

@@ -134,7 +134,7 @@ class Cached:
         engines: Sequence[Engine | None],
         missing: Mapping[tuple[str, ...], int],
     ) -> list[Engine | None]:
-        """The engines, with those that were missing, which somebody else may have built meanwhile."""
+        """Complete the engines with the missing ones, which another process may have built meanwhile."""
         found = {i: self._found(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()}
         due = sorted(i for i, made in found.items() if made is None)
         built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
@@ -143,7 +143,7 @@ class Cached:
         return [made or _shared(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)]
 
     def _found(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
-        """The engine that the store has, or None. What goes wrong in the store is a warning."""
+        """The engine in the store, or None. Errors of the store become warnings."""
         try:
             opened = files.opened(wanted.key)
             if opened is None:
@@ -183,7 +183,7 @@ def wanted_engines(converted: Converted) -> Iterator[Wanted]:
 
 def _places(program: Program, segment: Segment) -> dict[str, str]:
     """Which of the program's inputs and outputs an engine's are, by binding; of its other inputs which comes first.
-    A network alone does not tell ``x - y`` from ``y - x``: each has its inputs in the order of their use."""
+    A network alone does not distinguish ``x - y`` from ``y - x``: each has its inputs in the order of their use."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
     inner = sorted((port.name for port in segment.inputs if port.name not in given), key=lambda name: order[name])

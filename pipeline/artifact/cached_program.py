@@ -72,7 +72,7 @@ class CachedProgram:
         return evolve(self, begun=Begun.of(model, as_files(self.store), hint), hint=hint)
 
     def _found(self, files: FileStore, key: str, captured: Program) -> Compiled | None:
-        """The program that the store has, or None. What goes wrong in the store is a warning."""
+        """The program in the store, or None. Errors of the store become warnings."""
         try:
             opened = files.opened(key)
             if opened is None:
@@ -103,8 +103,8 @@ class CachedProgram:
         return found[1]
 
     def _save(self, files: FileStore, key: str, made: Compiled, captured: Program) -> None:
-        """Keep a program, and name its engines under the hint. What is known to be wrong is compiled each time, since
-        compiling warns of it."""
+        """Keep a program, and name its engines under the hint. Engines that are known to be wrong are compiled each
+        time, since compiling warns of them."""
         rows = zip(made.networks, made.engines, strict=False)
         if any(faults(network, engine.plan) for network, engine in rows):
             log.info("the program is not kept: its engines have kernels that are known to be wrong")

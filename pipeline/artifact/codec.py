@@ -25,7 +25,7 @@ from pipeline.frozen import FrozenDict
 
 Convert: TypeAlias = Callable[[Any], Any]
 Json = typing.NewType("Json", object)
-"""JSON as it is: what has a form of its own, which others write and read."""
+"""JSON unchanged: for values with a form of their own, which other modules write and read."""
 LARGEST = 2**64
 
 
@@ -110,7 +110,7 @@ def _default(field: attrs.Attribute[JsonData]) -> object:
 
 
 def _is_default(default: object, value: object) -> bool:
-    """Whether a value is the default of its field. What is empty is told without printing the value."""
+    """Whether a value is the default of its field. Empty values are recognised without printing them."""
     if value is default or type(value) is not type(default):
         return value is default
     return not value if not default and type(default) is not float else repr(value) == repr(default)
@@ -158,7 +158,7 @@ def _one_of(data: JsonData, allowed: tuple[object, ...]) -> Any:
 
 
 def _union(kinds: tuple[Any, ...]) -> Rule:
-    """One type or None; or plain types, which are told apart by what they are; or those of a network's attributes."""
+    """One type or None; or plain types, distinguished by JSON's types; or those of a network's attributes."""
     rest = [kind for kind in kinds if kind is not type(None)]
     if len(rest) == 1:
         inner = rule(rest[0])

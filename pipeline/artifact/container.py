@@ -66,7 +66,8 @@ class Entry:
         return _LOCAL.pack(0x04034B50, made_for, *self._fields(), len(name), len(extra)) + name + extra
 
     def _fields(self) -> tuple[int, ...]:
-        """What the local header and the directory both tell: flags, method, time, date, CRC-32, and the two sizes."""
+        """The fields of both the local header and the directory: flags, method, time, date, CRC-32, and the two
+        sizes."""
         size = min(self.size, _SMALL)
         whole, method = (size, 0) if self.inflated is None else (self.inflated, 8)
         return 0, method, 0, _DATE, self.crc, size, whole
@@ -174,7 +175,7 @@ class Reader:
         return entries, digest
 
     def _check(self, entries: Sequence[Entry], start: int, digest: str) -> None:
-        """Compares everything but the entries' data with what the writer puts there."""
+        """Compare everything except the entries' data with what the writer would write."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
             raise self.broken("the names of its entries are not those that were written")
@@ -236,7 +237,7 @@ class Reader:
 
 
 def _entries(rows: bytes) -> Iterator[Entry]:
-    """The entries that the rows of a directory tell; what else the rows say is compared afterwards."""
+    """The entries in the rows of a directory; the other fields of the rows are compared afterwards."""
     at = 0
     while at < len(rows):
         fields = _CENTRAL.unpack_from(rows, at)

@@ -68,7 +68,7 @@ def written(expr: Any) -> JsonData:
 
 @lru_cache(1024)
 def _symbol(expr: Any) -> list[JsonData]:
-    """A symbol with what is assumed of it, without what follows from that."""
+    """A symbol with its assumptions, without those that follow from others."""
     known = [name for name in ASSUMPTIONS if getattr(expr, f"is_{name}")]
     return ["Symbol", expr.name, *(n for n in known if not any(n in IMPLIED.get(other, ()) for other in known))]
 

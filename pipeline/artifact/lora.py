@@ -31,7 +31,7 @@ def with_lora(
 
 
 def _tied(adapters: list[Adapter], program: Program) -> dict[str, str]:
-    """The parameters among several names of one tensor: which of them an adapter means cannot be told."""
+    """The parameters among several names of one tensor: an adapter's name does not say which of them it means."""
     tensors = program.parameters
     others = {a.parameter: [n for n, t in tensors.items() if t is tensors[a.parameter]] for a in adapters}
     return {

@@ -69,7 +69,7 @@ class Entry:
 
 
 def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
-    """Why a program cannot be a call in a graph; empty if it can. What it changes, the graph would not know."""
+    """Why a program cannot be a call in a graph; empty if it can. The graph would not know what it changes."""
     if program.buffers:
         return f"the compiled program updates {next(iter(program.buffers.values()))}, which no graph around it sees"
     if any(o.kind == "input" for o in program.outputs):
@@ -129,7 +129,7 @@ def run(
 
 @lru_cache(maxsize=256)
 def _key(facts: str) -> str:
-    """The key of the module that a call tells."""
+    """The key of a call's module."""
     return str(json.loads(facts)["key"])
 
 
@@ -156,7 +156,7 @@ def _loaded(program: torch.Tensor) -> Compiled:
 
 
 def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results in memory of their own, as an operator has to give them."""
+    """The results in separate memory, as an operator must return them."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     found = []
     for result in results:

@@ -151,7 +151,7 @@ def _written_context(spec: Spec, shape: Shape) -> JsonData:
 
 
 def _shape(spec: Spec) -> Shape:
-    """What is known of a class from the structure of one of its objects."""
+    """The facts about a class in the structure of one of its objects."""
     kind, context = spec.type, spec.context
     if kind is namedtuple:
         return Shape(_class_name(context), "namedtuple", tuple(context._fields))

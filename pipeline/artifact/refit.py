@@ -197,7 +197,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
-    """Every weight is supplied, the literal ones too: TensorRT combines weights, and wants all that it combined."""
+    """Supply every weight, including literal ones: TensorRT combines weights, and needs all that it combined."""
     parameters = partitioned.program.parameters
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):

@@ -164,13 +164,13 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
 
 
 def _kept_engines(compiled: Compiled) -> tuple[tuple[KeptEngine, ...], Entries]:
-    """What the manifest says of the engines, and their entries, which come first."""
+    """The manifest's records of the engines, and their entries, which come first."""
     entries: Entries = {}
     return tuple(_engine(i, engine, entries) for i, engine in enumerate(compiled.engines)), entries
 
 
 def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:
-    """What the manifest says of an engine, whose plan becomes an entry."""
+    """The manifest's record of an engine, whose plan becomes an entry."""
     name, known = f"engines/{place}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
     entries[name] = ([memoryview(engine.plan)], engine.nbytes, known)
     names = engine.bindings, engine.weights, engine.stripped
@@ -216,7 +216,7 @@ def _versions(program: Program) -> Versions:
 
 
 def _unchanged(program: Program, name: str) -> torch.Tensor:
-    """A parameter, if it is what was compiled."""
+    """A parameter, if it still has the compiled value."""
     tensor = program.parameters[name]
     if version(tensor) != program.versions.get(name, version(tensor)):
         raise ArtifactError(

@@ -22,7 +22,7 @@ AHEAD = 16
 THREADS = min(8, os.cpu_count() or 1)
 """Threads that compute digests, each of one piece."""
 SYNCED = 1 << 25
-"""Bytes after which the system is asked to begin to write a file to the disk."""
+"""After this many bytes the system is asked to start writing a file to the disk."""
 
 
 def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
@@ -48,7 +48,7 @@ def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
 
 
 class _Line:
-    """A thread that does one thing after the other, a bounded number of them behind who asks."""
+    """A thread that runs one task after the other, with a bounded queue."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1)

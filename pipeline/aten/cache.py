@@ -68,4 +68,4 @@ CACHE_WRITE = torch.ops.pipeline.cache_write.default
 """``pipeline::cache_write(Tensor cache, int dim, Tensor index, Tensor source) -> Tensor``"""
 
 IN_PLACE = {CACHE_UPDATE: cache_update_, CACHE_WRITE: cache_write_}
-"""What does the same where the cache lies; it is only called where nothing needs the old values."""
+"""The in-place versions, which are called only if nothing needs the old values."""

@@ -155,7 +155,7 @@ TABLE: Final[Mapping[Does, str]] = {
         _test_autograd_multiple_dispatch_view rename refine_names align_to
     """,
 }
-"""The operators by what they do. What has torch's tag for elementwise operators needs no row."""
+"""The operators by kind. Operators with torch's tag for elementwise ones need no row."""
 
 SPACES: Final = ("prims", "pipeline")
 """The namespaces beside ATen's; a row of theirs names them."""

@@ -87,7 +87,7 @@ def _stand_in(target: Target, shapes: Function) -> object:
 
 
 STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _stand_in(target, f) for target, f in SHAPES.items()})
-"""By operator, what is called in its place."""
+"""The function called in place of each operator."""
 
 _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.items()})
 

@@ -111,8 +111,8 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
 
 
 def _name_in_plan(net: Any) -> None:
-    """Have the plan say of each kernel which layers it computes: TensorRT writes their metadata beside it, for the
-    inspector and for `pipeline.build.kernels`, and gives a kernel made of several layers a name of its own."""
+    """Make the plan record the layers of each kernel: TensorRT writes their metadata, for the inspector and for
+    `pipeline.build.kernels`, since a kernel of several layers has a name of its own."""
     for index in range(net.num_layers):
         layer = net.get_layer(index)
         layer.metadata = layer.name
@@ -120,7 +120,8 @@ def _name_in_plan(net: Any) -> None:
 
 @contextmanager
 def _repeated(act: Callable[[], object]) -> Iterator[None]:
-    """Does something every 10 ms meanwhile: TensorRT reads all weights in one step, and what it has read can go."""
+    """Repeat an action every 10 ms meanwhile: TensorRT reads all weights in one step, and pages that it has read can be
+    dropped."""
     done = threading.Event()
 
     def run() -> None:

@@ -81,7 +81,7 @@ def _fail(code: int, message: str) -> int:
 
 
 def _drop_output() -> None:
-    """What was printed and cannot be written is forgotten; else Python tries again at its end, and says so."""
+    """Drop printed output that cannot be written; otherwise Python tries again at exit, and reports an error."""
     with contextlib.suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
@@ -94,7 +94,7 @@ def _capture_line(error: CaptureError) -> str:
 
 @contextlib.contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Our own warnings as lines on stderr. What TensorRT says is in the exceptions; what torch advises is not asked."""
+    """Our own warnings as lines on stderr. TensorRT's messages are in the exceptions; torch's advice is hidden."""
     ours, theirs = logging.getLogger("pipeline"), logging.getLogger("torch")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("pipeline: %(message)s"))
@@ -228,7 +228,7 @@ def compile_command(options: argparse.Namespace) -> int:
 
 
 def _run(pipeline: Any, source: Source) -> Any:
-    """The result for a source; whatever goes wrong while the model is captured is an error of the input.
+    """Run for a source; any error while the model is captured is an error of the input.
 
     torch.export writes graphs to stderr beside its exceptions; they are left out.
     """

@@ -94,7 +94,7 @@ def verified(options: argparse.Namespace) -> str:
 
 
 def _loaded(options: argparse.Namespace) -> Compiled:
-    """The program of the file; that there is no GPU is no news to who asks for the reference executor."""
+    """The program of the file; a missing GPU is not reported if the reference executor is requested."""
     with warnings.catch_warnings():
         if options.executor == "reference":
             warnings.simplefilter("ignore", ArtifactWarning)

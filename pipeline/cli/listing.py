@@ -48,8 +48,8 @@ run time.
 """
 
 COMPLEX = """\
-Engines have the real and the imaginary part of a complex value. Complex inputs and outputs of a program, and those of other
-operators on complex numbers, are split and joined in PyTorch.
+Engines have the real and the imaginary part of a complex value. PyTorch splits and joins complex inputs and outputs of
+a program, and those of other operators on complex numbers.
 """
 
 

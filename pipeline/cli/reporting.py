@@ -137,7 +137,7 @@ def _peaks(ledger: Sequence[Entry]) -> str:
 
 
 def _dtypes(program: Program) -> FrozenDict[str, int]:
-    """How many operators give which dtype, the most frequent first; those with several results count by their first."""
+    """The number of operators by result dtype, the most frequent first; the first of several results counts."""
     values = (n.meta.get("val") for n in program.graph.nodes if is_operator(n))
     firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
     found = Counter(str(v.dtype).removeprefix("torch.") for v in firsts if isinstance(v, torch.Tensor))

@@ -107,7 +107,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
     ".pt": (_script, "torch.jit.save"),
     ".ts": (_script, "torch.jit.save"),
 }
-"""What reads a file by its suffix, and what wrote it."""
+"""The reader of a file and its writer's name, by the file's suffix."""
 
 
 def _made(spec: str) -> Source:

@@ -50,7 +50,7 @@ class _Joined:
         return first | other
 
     def __repr__(self: AnyStage) -> str:
-        """Its name, what it takes and what it gives."""
+        """The stage's name, and the records it takes and returns."""
         return f"<stage {described(self)}>"
 
 
@@ -91,7 +91,7 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
         return record_types(self.function, self.name)
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """By name where it stands in its module under its function's name, else by its parts."""
+        """Pickle by name if the stage is in its module under its function's name, else by its parts."""
         module, name = getattr(self, "__module__", ""), getattr(self, "__qualname__", "")
         if name and getattr(sys.modules.get(module), name, None) is self:
             return str(name)
@@ -382,7 +382,7 @@ class Pipeline(Generic[Takes, Gives]):
         return True
 
     def __repr__(self) -> str:
-        """One line a stage: its name, what it takes and what it gives."""
+        """One line per stage: its name, and the records it takes and returns."""
         facts = [repr(self._settings)] if self._settings is not None else []
         facts += [f"{len(self.observers)} observer{'s'[: len(self.observers) != 1]}"] if self.observers else []
         return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {described(step)}" for step in self.stages)])

@@ -229,7 +229,7 @@ def flash_forward(
 
 
 NO_MASK, UPPER_LEFT, LOWER_RIGHT = range(3)
-"""What the memory-efficient kernel takes for ``custom_mask_type``."""
+"""The values of ``custom_mask_type`` of the memory-efficient kernel."""
 
 
 @register_torch_trt_decomposition(aten._efficient_attention_forward.default)

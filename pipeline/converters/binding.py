@@ -62,7 +62,8 @@ def converts(
 
 
 def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
-    """The function as a converter of `(ctx, target, args, kwargs, name)`. Where arguments stand is found at once."""
+    """The function as a converter of `(ctx, target, args, kwargs, name)`. The arguments' positions are found now, not
+    at each call."""
     known = {target: _places(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
@@ -77,7 +78,7 @@ def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ..
 
 
 def _places(function: Converter, target: Any, rows: int) -> Places:
-    """Where a function's parameters, after the network and the row, stand among the operator's arguments."""
+    """The positions of a function's parameters, after the network and the row, among the operator's arguments."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True

@@ -159,6 +159,6 @@ def _values(module: ModuleType) -> Iterator[Any]:
 
 
 def _defined_in(module: ModuleType, function: Any) -> bool:
-    """What a factory of another module made for this one is this one's too."""
+    """Whether a function counts as a module's own; those that another module's factory made for it do."""
     made = "<locals>" in getattr(function, "__qualname__", "<locals>")
     return made or getattr(function, "__module__", None) == module.__name__

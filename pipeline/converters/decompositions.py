@@ -130,7 +130,7 @@ def chosen(
 
 
 def _taken_apart(op: Op) -> bool:
-    """Whether torch takes an operator apart: by a decomposition, or as a composite."""
+    """Whether torch decomposes an operator: by a decomposition, or as a composite."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return composite or op in torch._decomp.decomposition_table
 
@@ -196,14 +196,14 @@ DISABLED: Final = {
 
 
 def _named(names: str) -> frozenset[Op]:
-    """The operators of these names, but for those that this version of torch does not have."""
+    """The operators of these names, except those that this version of torch does not have."""
     table = torch._decomp.decomposition_table
     by_name = {str(op): op for op in table if isinstance(op, OpOverload)}
     return frozenset(by_name[name] for name in names.split() if name in by_name)
 
 
 def _core() -> frozenset[Op]:
-    """What torch takes apart on the way to core ATen, composites aside; mutation is gone when we decompose."""
+    """The operators that torch decomposes to core ATen, composites aside; mutation is gone when we decompose."""
     core = torch._decomp._core_aten_decompositions_post_autograd()
     return frozenset(op for op in core if isinstance(op, OpOverload) and not op._schema.is_mutable)
 
@@ -214,13 +214,13 @@ _WHOLE: Final = (
 )
 
 torch_disabled_decompositions: Final = _named(" ".join(DISABLED.values()))
-"""Operators that torch could take apart, and that we leave whole: for a converter, or else for PyTorch."""
+"""Operators that torch could decompose, and that we keep whole: for a converter, or else for PyTorch."""
 
 torch_whole_decompositions: Final = _named(" ".join(DISABLED[why] for why in _WHOLE))
-"""Those of them that are right, and taken where a user's converter lies at their end."""
+"""Those decompositions among them that are right, and are used if they lead to a user's converter."""
 
 torch_enabled_decompositions: Final = (_core() | _named(NOT_CORE)) - torch_disabled_decompositions
-"""Operators that torch takes apart for us, where no converter takes the node: being here costs a converter nothing."""
+"""Operators that torch decomposes for us if no converter takes the node: converters still take precedence."""
 
 
 def get_decompositions(own: DecompositionTable) -> Mapping[Op, Decomposition]:

@@ -51,7 +51,7 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
 
 
 def _read(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
-    """The letters of both operands and of the result; what ``...`` stands for has names of its own."""
+    """The letters of both operands and of the result; dims behind ``...`` have names of their own."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
     if len(operands) != 2 or len(ranks) != 2:

@@ -55,6 +55,6 @@ def _by_row(x: torch.Tensor, matrices: torch.Tensor, group: torch.Tensor) -> tor
 
 
 def _by_group(x: torch.Tensor, matrices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """One product: the row, in the place of its group among zeros, with all matrices one under the other."""
+    """Compute one product: each row, placed among zeros at its group's position, with all matrices stacked."""
     spread = torch.where(chosen[:, :, None], x[:, None], 0.0)
     return torch.mm(spread.flatten(1), matrices.flatten(0, 1))

@@ -85,7 +85,7 @@ class Lookup(Mapping[Any, Entry]):
         return bool(self.choose(key)) if isinstance(key, Node) else bool(self._found(key))
 
     def _found(self, key: object) -> tuple[Declaration, ...]:
-        """The candidates of a target, which may be told by its packet or name."""
+        """The candidates of a target, which may be given by its packet or name."""
         if not isinstance(key, OpOverloadPacket | str):
             return self.candidates.get(key, ())
         try:

@@ -94,7 +94,7 @@ def _needs_taps(how: Resize, row: Row, by_scales: bool) -> bool:
 
 
 def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
-    """Whether the layer is told scales, which saves it sizes that the engine alone knows."""
+    """Whether to give the layer scales, which saves it computing sizes at run time."""
     dynamic = [row for row in rows if not _static(row)]
     if dynamic:
         return all(_short(scale) for _, _, scale in dynamic)

@@ -101,7 +101,7 @@ def erfinv(self: Tensor) -> Tensor:
 
 
 def _sine(x: Tensor) -> Tensor:
-    """sin(pi x): of the distance to the nearest whole number, whose sign tells."""
+    """sin(pi x), from the distance to the nearest integer, whose parity gives the sign."""
     whole = x.round()
     sine = ((x - whole) * math.pi).sin()
     return torch.where(whole / 2 == (whole / 2).round(), sine, -sine)

@@ -83,8 +83,8 @@ def _goal(value: Any, allowed: Types) -> type | None:
 
 
 def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
-    """torch's rules for numbers (int64, and float32 for a float) hold whatever the goal. A tensor and the array of it
-    share memory, so that weights made of the array can be refitted."""
+    """Promote a constant; torch's rules for numbers (int64, and float32 for a float) hold for every target type. A
+    tensor and the array of it share memory, so that weights made of the array can be refitted."""
     if goal is np.ndarray and isinstance(value, torch.Tensor):
         return _array(value)
     if goal is np.ndarray:

@@ -45,7 +45,8 @@ class Contents:
     def _template(
         self, function: Function, target: object, args: object, kwargs: object, value: object
     ) -> Template | None:
-        """The template of a way; None for a registered decomposition that raises, which is told where it is used."""
+        """The template of a way; None for a registered decomposition that raises; the error is reported where it is
+        used."""
         try:
             return self.templates.of(function, target, args, kwargs, value)
         except Exception:

@@ -31,7 +31,7 @@ FREE_ELEMENTS = 1 << 20
 every call, and write it to memory just as it is read from there."""
 
 FREE_SPREAD = 1 << 16
-"""Of what repeats elements, so many: a kernel that reads what they spread need not have it spread out in memory."""
+"""The same for operators that repeat elements: a kernel that reads their result need not have it expanded in memory."""
 
 _UNDEFINED = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -39,8 +39,8 @@ _UNDEFINED = (
 )
 
 KEPT: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
-"""Operators that engines do even where all they read is constant: weights stay in the bits that they have. So do those
-of quantized forms that nothing takes apart."""
+"""Operators that engines run even if all their inputs are constant, so that weights stay in few bits. Quantized forms
+that nothing takes apart are kept as well."""
 
 
 def fold(program: Program) -> Program:
@@ -92,7 +92,7 @@ class _Recipes:
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
     def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
-        """The call of a node, with what its arguments are in the recipe."""
+        """The call of a node, with its arguments' names in the recipe."""
         if node not in self._steps:
             self._steps[node] = unlike(node.name, self._taken)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]

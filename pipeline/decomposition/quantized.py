@@ -29,7 +29,7 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 
 HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
-"""The dtypes of weights that stay what they are, when a graph casts them to numbers."""
+"""The dtypes of weights that stay as they are if a graph casts them to numbers."""
 
 FEW: Final = 1024
 """Tensors of fewer elements may become numbers."""
@@ -72,7 +72,7 @@ def _casts_to_float8(node: Node) -> bool:
 
 
 class _Normalizer:
-    """One rewriting; ``constant`` says of each node of the program's graph whether it is constant."""
+    """One rewriting; ``constant`` says whether each node of the program's graph is constant."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, torch.fx.Graph()
@@ -190,7 +190,7 @@ class _Normalizer:
 
 
 def _named(function: Argument, name: str, *first: Argument) -> Argument:
-    """A function under a name of its own, by which traces of it are told apart."""
+    """A function under its own name, which distinguishes its traces."""
 
     def call(*args: Argument) -> Argument:
         return function(*first, *args)

@@ -47,7 +47,7 @@ def _is_cast(node: Node) -> bool:
 
 
 def _widen(layout: Argument, node: Node, wide: Node) -> None:
-    """Puts a node in the place of another of a narrower dtype, and so on for what moves it."""
+    """Replace a node of a narrower dtype, and so on for nodes that move it."""
     for user in list(node.users):
         if _is_cast(user):
             user.replace_input_with(node, wide)

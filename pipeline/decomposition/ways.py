@@ -53,7 +53,7 @@ def _table() -> Mapping[Argument, Function]:
 
 
 def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
-    """The operator itself, which torch's dispatcher takes apart, if it is a composite."""
+    """The operator itself, which torch's dispatcher decomposes, if it is a composite."""
     name = target.name()
     kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"
     return target if kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None

@@ -160,7 +160,7 @@ def _export(
     dynamic_shapes: object,
     device: str | None,
 ) -> tuple[ExportedProgram, object]:
-    """The export, and what was asked of its dims."""
+    """The export, and the ranges requested for its dims."""
     shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
     if getattr(model, "training", False):
         log.warning(
@@ -219,7 +219,7 @@ def _relaxed(
     kwargs: dict[str, Argument],
     shapes: object,
 ) -> bool:
-    """Whether an export that may ask for more of its dims than was given is one for these dims."""
+    """Whether an export with relaxed ranges is still one for these dims."""
     wishes = ranges.wishes(exported, model, args, kwargs, shapes)
     return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
 
@@ -228,7 +228,7 @@ def _tied(error: UserError, shapes: Spec) -> object:
     """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
 
     Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
-    Their ranges are what was asked for: a suggestion that narrows one, or makes it a number, is not taken.
+    Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
     """
     try:
         tied = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)

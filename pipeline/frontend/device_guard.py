@@ -51,9 +51,9 @@ def _registry() -> object:
 
 
 def _ensure(registry: Any) -> None:
-    """Have torch register a guard for the type of device that is free for everyone's use, and move it to CUDA's place.
+    """Let torch register a guard for its device type for private use, and move it to CUDA's place.
 
-    Whoever uses that type gets its guard back.
+    A previous guard of that type is restored.
     """
     types: Any = torch._C._autograd.DeviceType
     acc: Any = torch._C._acc

@@ -62,7 +62,7 @@ def merged_dynamic_shapes(
 
 @define
 class _Merger:
-    """Joins Inputs and dims; dims that got a range from an Input have it wherever they stand. ``names`` are taken."""
+    """Joins Inputs and dims; a dim that gets a range from an Input has it wherever it is used. ``names`` are taken."""
 
     names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)
@@ -225,7 +225,7 @@ def specialised(exported: ExportedProgram, shapes: object) -> bool:
 
 
 Wish: TypeAlias = tuple[Any, Any]
-"""A size of an input, and what was asked of it."""
+"""A size of an input, and the request for it."""
 
 
 def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
@@ -289,7 +289,7 @@ def _of_symbol(size: Argument, low: int | None, high: int | None) -> Iterator[tu
 
 @frozen
 class _Asked:
-    """What was said of the dims of one input."""
+    """The requests for the dims of one input."""
 
     entries: Mapping[int, Any]
 
@@ -327,7 +327,7 @@ def examples(
 def _as_given(
     model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], made: Mapping[str, object]
 ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-    """What was made of the inputs, by the names of parameters, in the places of the inputs."""
+    """Arrange values by the names of parameters in the structure of the inputs."""
     first = inspect.signature(model.forward).bind_partial(*args)
     first.arguments.update({name: made[name] for name in first.arguments})
     rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}
@@ -335,7 +335,7 @@ def _as_given(
 
 
 def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
-    """``function(leaf, spec)`` over containers; the spec is None where it says nothing."""
+    """``function(leaf, spec)`` over containers; the spec is None if there is none."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
         return type(value)(_mapped(function, v, s) for v, s in zip(value, given, strict=True))

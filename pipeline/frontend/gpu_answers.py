@@ -87,7 +87,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The shape of an attention's result, and how it lies in memory: a kernel writes the heads of each position side by
+    """The shape of an attention's result, and its memory layout: a kernel writes the heads of each position side by
     side, plain attention the positions of each head."""
     if not _has_kernel(query, key, value, attn_mask, enable_gqa):
         leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]

@@ -131,7 +131,7 @@ def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str
 
 
 def _check_spec(path: str, value: object, spec: object) -> None:
-    """What is said of one input; containers are followed as far as both have the same form."""
+    """Check the entry of one input; containers are followed as far as both have the same form."""
     if spec is None:
         return
     if isinstance(value, torch.Tensor | Input):

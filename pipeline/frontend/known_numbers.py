@@ -52,7 +52,7 @@ def _clamped(a: object, min: object = None, max: object = None) -> object:
 
 
 def _differs(a: object, b: object) -> object:
-    """``b != 0`` is how torch asks if a bool is true."""
+    """``a != b``; torch checks by ``b != 0`` whether a bool is true."""
     if isinstance(a, torch.SymBool):
         return a if isinstance(b, int) and b == 0 else None
     return a != b
@@ -69,16 +69,16 @@ MADE: Mapping[object, Rule] = {
     aten.arange.start: _last,
     aten.arange.start_step: _last,
 }
-"""What makes tensors out of numbers: the largest element."""
+"""The largest element of tensors made from numbers."""
 
 MOVED = targets(*SAME, Does.CASTS) | {aten.max.default, aten.amax.default}
-"""What keeps the largest element; of a tensor without elements there is none to read."""
+"""Operators that keep the largest element; a tensor without elements has none to read."""
 
 ADDED: Mapping[object, Rule] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda a, b, alpha=1: a + b * alpha),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: a - b * alpha),
 }
-"""What is added to all elements is added to the largest."""
+"""Operators that add a number to all elements, and so to the largest."""
 
 COMPUTED: Mapping[object, Rule] = {
     **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: b - a * alpha),
@@ -95,17 +95,17 @@ COMPUTED: Mapping[object, Rule] = {
     },
     aten.ne.Scalar: _differs,
 }
-"""What computes with tensors of one element."""
+"""Operators that compute with tensors of one element."""
 
 ON_BOOLS = MOVED | {aten.ne.Scalar}
-"""What bools go through; all else would compute with them."""
+"""Operators that pass bools on; all others would compute with them."""
 
 WRITES: Mapping[object, object] = {
     getattr(getattr(aten, f"{name}_"), overload): getattr(getattr(aten, name), overload)
     for name in ("add", "sub", "mul")
     for overload in ("Tensor", "Scalar")
 }
-"""Operators in place, and those that give what they write."""
+"""In-place operators, and those that return the written value."""
 
 RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED}
 
@@ -127,7 +127,7 @@ def noting(dispatch: Function) -> Callable[..., object]:
 
 
 def _known(func: Target, made: Argument, args: Argument, kwargs: Argument) -> Number | None:
-    """The largest element of what a call makes, if it is known."""
+    """The largest element of a call's result, if it is known."""
     if not isinstance(made, FakeTensor) or made.dtype not in (torch.int64, torch.int32, torch.bool):
         return None
     if not _is_exact(func, args, kwargs):

@@ -56,8 +56,8 @@ def without_mutation(
 
 
 class _Rewriter:
-    """Copies a graph node by node. Of nodes that share memory with what is written to, it knows which they view and at
-    which version of the memory their new value was made."""
+    """Copies a graph node by node. For nodes that share memory with a written one, it tracks which node they view and
+    at which version of the memory their new value was made."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()
@@ -208,7 +208,7 @@ def _types(target: Target) -> list[str]:
 
 
 def _is_of_one_dtype(node: Node) -> bool:
-    """Whether nothing that a write reads can promote what it gives to another dtype."""
+    """Whether none of a write's operands can promote its result to another dtype."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
     others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]

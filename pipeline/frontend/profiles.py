@@ -97,7 +97,7 @@ def _joined(
 
 
 def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
-    """What a spec says of a part of a value, by its key or place."""
+    """The entry of a spec for a part of a value, by its key or index."""
     if isinstance(spec, Mapping):
         return spec.get(key)
     at = key if place is None else place
@@ -107,7 +107,7 @@ def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
 def _union(
     path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], wishes: list[list[Wish]]
 ) -> dict[int, Any]:
-    """The range of each dim over all profiles; what each profile says is noted."""
+    """The range of each dim over all profiles; each profile's own range is noted."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
@@ -164,7 +164,7 @@ def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: Sh
 
 
 def _told(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
-    """The symbols of an input's sizes with what a profile's sizes make of them."""
+    """The symbols in an input's sizes, with the values that a profile's sizes give them."""
     for dim, given in wish.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:

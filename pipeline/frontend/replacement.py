@@ -149,7 +149,7 @@ class Places:
         return self._needed[during, version]
 
     def _beside(self, row: Replacement, own: Any) -> Kernel:
-        """What stands in a place, made once for each own of torch's."""
+        """The function in an entry, made once for each of torch's own."""
         known = self._made.get(row)
         if known is None or known[0] is not own:
             self._made[row] = known = (own, row.beside(own))

@@ -79,7 +79,7 @@ def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
 
 
 def _is_taken(node: Node, base: Node) -> bool:
-    """Whether a node is made of its base, and of sizes, by functions that change nothing alone."""
+    """Whether a node is computed from its base and sizes by functions that change nothing."""
     if base.op != "placeholder" and not base.meta["example_value"].is_contiguous():
         return False  # as the program gives it, it lies in memory otherwise, where views of it may fail
     stack = [node]

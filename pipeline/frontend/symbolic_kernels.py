@@ -52,7 +52,7 @@ def sliced(own: Kernel) -> Kernel:
 
 
 def _counted(index: Argument, size: Argument) -> Argument:
-    """Where an index of a slice stands, 0 to size; None if its sign is not known."""
+    """The position of a slice's index, 0 to size; None if its sign is unknown."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
             return index

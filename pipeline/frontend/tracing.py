@@ -150,7 +150,7 @@ TABLE: Final = (
         during="gpu",
     ),
 )
-"""Everything that stands in for torch's own. Which versions of torch need a row is tested row by row."""
+"""All replacements of torch's functions. A test of each row checks which versions of torch need it."""
 
 _places = Places(TABLE)
 _exports = threading.RLock()

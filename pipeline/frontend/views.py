@@ -96,7 +96,7 @@ _PIECES: Mapping[Any, Function] = {
     aten.split.sizes: _of_sizes,
     aten.chunk.default: _chunk,
 }
-"""What gives several views of one tensor: each as a view of its own, from the shape of the tensor and an index."""
+"""Operators that return several views of one tensor: each as a separate view, from the tensor's shape and an index."""
 
 MULTIPLE = frozenset(_PIECES)
 
@@ -167,4 +167,4 @@ RULES: Mapping[object, Callable[..., Node | None]] = {
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _reshaped),
     **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _reshaped),
 }
-"""The rules. Those of reshapes hold where the result is a view: it is a copy where the elements do not lie so."""
+"""The rules. Those of reshapes hold if the result is a view; with other memory layouts it is a copy."""

@@ -58,8 +58,8 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
 
 
 def _maybe_nothing(net: Net, operands: Iterable[ITensor], dims: Iterable[int]) -> Size | None:
-    """The size that a product sums over, where it may be 0 when the engine runs: RTX 1.4 then gives 0 for whatever it
-    computes in the same kernel, what is added to the product for one. A zero more makes no other sum."""
+    """The size that a product sums over, if it may be 0 at run time: RTX 1.4 then returns 0 for everything in the same
+    kernel, including terms added to the product. An additional zero does not change the sum."""
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
     return next((s for s in sizes if isinstance(s, SymbolicInt) and bounds_of(net, s.expr)[0] < 1), None)
 

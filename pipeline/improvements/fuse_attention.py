@@ -39,7 +39,7 @@ SDPA = aten.scaled_dot_product_attention.default
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
 
 BLOCKED = -1e4
-"""What is filled in for scores that do not count: this, or less."""
+"""Masked scores are filled with this number or a lower one."""
 
 
 @frozen
@@ -99,7 +99,7 @@ def _is_softmax(node: object) -> bool:
 
 
 def _source(node: object) -> Argument:
-    """What a node is a copy or a cast of."""
+    """The node of which another is a copy or a cast."""
     while isinstance(node, Node) and (is_copy(node) or is_cast(node)):
         node = node.args[0]
     return node
@@ -175,7 +175,7 @@ def _selected(rewriting: Rewriting, node: Node) -> Scores | None:
 
 
 def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
-    """Whether something counts in every row, as far as that can be told now."""
+    """Whether every row is known to have an unmasked position."""
     known = [(rewriting.literal(condition), allows) for condition, allows in scores.allowed]
     rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
     if len(rows) < len(known):

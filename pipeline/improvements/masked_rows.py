@@ -85,7 +85,7 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 
 def _one_row(rewriting: Rewriting, mask: object) -> Node | None:
-    """What a mask is made of that has one row, for all queries and heads."""
+    """The one-row mask that another expands to all queries and heads."""
     if not isinstance(mask, Node):
         return None
     if rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-1]):

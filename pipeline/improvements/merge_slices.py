@@ -19,7 +19,8 @@ from pipeline.improvements.row_reads import rows_read
 
 MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
 BEHIND = frozenset(CONTRACTIONS + MOVES)
-"""What may read the slices in the end: TensorRT computes nothing else in the kernel that gives them."""
+"""The operators that may read the final slices: TensorRT fuses none of them into the kernel that computes the
+slices."""
 
 
 @improvement

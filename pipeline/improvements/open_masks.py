@@ -38,7 +38,7 @@ def is_made_open(mask: Any) -> bool:
 
 
 def _has_nothing(rows: Any, mask: Any) -> bool:
-    """Whether one tensor says of each row of another that it has nothing: ``~mask.any(-1, keepdim=True)``."""
+    """Whether one tensor marks the completely masked rows of another: ``~mask.any(-1, keepdim=True)``."""
     some = rows.args[0] if isinstance(rows, Node) and rows.target in NOT else None
     if not isinstance(some, Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
         return False

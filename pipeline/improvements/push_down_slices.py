@@ -63,7 +63,7 @@ def push_down_slices(rewriting: Rewriting) -> None:
 
 
 def _selection(node: Node) -> Selection | None:
-    """What a node selects, if that is at most half of the rows there are."""
+    """The rows that a node selects, if they are at most half."""
     source = source_of(node)
     if not isinstance(source, Node) or source.op != "call_function" or node.kwargs:
         return None

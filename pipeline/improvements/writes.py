@@ -75,7 +75,7 @@ def _slice_scatter(rewriting: Rewriting, node: Node, x: Node, given: Sequence[An
 
 
 def _written(source: Node, dim: int, length: Expr) -> Node:
-    """What is copied to a slice, before it was expanded to the size that the slice turns out to have."""
+    """The value copied to a slice, before it was expanded to the slice's size."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
         known = source.target in (aten.copy.default, aten.expand.default, aten.view.default)
@@ -182,4 +182,4 @@ FORMS: Final[Mapping[Any, Form]] = {
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
 }
-"""How each operator says where it writes."""
+"""For each operator, the function that reads where it writes."""

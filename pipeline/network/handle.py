@@ -27,7 +27,7 @@ class NetworkHandle:
     mapped: list[Any] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        """With the network goes what it points to, whoever holds the lists."""
+        """Free everything the network points to together with it, even if others hold the lists."""
         weakref.finalize(self, _clear, self.kept, self.weights)
 
     def leave_memory(self) -> None:

@@ -105,7 +105,7 @@ class _Assembly:
         return sorted(inside, key=self.place.__getitem__)
 
     def _house_the_rest(self) -> None:
-        """What is copied to no segment, because only the program's outputs need it, goes to the last engine."""
+        """Put nodes that no segment copies, because only the program's outputs need them, into the last engine."""
         housed = {n for part in self.parts for n in part.nodes}
         rest = [n.name for n in self.place if n in self.copied and n not in housed]
         if not rest:
@@ -147,7 +147,8 @@ class _Assembly:
                 part.tensors.append(node)
 
     def _read(self, part: _Part, node: Node, inside: set[Node], seen: dict[Node, None]) -> None:
-        """What a node reads from outside. A size that hangs on what the segment itself makes is worked out inside."""
+        """The values that a node reads from outside. A size that depends on the segment's own values is computed
+        inside."""
         for source in operands(node):
             if source in inside or source in seen:
                 continue
@@ -173,7 +174,7 @@ class _Assembly:
             )
 
     def _carriers(self, part: _Part, outputs: list[Node], later: list[_Part]) -> Iterator[Node]:
-        """Values that tell later segments, or the outputs, sizes that only this one knows."""
+        """Values from which later segments, or the outputs, get sizes that only this one knows."""
         wanted = {s for n in self.returned for s in symbols_of(n)}
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
         wanted = (wanted & part.made) - _told(map(self._port, outputs))

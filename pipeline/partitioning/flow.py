@@ -138,7 +138,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _known(program: Program) -> frozenset[str]:
-    """The symbols that the inputs of the program tell."""
+    """The symbols that the program's inputs determine."""
     return frozenset(s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n))
 
 
@@ -170,7 +170,7 @@ class _Builder:
         return Flow(tuple(self.nodes), *_both(before), values, made, read, leaves, cheap, moving)
 
     def _reads(self, node: Node, before: dict[int, None]) -> Iterator[Node]:
-        """The values that an operator reads; what tells its sizes has to run before it."""
+        """The values that an operator reads; operators that determine its sizes must run before it."""
         for value in operands(node):
             if _is_size(value):
                 sources = (self.makes[s] for s in sorted(symbols_of(value)) if s in self.makes)

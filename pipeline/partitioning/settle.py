@@ -55,7 +55,7 @@ def _next(
     settings: CompilationSettings,
     given_up: set[int],
 ) -> dict[int, str]:
-    """What to give to PyTorch next, each operator with the reason; nothing in the end."""
+    """The operators to move to PyTorch next, each with the reason; empty at the end."""
     least = settings.min_block_size
     saved = cheaper_in_torch(flow, units, in_torch, level, least, given_up)
     if saved:

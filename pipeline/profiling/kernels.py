@@ -17,7 +17,7 @@ from attrs import frozen
 from pipeline.profiling.matching import stem
 
 BOUND: Final = "spin_kernel"
-"""The kernel that stands before a segment and after it, by a part of its name."""
+"""A part of the name of the kernel that marks the start and end of a segment."""
 NOTHING: Final = 0.001
 """Milliseconds below which a row of the profiler has no kernel: one with a kernel had 0.003 at least on an H200."""
 MOST: Final = 4
@@ -118,7 +118,7 @@ def aligned(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[str, floa
 
 
 def _cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]]) -> float:
-    """What it costs to say that these are a row's kernels."""
+    """The cost of assigning these kernels to a row."""
     name, milliseconds = row
     if not kernels:
         return ODD if milliseconds > NOTHING else 0.0

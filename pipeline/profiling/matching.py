@@ -95,7 +95,7 @@ class _Layers:
 
 def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
     """The step of each row: the one at the place in the row's name; else those that follow each other in both, by name.
-    Of products the order alone tells, since they come from libraries, whose kernels have names of their own."""
+    For products only the order counts, since they come from libraries, whose kernels have their own names."""
     by_place = {(step.place, stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), stem(row))) for i, row, place in numbers if place is not None}
@@ -113,7 +113,7 @@ def stem(name: str) -> str:
 
 
 def _key(row: str, names: Mapping[str, str]) -> str:
-    """What a row is called in the plan."""
+    """The name of a row in the plan."""
     return names.get(stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
 
 

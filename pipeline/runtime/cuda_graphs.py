@@ -136,7 +136,7 @@ class CapturedCall:
         return instance(graph, list(self._fed.values()), takes)
 
     def _body(self, leaves: Sequence[object], turn: Turn) -> tuple[list[Leaf], list[Leaf], list[Take]]:
-        """What is captured: copies in, the program, what is written to buffers, copies out."""
+        """Run the parts to capture: copies in, the program, writes to buffers, copies out."""
         if self._inside:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)

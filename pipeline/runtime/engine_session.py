@@ -29,7 +29,7 @@ from pipeline.trt import CAPABILITIES, trt
 
 COPIED = 16 << 20
 """Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
-TensorRT-RTX 1.4 about 0.12 ms of the host for ResNet-50 (all its kernels are told again), a copy of 16 MiB on an H200
+TensorRT-RTX 1.4 about 0.12 ms of the host for ResNet-50 (it updates all its kernels), a copy of 16 MiB on an H200
 0.01 ms of the GPU and 5 us of the host."""
 NOWHERE: Mapping[int, torch.Tensor] = MappingProxyType({})
 PLANS = 64
@@ -265,7 +265,7 @@ class Session:
         return tensor
 
     def _outputs_of(self, plan: EnginePlan, *, loose: bool) -> EnginePlan:
-        """Where each output goes, now that its shape is inferred."""
+        """The memory of each output, once its shape is inferred."""
         copies = {self.inputs[position].name: memory for position, memory in plan.copies}
         makers, results = list[Maker | None](), list[torch.Tensor | None]()
         for binding in self.outputs:
@@ -286,7 +286,7 @@ class Session:
         return next(spans, f", built for {list(self.known[name].shape)}")
 
     def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
-        """Let an input be read where it is, or where a copy of it lies that TensorRT can read."""
+        """Let an input be read in place, or from a copy that TensorRT can read."""
         readable = self._is_readable(value, binding.dtype)
         if binding.name in self.held and not readable:
             raise ExecutionError(f"{self.network.name} updates {binding} where it lies, which is not aligned memory")

@@ -60,6 +60,6 @@ class Lane:
         self._last, self._handle = stream, stream.cuda_stream
 
     def _follow(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        """A stream goes on after what another has to do now: it waits for what the event recorded last, till then."""
+        """Let a stream wait for the work that another has queued so far, through the event."""
         self._event.record(other)
         stream.wait_event(self._event)

@@ -66,7 +66,7 @@ def _kernels(fills: Iterable[Fill]) -> dict[Fill, object]:
 
 
 def _fill(node: object) -> Fill | None:
-    """What a memset node writes; None if that is not contiguous."""
+    """The fill of a memset node; None if it is not contiguous."""
     (form,) = checked(graph_copies.cudart.cudaGraphMemsetNodeGetParams(node))
     if form.height > 1:
         return None
@@ -89,7 +89,7 @@ def _captured(fills: Iterable[Fill]) -> Iterable[tuple[Fill, object]]:
 
 
 def _replace(whole: object, node: object, kernel: object) -> None:
-    """Put a graph in the place of a node."""
+    """Replace a node by a graph."""
     cudart = graph_copies.cudart
     before = _neighbours(cudart.cudaGraphNodeGetDependencies, node)
     after = _neighbours(cudart.cudaGraphNodeGetDependentNodes, node)

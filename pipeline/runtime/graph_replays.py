@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 INSTANCES = 3
 """Of three results in turn one is the caller's, one is returned, and one waits for the next call."""
 CAPTURED = 8
-"""For so many addresses a call is kept captured: more, since each costs more than to be told."""
+"""The number of addresses for which a captured call is kept: more than instances, since capturing costs more than
+setting an address."""
 AHEAD = 16 << 20
 """Up to so many bytes memory for the next call's outputs is made when a call was launched, and waits for it."""
 PATIENCE = 64
@@ -171,8 +172,8 @@ class Replays:
     def _another(
         self, own: Instance, leaves: Sequence[object], made: Sequence[torch.Tensor | None], addresses: tuple[int, ...]
     ) -> Instance:
-        """The graph's own instance; or one that is kept for these addresses: captured for them, told of them, or told
-        of others, longest ago."""
+        """The graph's own instance; or one that is kept for these addresses: captured for them, already set to them, or
+        the least recently used one."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE

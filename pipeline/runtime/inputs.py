@@ -17,7 +17,7 @@ from pipeline.program import Port, Program
 from pipeline.shapes.environment import Range, Relation, solved, value_of
 
 Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
-"""A size that needs symbols which other sizes tell: the input, its dim, the size's expression, the size in the call."""
+"""A size that needs symbols from other sizes: the input, its dim, the size's expression, the size in the call."""
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
@@ -46,7 +46,7 @@ def _is_size(value: object) -> bool:
 
 
 def _otherwise(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError) -> str:
-    """How a call differs from what was compiled."""
+    """Describe how a call differs from the compiled one."""
     positional, named = children(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):
@@ -63,7 +63,7 @@ def _otherwise(program: Program, args: tuple[object, ...], kwargs: Mapping[str, 
 
 
 def _difference(path: str, value: Leaf, spec: Spec) -> str:
-    """The first place where an input has another structure than was compiled; empty if there is none that we know."""
+    """The first place where an input's structure differs from the compiled one; empty if none is found."""
     parts, kind = children(spec), spec.type
     if kind not in (list, tuple, dict):
         return ""

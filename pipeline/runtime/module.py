@@ -53,7 +53,7 @@ class CompiledModule(torch.nn.Module):
     """
 
     entry: Callable[[CompiledModule, tuple[Leaf, ...], Mapping[str, Leaf]], Leaf] | None = None
-    """What torch.compile and torch.export trace in the place of a call."""
+    """The call that torch.compile and torch.export trace in place of this module's."""
 
     def __init__(
         self, compiled: Compiled, executor: Executor | None = None, settings: CompilationSettings | None = None
@@ -220,7 +220,7 @@ class CompiledModule(torch.nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
         """As for every module (``.to``, ``.cuda``), where the program can follow: engines stay in their dtypes and on
-        their device. Plans and graphs hold the buffers as they were, so they go.
+        their device. Plans and graphs hold the old buffers, so they are dropped.
 
         Raises:
             ExecutionError: another dtype or device is asked for.
@@ -240,7 +240,7 @@ class CompiledModule(torch.nn.Module):
 
 
 def _key(leaves: Sequence[object]) -> object:
-    """By what a plan is found: shapes, dtypes, devices and layouts of tensors, and other inputs themselves."""
+    """The cache key of a call plan: shapes, dtypes, devices and layouts of tensors, and other inputs themselves."""
     known = torch.Tensor
     return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
@@ -254,7 +254,7 @@ def _flat_names(spec: object) -> tuple[int, tuple[str, ...]] | None:
 
 
 def _rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
-    """Puts outputs in the structure that the model gives; for a tensor or a tuple without asking pytree."""
+    """Return a function that puts outputs into the model's structure; for a tensor or a tuple without using pytree."""
     if spec.num_leaves == 1 and not spec.num_children:
         return lambda results: results[0]
     if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in children(spec)):
@@ -292,7 +292,7 @@ def _part(
     parameters: Mapping[str, torch.Tensor],
     constant: Callable[[str], torch.Tensor],
 ) -> object:
-    """What runs a segment, for all workers: a function, or an engine of which each worker makes a context."""
+    """The runner of a segment, for all workers: a function, or an engine of which each worker makes a context."""
     if segment.kind == "torch":
         return torch_segment(module.program, segment, constant, module.device)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)

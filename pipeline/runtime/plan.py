@@ -24,7 +24,7 @@ Runner: TypeAlias = Callable[[list[Leaf]], Sequence[Leaf]]
 Slots: TypeAlias = list[Leaf]
 TENSORS = (torch.Tensor, TensorType)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
-"""What a graph has for numbers that depend on sizes: an expression itself where it was loaded."""
+"""The types of numbers that depend on sizes in a graph: an expression if the graph was loaded."""
 
 
 @frozen
@@ -173,7 +173,7 @@ class LayoutBuilder:
         return Step(segment, takes, gives, late, learns)
 
     def _early(self, expr: Expr) -> bool:
-        """Whether the inputs' shapes tell a size: its slot is then filled by the plan."""
+        """Whether the inputs' shapes determine a size: its slot is then filled by the plan."""
         early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
         if early:
             self.sizes[self._slot(_size_name(expr))] = expr
@@ -206,7 +206,7 @@ class LayoutBuilder:
         return Return(slot, dtype=dtype, copied=copied)
 
     def _value(self, output: Output) -> int:
-        """The slot of what an output gives."""
+        """The slot of an output's value."""
         if output.constant:
             slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
             self.constants[slot] = output.value

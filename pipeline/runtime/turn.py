@@ -35,7 +35,7 @@ ON_CPU: Final = Turn()
 """A run without a stream."""
 
 Told: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
-"""Runs a segment, told of the run."""
+"""Runs a segment, given the `Turn`."""
 
 
 def untold(runner: Runner) -> Told:

@@ -99,7 +99,7 @@ class SegmentExecutor:
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
-    """Sizes and numbers that only running a segment tells."""
+    """The sizes and numbers that are known only after a segment has run."""
     return {s: _number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
 
 

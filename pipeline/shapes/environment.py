@@ -257,7 +257,7 @@ def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> 
 
 
 def _interval(expr: object, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
-    """Interval arithmetic; what it gives no bound for has the bounds of int64."""
+    """Interval arithmetic; without a bound, those of int64 are used."""
     found = bound_sympy(expr, {s: ValueRanges(r.min, r.max) for s, r in given})
     low = math.floor(found.lower) if found.lower.is_finite else -LARGEST
     high = math.ceil(found.upper) if found.upper.is_finite else LARGEST

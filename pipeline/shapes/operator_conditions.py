@@ -62,7 +62,7 @@ def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _attended(graph: torch.fx.Graph) -> Iterator[object]:
-    """There is a value for each key, which torch.export does not ask."""
+    """Require a value for each key, which torch.export does not check."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))

@@ -108,7 +108,7 @@ def autocast(dtype: torch.dtype = torch.float16, *, exclude: object = ()) -> Aut
 
 
 class _Caster:
-    """Copies a graph node by node, with casts where a rule asks for another dtype than there is."""
+    """Copies a graph node by node, with casts where a rule requires another dtype."""
 
     def __init__(self, program: Program, options: Autocast) -> None:
         self.program, self.options = program, options

@@ -362,7 +362,7 @@ def _check_tensor(made: object, expected: torch.Tensor, symbols: Symbols) -> Non
 
 
 def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
-    """Whether a size that varies as far as the graph tells has one value in its range."""
+    """Whether a size that varies in the graph has only one value in its range."""
     if isinstance(size, int) or not all(s.name in symbols for s in size.free_symbols):
         return False
     given = bounds(size, symbols)

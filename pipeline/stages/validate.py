@@ -41,7 +41,7 @@ MAX_SIZE = 2**31 - 2
 DTYPES = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8}
 )
-"""The dtypes that networks are made of."""
+"""The dtypes of tensors in networks."""
 
 aten = torch.ops.aten
 
@@ -133,7 +133,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 
 
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
-    """What no network can hold, whatever the operator; ``allocated``: its converter asks for an output allocator."""
+    """Limits of networks for every operator; ``allocated``: the converter requires an output allocator."""
     yield from islice(_complex_limits(node), 1)
     yield from () if allocated else _size_limits(node)
     for what, value in _values(node):
@@ -152,7 +152,7 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
 
 
 def _size_limits(node: torch.fx.Node) -> Iterator[Rejection]:
-    """Engines make sizes where the operator is known to, and its converter says how."""
+    """Refuse new sizes of operators that are not known to make any."""
     if node.target not in READS_DATA and torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         for symbol in sorted(new_symbols(node)):
             yield Rejection(f"its result has a size, {symbol}, that is known only after it runs")

@@ -48,7 +48,7 @@ def bisected(
 
 @define
 class _Trials:
-    """Compiles parts of a program, and says whether the outputs that are wrong of the whole are wrong of them."""
+    """Compiles parts of a program, and checks whether outputs that are wrong for the whole are wrong for them."""
 
     compiled: Compiled
     agreement: Agreement

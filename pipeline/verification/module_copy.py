@@ -14,7 +14,7 @@ from pipeline.aten.types import Argument, Target
 ATOMS: Final = (type(None), bool, int, float, str, torch.dtype, torch.device)
 HOOKS: Final = ("__deepcopy__", "__copy__", "__getnewargs__", "__getnewargs_ex__")
 STATE: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
-"""By which a class says how it is copied, and what its state is."""
+"""The methods by which a class defines how it is copied, and its state."""
 
 
 def copied(module: torch.nn.Module) -> torch.nn.Module:
@@ -33,7 +33,7 @@ def copied(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether modules of a class are copied as any object, from what ``torch.nn.Module`` says their state is."""
+    """Whether modules of a class are copied like any object, with the state that ``torch.nn.Module`` defines."""
     known = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in STATE)
     return known and not any(hasattr(kind, name) for name in HOOKS)
 

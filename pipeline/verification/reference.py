@@ -27,7 +27,7 @@ FLIPS: Final = 32.0
 
 
 LATER: Final = ("smallest", "largest")
-"""Samples whose exact results are computed when they are asked for."""
+"""Samples whose exact results are computed only on demand."""
 
 
 @frozen(slots=False)
@@ -122,7 +122,7 @@ class NotComparableError(PipelineError):
 def _eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """The inputs that eager takes, and what it gives."""
+    """The inputs that eager takes, and its results."""
     first: Exception | None = None
     for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
         try:

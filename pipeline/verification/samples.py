@@ -213,7 +213,7 @@ def _entry(index: object, table: object, dim: Any) -> Iterator[tuple[torch.fx.No
 
 
 def _origin(node: torch.fx.Node) -> str:
-    """What a node only moves or casts."""
+    """The node that another only moves or casts."""
     while moves(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

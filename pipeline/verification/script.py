@@ -73,8 +73,8 @@ def script(program: Program, comparison: Comparison, fault: Fault, agreement: Ag
 
 @define(eq=False)
 class _Writer:
-    """Writes nodes of a program as lines of Python. ``outside``: what they read of other nodes; ``lost``: whether they
-    read what cannot be written."""
+    """Writes nodes of a program as lines of Python. ``outside``: the values that they read from other nodes; ``lost``:
+    whether they read a value that cannot be written."""
 
     program: Program
     names: frozenset[str]

@@ -51,7 +51,7 @@ def _both(before: ProgramView, after: ProgramView) -> Iterator[tuple[NodeView, N
 
 
 def _pairs(before: Iterable[tuple[str, T]], after: Iterable[tuple[str, T]], shown: Callable[[T], str]) -> Iterator[Row]:
-    """What is different, gone and new in rows that have names."""
+    """The differing, missing and new rows, by name."""
     old, new = dict(before), dict(after)
     for name in dict.fromkeys([*old, *new]):
         was, now = (shown(rows[name]) if name in rows else "-" for rows in (old, new))
@@ -89,7 +89,7 @@ def _appeared(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _operators(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """What is different about nodes of the same name: target, converter, values, what was healed or fused."""
+    """The differences between nodes of the same name: target, converter, values, healing, fusion."""
     for old, new in _both(before, after):
         rows = {
             "target": (old.target, new.target),

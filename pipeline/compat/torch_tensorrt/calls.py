@@ -45,7 +45,7 @@ class Item:
 
 
 Expression: TypeAlias = Call | Item | list[Call | Item | None]
-"""What a block stands for: a call, one of its results, or several of these; None for a result that there is not."""
+"""What a block computes: a call, one of its results, or several of these; None for a missing result."""
 
 
 def call(target: Operator, *args: Argument, **kwargs: Argument) -> Call:

@@ -57,7 +57,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
 def _converted(
     ctx: ConversionContext, name: str, validated: Validated, given: dict[str, Argument]
 ) -> dict[str, Argument]:
-    """What each node of a program gives in the network."""
+    """Convert each node of a program; return the values in the network."""
     program, env, around = validated.program, dict(given), ctx.node
     try:
         for node in program.graph.nodes:
@@ -85,7 +85,7 @@ def _convert(
 
 @frozen(eq=False)
 class _Graph:
-    """Calls as a graph: its placeholders stand for what the network has already, by name in ``env``."""
+    """Calls as a graph: its placeholders stand for existing values of the network, by name in ``env``."""
 
     stand_ins: StandIns
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)

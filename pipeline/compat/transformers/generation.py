@@ -143,7 +143,7 @@ def _encoder_example(model: Pretrained, batch: int, length: int | None) -> torch
 
 
 def _shell(model: Pretrained) -> CompiledGeneration:
-    """The model's object without its weights: what ``generate`` asks of it is there, its tensors are on no device."""
+    """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     kinds = {base: type(f"Compiled{base.__name__}", (CompiledGeneration, base), {}) for base in (type(model),)}

@@ -19,7 +19,7 @@ _HARMLESS: Final = (
     "autograd.profiler.record_function",
     "nn.utils.stateless.",
 )
-"""What a program may enter that changes nothing of what it computes."""
+"""Contexts that do not change what a program computes."""
 
 _CHOOSE: Final = "let torch.where choose between values, or decide before the model is called"
 _FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
@@ -58,7 +58,7 @@ def _known(call: Call, value: Value, what: str) -> None:
 
 
 def _is_data(value: Value) -> bool:
-    """Whether a number is read from a tensor while the program is traced, and nothing tells it."""
+    """Whether a number is read from a tensor while the program is traced, with no known value."""
     if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):
         return False
     return not value.node.has_hint() and value.node.maybe_as_int() is None

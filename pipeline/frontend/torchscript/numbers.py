@@ -52,14 +52,14 @@ _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::hash": hash,
     "prim::abs": abs,
 }
-"""What a kind means for numbers, strings and lists: in all overloads that are given no tensor."""
+"""Kinds as functions of numbers, strings and lists, for all overloads without a tensor."""
 
 _MATH: Final = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "degrees", "erf"),
     *("erfc", "exp", "expm1", "fabs", "factorial", "floor", "fmod", "frexp", "gamma", "gcd", "isfinite", "isinf"),
     *("isnan", "ldexp", "lgamma", "log", "log10", "log1p", "modf", "radians", "sin", "sinh", "tan", "tanh"),
 )
-"""What is Python's function of this name in ``math``."""
+"""Kinds that are the function of the same name in ``math``."""
 
 
 def _length(low: Value, high: Value, step: Value) -> Value:
