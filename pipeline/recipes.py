@@ -137,7 +137,7 @@ def qualified_name(target: object) -> str:
 
 
 def _resolve(value: object, values: Mapping[str, object], device: torch.device) -> Any:
-    """An argument with values in the place of references; where a recipe says CPU, it is ``device``."""
+    """An argument with values in place of references; ``device`` replaces CPU in a recipe."""
     if isinstance(value, Ref):
         return values[value.name]
     if isinstance(value, (tuple, list)):

@@ -55,7 +55,7 @@ def flattened(program: Program) -> Program:
 
 
 def _replace(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
-    """Placeholders for what is read of a parameter, in the place of the parameter."""
+    """Replace a parameter by placeholders for the parts that are read."""
     for user in list(node.users):
         if qualified_name(user.target) != ACCESS:
             continue

@@ -101,7 +101,7 @@ TABLE: Final = (
             exported_program,
             name,
             lambda _: without_plain_copies,
-            "puts the source of a copy into a buffer in the place of its result, even where the copy casts or expands",
+            "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
             during="export",
         )
         for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")

@@ -32,7 +32,7 @@ class Again:
         if missing := [record.__name__ for record, place in places.items() if place is None]:
             raise PipelineError(
                 f"the program cannot be compiled again: no stage of its pipeline gives {' or '.join(missing)}",
-                'verify(on_failure="heal") and bisect need the stages one by one, not a pipeline in the place of one',
+                'verify(on_failure="heal") and bisect need the stages one by one, not a pipeline in place of one',
             )
         at = {record: place or 0 for record, place in places.items()}
         rest = list(stages[at[Partitioned] + 1 : at[Compiled] + 1])
