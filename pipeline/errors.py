@@ -196,7 +196,7 @@ class AgreementError(PipelineError):
 
 
 CAPTURED_OTHERWISE = (
-    "torch.export.export(model, args).module() gives the same other results: another version of torch or of the "
+    "torch.export.export(model, args).module() shows the same difference: another version of torch or of the "
     "model's library may export it right; so may a model that does not ask whether it is traced, and keeps no state "
     "beside its buffers. verify(module=False) goes on with the captured graph"
 )

@@ -50,7 +50,7 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
             differ, or computed by a converter without a recipe); the message names each, with the reason.
     """
     if not isinstance(compiled, Compiled):
-        raise TypeError(f"compiled is a {type(compiled).__name__}: pass what pipeline.default()(model, args) gave")
+        raise TypeError(f"compiled is a {type(compiled).__name__}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
     given = taken_apart(_tensors(new_weights, program))
     if wrong := missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):

@@ -81,7 +81,7 @@ class Run:
                 except Exception:
                     self._observers.remove(observer)
                     log.warning(
-                        "observer %r failed at %r; it hears no more of this run", observer, event, exc_info=True
+                        "observer %r failed at %r; it gets no more events of this run", observer, event, exc_info=True
                     )
 
     def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:

@@ -142,7 +142,7 @@ def as_stage(value: object) -> AnyStage:
     if isinstance(value, type):
         raise TypeError(f"{value.__name__} is a class; the stage is an instance, such as {value.__name__}()")
     if not callable(value):
-        raise TypeError(f"{value!r} is no stage: a stage is called with a record and gives a record")
+        raise TypeError(f"{value!r} is not a stage: a stage takes a record and returns a record")
     if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
         return cast(AnyStage, value)
     if type(value).__hash__ is None:

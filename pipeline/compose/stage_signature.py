@@ -51,7 +51,7 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
             "define or import it at the module's top level (not under TYPE_CHECKING)"
         ) from error
     if hints["return"] is NoneType:
-        raise TypeError(f"stage {name!r} is annotated to return None; a stage gives a record")
+        raise TypeError(f"stage {name!r} is annotated to return None; a stage returns a record")
     return hints[next(iter(inspect.signature(function).parameters))], hints["return"]
 
 
