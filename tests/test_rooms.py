@@ -46,6 +46,7 @@ BY_NAME = {
     "pipeline.cli.sources": "the user's model",
     "pipeline.converters": "its families",
     "pipeline.testing.strategies": "its families",
+    "pipeline.trt": "TensorRT's bindings",
 }
 """The modules that import others by a name made at run time, and which: no one else may, since no test would see it."""
 
