@@ -92,7 +92,7 @@ def _improvement(improvement: Improvement) -> JsonData:
 
 
 def _verify(_: Verify) -> JsonData:
-    raise NoIdentityError("verify runs the model, which a cache cannot replace: pipeline.cached(store, compile) | verify")
+    raise NoIdentityError("verify runs the model, and a cache cannot: pipeline.cached(store, compile) | verify")
 
 
 def _tensor(tensor: torch.Tensor) -> JsonData:
