@@ -36,18 +36,18 @@ def gpu(data: dict[str, Any]) -> str:
     )
 
 
-SUMMARY = """Milliseconds on the GPU for a call. In bold: ours, and the fastest of the other ways to run the model. The
-raw engine is the engine of ours driven by hand, with no module around it; without a graph it is faster in ours where
-TensorRT-RTX launches it as a graph (`engine_graphs`).
+SUMMARY = """Milliseconds on the GPU for a call. Bold: ours, and the fastest other way to run the model. The raw engine
+is our engine driven by hand, without a module around it; without a graph ours is faster if TensorRT-RTX launches the
+engine as a graph (`engine_graphs`).
 """
 
-SHARED = """Measured as well, but left out, since they shared the GPU meanwhile (what was not awaited took more
-than {times} times as long as the GPU said): {groups}.
+SHARED = """Also measured, but left out, since they shared the GPU meanwhile (calls that were not awaited took more
+than {times} times as long as the GPU reported): {groups}.
 """
 
-DETAILS = """In the tables below, host µs is the time until a call returns, compile s that of everything between
-torch.export and the first result, once (`benchmarks.gpu_compile` compares it), host MB the most memory that this took,
-GPU MB what is held after it, and the error is relative to eager in float32.
+DETAILS = """In the tables below, host µs is the time until a call returns; compile s the time from after
+torch.export to the first result, measured once (`benchmarks.gpu_compile` compares it); host MB the peak memory of that;
+GPU MB the memory held afterwards; and the error is relative to eager in float32.
 """
 
 
@@ -179,7 +179,7 @@ def _seconds(row: Row | None) -> str:
     return f"{row['compile_seconds']:.2f} ({min(row['all_seconds']):.2f} to {max(row['all_seconds']):.2f})"
 
 
-PROFILE = """The kernels of a call in {dtype}, by what they do, as PyTorch's profiler sees them: microseconds (kernels).
+PROFILE = """The kernels of a call in {dtype}, by role, as PyTorch's profiler reports them: microseconds (kernels).
 """
 
 
@@ -195,7 +195,7 @@ def profile(data: dict[str, Any]) -> str:
             filled(PROFILE.format(**data)),
             *table(["model", "method", "all", *roles], cells),
             "",
-            "The dearest of each:\n",
+            "The most expensive of each:\n",
             *table(["model", "method", "kernel", "µs", "times"], [each for row in rows for each in _dearest(row)]),
             "",
         ]
@@ -219,9 +219,9 @@ def _dearest(row: Row, shown: int = 5) -> list[list[str]]:
 
 
 STARTS = """Seconds to the first result, {dtype}, batch {batch}: from `Compiled.module()` in the process that compiled,
-with no kernels on disk; and from the saved file in another, which finds those of the first. The latter begins with the
-inputs on the host, when torch and pipeline are imported, and has in it what CUDA takes to begin and what loading takes.
-{side_by_side} models start side by side.
+with no kernels on disk; and from the saved file in another, which finds the kernels of the first. The latter begins
+with the inputs on the host, after torch and pipeline are imported, and includes starting CUDA and loading. Models
+started at once: {side_by_side}.
 """
 
 

@@ -55,7 +55,7 @@ def stages(data: dict[str, Any]) -> str:
 
 TIME = """**Time.** Our own stages, without torch.export and TensorRT's build, take {median_seconds:.2f} s of processor
 time for {model} ({nodes} nodes): {by_stage}. The first compilation of a process takes {first_seconds:.2f} s; the target
-is {target_seconds} s. They run in one thread. On this machine, as busy as it was, the clock showed
+is {target_seconds} s. They run in one thread. The clock of this machine, busy with other work, showed
 {median_wall_seconds:.2f} s for them, and {build_wall_seconds} s for TensorRT's build.
 """
 
@@ -64,8 +64,8 @@ at most {growth} times one of the shortest; the target is {target_growth}.
 """
 
 MEMORY = """**Memory.** Peak of the resident set, children included, above what the process held before `decompose`, in
-multiples of the weights' bytes; the target is 2. `build` is TensorRT's. Its fixed share is what it takes for a like
-network with hardly any weights. Anonymous memory is what the system cannot drop: not files that are mapped.
+multiples of the weights' bytes; the target is 2. `build` is TensorRT's. Its fixed share is that of a similar
+network with hardly any weights. Anonymous memory cannot be dropped by the system, unlike memory-mapped files.
 """
 
 _MEMORY = [
@@ -120,8 +120,8 @@ def partitions(data: dict[str, Any]) -> str:
 
 CAPTURE = """Processor time of `pipeline.capture` in multiples of torch.export's own call for the same module, inputs
 and dynamic dims, over {count} architectures of the zoo{part}: {median} in the median, {worst} at most; the targets are
-{limits[median]} and {limits[worst]}. Where torch.export refuses the dims, its time is that until it says so. The
-dearest:
+{limits[median]} and {limits[worst]}. If torch.export refuses the dims, its time is that until the refusal. The
+most expensive:
 """
 
 _CAPTURE = ["architecture", "operators", "torch.export", "`pipeline.capture`", "ratio"]

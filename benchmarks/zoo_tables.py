@@ -17,18 +17,18 @@ HEAD = """# Models
 
 After this page you know which of your models' architectures compile, how much of each runs in engines, how far the
 results are from float64, and what stays in PyTorch and why. Small models with random weights, made from their
-configurations, are compiled and run on the reference executor beside eager PyTorch, at the sizes of the example and
-at some others (`python -m benchmarks.zoo`; `python -m benchmarks.tables` writes this page).
+configurations, are compiled, run on the reference executor and compared with eager PyTorch, at the sizes of the
+example and at some others (`python -m benchmarks.zoo`; `python -m benchmarks.tables` writes this page).
 
-The dims that vary are those that torch.export lets vary. An error is the largest of an output relative to the largest
-element, against the same model in float64; where that model does not run in float64, against eager PyTorch. What an
-engine does not take runs in PyTorch, and the reasons are listed below the table.
+"Dims that vary" are those that torch.export lets vary. An error is the largest one of an output, relative to its
+largest element, against the same model in float64 (or against eager PyTorch if the model does not run in float64).
+Operators that engines do not take run in PyTorch; the reasons are listed below each table.
 
-The last columns are from a GPU, where the model lay before it was captured (`tests/gpu/test_zoo_gpu.py`): the error of
-TensorRT's engines and, in brackets, that of eager PyTorch there. An engine may have four times eager's error and
-the floor of [verification.md](verification.md). What is beyond is verified: *decided by rounding* are elements that
-change when products are rounded otherwise, *healed* is what agrees in another form, as `pipeline.verify("heal")` finds
-it, and *exported otherwise* agrees with its captured graph, which differs from the module.
+The last columns are from a GPU, with the model on it before capture (`tests/gpu/test_zoo_gpu.py`): the error of
+TensorRT's engines and, in brackets, that of eager PyTorch there. An engine's error may be four times eager's plus the
+floor of [verification.md](verification.md). Larger errors are examined: *decided by rounding* means that the elements
+change when products are rounded differently, *healed* that another form agrees, as `pipeline.verify("heal")` finds it,
+and *exported otherwise* that the program agrees with its captured graph, which differs from the module.
 """
 
 DTYPES = ("float32", "float16", "bfloat16")

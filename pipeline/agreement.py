@@ -18,12 +18,12 @@ class OutputAgreement:
     error: the largest error of the program, relative to the largest finite magnitude of the exact output (absolute
         where that is 0). Infinite where only one of the two is NaN or infinite, and for numbers that have to be equal.
     eager_error: the same of eager PyTorch in the model's own dtypes.
-    bound: what the program's error may be.
+    bound: the largest error that the program may have.
     exact: what both are measured against: ``float64``, ``float32``, or ``eager`` where it runs in no other dtype, or
         where the program is so near to it that no other decides anything.
     elements, undecided: how many elements the output has, and how many of them are left out because rounding decides
         them: they change when products are rounded otherwise (a near tie of ``argmax``, say).
-    raised: what the program raises in the place of giving it; empty if it runs.
+    raised: the error that the program raises instead of computing the output; empty if it runs.
     unjudged: why the output is not judged; empty if it is.
     source: ``graph`` for the program beside the captured graph, run by eager; ``module`` for the module that was
         captured beside its graph: ``error`` is then the module's, ``eager_error`` the graph's.
@@ -91,7 +91,7 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Tell whether something was compared and every error is within its bound."""
+        """Return whether something was compared and every error is within its bound."""
         return not self.failures and (bool(self.rows) or not self.skipped)
 
     @property

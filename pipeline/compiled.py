@@ -69,7 +69,7 @@ class ConvertedNode:
 @frozen
 class Coverage:
     """Which operators run in engines, which in PyTorch and why, and which in another form since their own was wrong;
-    and what the user registered for operators of the model and nothing used (``unreached``)."""
+    and which of the user's registrations nothing used although the model has their operator (``unreached``)."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]
@@ -90,8 +90,8 @@ class Coverage:
 class Compiled:
     """A compiled program: engines, what they were made from, and what runs beside them.
 
-    Callable: ``compiled(*args, **kwargs)`` gives the pytree, dtypes and values of the model it was compiled from. It
-    runs on TensorRT where there is a GPU, else on the CPU reference executor.
+    Callable: ``compiled(*args, **kwargs)`` returns the same pytree, dtypes and values as the model. It runs on TensorRT
+    if there is a GPU, else on the CPU reference executor.
 
     Attributes:
         engines: a serialized engine for each engine segment, in order.
@@ -152,8 +152,8 @@ class Compiled:
 
         Raises:
             ValueError: ``executor`` is none of these.
-            ExecutionError: TensorRT is asked for and there is no GPU, or the engine does not load.
-            TypeError: one of ``runtime`` is no setting, or one that only compiling can follow.
+            ExecutionError: TensorRT was requested and there is no GPU, or the engine does not load.
+            TypeError: one of ``runtime`` is not a setting, or takes effect only when compiling.
         """
         from pipeline.artifact.operator import Entry
         from pipeline.runtime.module import CompiledModule
@@ -161,7 +161,7 @@ class Compiled:
         if executor not in (known := (None, *get_args(Executor))):
             raise ValueError(f"executor is one of {', '.join(map(repr, known))}, not {executor!r}")
         if late := [name for name in runtime if name in self.settings.names() and name not in RUNTIME]:
-            raise TypeError(f"{', '.join(late)} is for compiling; a module can be told {', '.join(RUNTIME)}")
+            raise TypeError(f"{', '.join(late)} takes effect when compiling; a module takes {', '.join(RUNTIME)}")
         module = CompiledModule(self, executor, self.settings.evolve(**runtime))
         module.entry = Entry(module, self)
         return module
@@ -215,8 +215,8 @@ class Compiled:
             adapters: PEFT's state dict (``….lora_A.weight``, ``….lora_B.weight``), or a mapping from parameter to its
                 factors: A [rank, in], B [out, rank].
             scale: ``lora_alpha / r`` of PEFT's configuration.
-            fan_in_fan_out: whether square weights are [in, out], as those of GPT-2's ``Conv1D``. Others tell by their
-                shape.
+            fan_in_fan_out: whether square weights are [in, out], as those of GPT-2's ``Conv1D``. Others are
+                recognised by their shape.
 
         Raises:
             RefitError: names each adapter that does not fit, with the reason.
@@ -230,7 +230,7 @@ class Compiled:
         return self.module()
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """What the model gives for these inputs."""
+        """Run the program; return what the model returns for these inputs."""
         return self._module(*args, **kwargs)
 
     def __copy__(self) -> Compiled:
@@ -292,7 +292,7 @@ class Compiled:
 
 
 def outputs_of(inputs: Iterable[Port], outputs: Iterable[Output], segments: Iterable[Segment]) -> Iterator[str]:
-    """A line for each output that a caller gets: its name, and its dtype and sizes, or what it is."""
+    """A line for each output that a caller gets: its name, and its dtype and sizes, or its kind."""
     known = {p.name: p for p in (*inputs, *(p for segment in segments for p in segment.outputs))}
     for output in (output for output in outputs if output.kind == "user"):
         name, port = output.name or str(output.value), None if output.constant else known.get(output.value)

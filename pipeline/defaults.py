@@ -1,4 +1,4 @@
-"""``pipeline.default``, the stages joined, and ``pipeline.bisect``, which compiles by them."""
+"""``pipeline.default``, our stages joined, and ``pipeline.bisect``, which compiles with them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ def default(
     Args:
         settings: the settings; default ones if None.
         registry: the converters.
-        decompositions: our own decompositions, which are asked before converters.
-        torch_enabled_decompositions: operators that torch decomposes before any converter is asked, beside those that
-            it decomposes anyway.
-        torch_disabled_decompositions: operators that are never taken apart, beside those that are not anyway: they are
-            left to a converter, or to PyTorch.
+        decompositions: our own decompositions, which take precedence over converters.
+        torch_enabled_decompositions: operators that torch decomposes before any converter is asked, in addition to
+            those that it always decomposes.
+        torch_disabled_decompositions: operators that are never decomposed: a converter or PyTorch runs them.
         build_executor: builds the engines of a program in parallel: any ``concurrent.futures.Executor``, which the
             caller shuts down (see ``pipeline.stages.Build``). None: one after the other, in this process.
         fields: fields of ``CompilationSettings`` that differ from ``settings``.
@@ -87,17 +86,18 @@ def bisect(
     Args:
         model: an nn.Module or ExportedProgram with its ``args``, ``kwargs`` and ``dynamic_shapes``, as a pipeline takes
             them; or a `Compiled`, alone.
-        compile: the pipeline that compiles it; the default one if None. What is after the stage that gives `Compiled`
-            (`verify`) is left out.
+        compile: the pipeline that compiles it; the default one if None. Stages after the one that returns `Compiled`
+            (`verify`) are left out.
         inputs, executor, multiple: as in `pipeline.verify`. The reference executor needs no engines: none are built.
-        limit: the most builds; a search that reaches it gives what it has found, ``complete=False``.
+        limit: the most builds; a search that reaches it returns what it has found, ``complete=False``.
 
     Returns:
         The faults, each with its nodes, operators and source lines; the agreement of the whole program; and a script
         that shows the first fault.
 
     Raises:
-        PipelineError: the pipeline does not give the records between, or the program does not compile or run.
+        PipelineError: the pipeline does not have the usual records between its stages, or the program does not compile
+            or run.
     """
     runs: Runs = executor or ("tensorrt" if has_gpu() else "reference")
     compile = _up_to_compiled(default() if compile is None else compile, engines=runs == "tensorrt")
@@ -109,7 +109,7 @@ def bisect(
 
 
 def _up_to_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
-    """The stages up to the one that gives `Compiled`; without engines for an executor that needs none."""
+    """The stages up to the one that returns `Compiled`, without building engines for an executor that needs none."""
     last = next((step.name for step in compile if step.gives is Compiled), None)
     compile = compile if last is None else compile.until(last)
     built = next((step.name for step in compile if step.gives is Built), None)
@@ -121,9 +121,9 @@ def _check(settings: object, registry: object, decompositions: object) -> None:
         raise TypeError(f"settings are CompilationSettings or None, not {settings!r}; fields are given by name")
     if not isinstance(registry, ConverterRegistry):
         adopted = "; ConverterRegistry.from_legacy adopts a dict of functions" if isinstance(registry, dict) else ""
-        raise TypeError(f"registry is a {type(registry).__name__}, a ConverterRegistry is due{adopted}")
+        raise TypeError(f"registry is a {type(registry).__name__}, expected a ConverterRegistry{adopted}")
     if not isinstance(decompositions, DecompositionTable):
-        raise TypeError(f"decompositions is a {type(decompositions).__name__}, a DecompositionTable is due")
+        raise TypeError(f"decompositions is a {type(decompositions).__name__}, expected a DecompositionTable")
 
 
 def _check_targets(capabilities: tuple[str, ...]) -> None:

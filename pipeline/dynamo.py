@@ -1,8 +1,8 @@
 """``pipeline.backend``: a backend of ``torch.compile``, which compiles each graph that Dynamo finds.
 
-Dynamo hands over a model's parameters and buffers as inputs, and sizes that vary and floats too. Here the first are
-weights again, sizes are read off the tensors, and floats are part of the program. What the program asks of its sizes
-goes back to Dynamo as guards: a call beyond them compiles anew.
+Dynamo passes a model's parameters and buffers as inputs, as well as varying sizes and floats. Here parameters and
+buffers become weights again, sizes are read from the tensors, and floats become part of the program. The program's
+conditions on sizes go back to Dynamo as guards: a call that violates them compiles again.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def backend(
 ) -> Callable[..., Function]:
     """Return a backend of ``torch.compile``.
 
-    It is for inference: results have no gradients. A size that varies goes as far as Dynamo was told
-    (``mark_dynamic``), or to 4 times that of the call that compiles, at least 16; beyond that, Dynamo compiles anew.
-    Weights that were changed since the last call, or replaced, are refitted first.
+    It is for inference: results have no gradients. The range of a varying size is the one that Dynamo knows
+    (``mark_dynamic``), or reaches to 4 times that of the compiling call, at least 16; beyond that, Dynamo compiles
+    again. Weights that were changed or replaced since the last call are refitted first.
 
     Args:
-        compile: what each graph is compiled with; ``pipeline.default()`` if None. The ``options`` of
-            ``torch.compile`` are settings that differ from its own, and so is its ``mode``, by the names that torch
-            has: ``"reduce-overhead"`` is ``cuda_graphs``, ``"max-autotune"`` the highest ``optimization_level`` too.
-        executor: what runs it, as in ``Compiled.module``.
+        compile: the pipeline for each graph; ``pipeline.default()`` if None. The ``options`` of ``torch.compile``
+            override its settings, and so does ``mode``, by torch's names: ``"reduce-overhead"`` is ``cuda_graphs``,
+            ``"max-autotune"`` the highest ``optimization_level`` too.
+        executor: where engines run, as in ``Compiled.module``.
 
     Raises:
         TypeError: the pipeline does not lead from ``Program`` to ``Compiled``.
@@ -145,7 +145,7 @@ class _Graph(torch.nn.Module):
         self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.places]
 
     def forward(self, *inputs: object) -> Any:
-        """What Dynamo's graph gives."""
+        """Compute the results of Dynamo's graph."""
         known = dict(zip(self.inputs, inputs, strict=True))
         return self.calls(*(self.given(node, known) for node in self.values))
 
@@ -168,7 +168,7 @@ class _Graph(torch.nn.Module):
         return capture(self, examples, dynamic_shapes=(shapes,) if shapes else None, settings=settings)
 
     def guard(self, program: Program) -> None:
-        """Has Dynamo check what the program asks of its sizes: to compare a size of Dynamo's is to guard it."""
+        """Let Dynamo guard the program's conditions on sizes: comparing one of Dynamo's sizes guards it."""
         known: dict[str, Argument] = {}
         for port, node in zip(program.inputs, self.inputs, strict=True):
             exprs = port.shape if port.kind == "tensor" else (port.value,)
@@ -183,7 +183,7 @@ class _Graph(torch.nn.Module):
 
 @define(eq=False)
 class _Runner:
-    """What Dynamo calls: a compiled graph, whose weights follow those of the calls.
+    """The callable for Dynamo: a compiled graph, whose weights follow those of the calls.
 
     weights, inputs: where they are among Dynamo's arguments.
     calls: Dynamo's graph, for calls in which an input that is written to, one of ``written``, lies in the memory of
@@ -203,7 +203,7 @@ class _Runner:
     versions: Sequence[int] = ()
 
     def load(self, args: Sequence[Argument]) -> None:
-        """Make a module of what is compiled, and note the weights that it has."""
+        """Make a module of the compiled program, and note its weights."""
         self.held = [args[i] for i in self.weights.values()]
         self.counted = [weight for weight in self.held if not weight.is_inference()]
         self.versions = list(map(_writes, self.counted))
@@ -224,7 +224,7 @@ _writes = attrgetter("_version")
 
 
 class _Number(float):
-    """A float in the place of the tensor as which Dynamo passes it on."""
+    """A float in place of the tensor that Dynamo passes for it."""
 
     def item(self) -> float:
         """The number."""
@@ -267,7 +267,7 @@ def _dims(node: Node, dims: dict[str, Any]) -> object:
 
 
 def _dim(size: torch.SymInt) -> Dim:
-    """From what Dynamo knows, or else up to what a dim without an upper bound gets."""
+    """The range that Dynamo knows, or else the default of a dim without an upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
     high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _hint(size), 16)
     return Dim(str(size), min=int(ends.lower), max=high)

@@ -1,4 +1,4 @@
-"""Advice for settings that Torch-TensorRT has or that were renamed: what takes the place of each here."""
+"""Advice for settings of Torch-TensorRT and for renamed ones: what to use here instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENGINES = "the partition stage can be swapped: max_engines, pipeline.by_submodu
 _FAILURES = "an engine that cannot be built is an error; torch_executed_ops keeps an operator in PyTorch"
 _INPUTS = "inputs are given to the call: pipeline.default()(model, args=(x,), kwargs={…})"
 _EXECUTOR = "default(build_executor=…) builds engines in parallel, compiled.module(executor=…) says what runs them"
-_NONE = "there is nothing like it here"
+_NONE = "there is no equivalent here"
 
 ELSEWHERE: Final = MappingProxyType(
     {
@@ -44,8 +44,8 @@ ELSEWHERE: Final = MappingProxyType(
         "pass_through_build_failures": _FAILURES,
         "use_fast_partitioner": _ENGINES,
         "enable_resource_partitioning": _ENGINES,
-        "cpu_memory_budget": "weights are held once, and what is made of them lies in files",
-        "offload_module_to_cpu": "the model may lie on the CPU from the start",
+        "cpu_memory_budget": "weights are held once, and tensors made from them are in files",
+        "offload_module_to_cpu": "the model may be on the CPU from the start",
         "gpu_id": _WHERE,
         "hardware_compatible": _WHERE,
         "make_refittable": _REFIT,

@@ -1,4 +1,4 @@
-"""Errors and warnings: each names the thing, says why it failed, and how to go on."""
+"""Errors and warnings: each names the thing at fault, says why it failed, and how to go on."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _FRAME = re.compile(
 
 @attrs.frozen
 class Fallback:
-    """A node that runs in PyTorch: its name and target, why, what could be done, and the user's line it comes from."""
+    """A node that runs in PyTorch: its name and target, the reason, a hint, and the user's line that it comes from."""
 
     node: str
     target: str
@@ -27,14 +27,14 @@ class Fallback:
     where: str = ""
 
     def __str__(self) -> str:
-        """Two lines or three, as they stand in an error and in a report."""
+        """The two or three lines of an error or report."""
         lines = [f"{self.target} at node {self.node}{_bracketed(self.where)}", _indented(self.reason)]
         return "\n".join([*lines, f"  hint: {self.hint}"] if self.hint else lines)
 
 
 @attrs.frozen
 class Unreached:
-    """Something of the user's, a converter or decomposition or setting, that nothing used, and why."""
+    """A converter, decomposition or setting of the user that nothing used, and why."""
 
     what: str
     reason: str
@@ -118,7 +118,7 @@ class QuantizationError(BuildError):
 
 
 class CalibrationError(PipelineError, ValueError):
-    """Activations are to be quantized, and calibration does not tell their ranges; the message says why."""
+    """Calibration does not determine the ranges of activations that are to be quantized; the message says why."""
 
     __module__ = "pipeline"
     advice = "pass calibration=[…]: a few typical inputs, each as a tensor, a tuple of arguments or a dict of keywords"
@@ -132,9 +132,9 @@ class CaptureError(PipelineError):
 
 
 class ShapeError(PipelineError, ValueError):
-    """An input whose size in a dimension, or whose rank (`dim` is None), is not one that was compiled for.
+    """An input has a size in a dimension, or a rank (`dim` is None), that the program was not compiled for.
 
-    `why` says what the size depends on, where the range alone does not.
+    `why` says what the size depends on, if it is not the range alone.
     """
 
     __module__ = "pipeline"
@@ -150,14 +150,14 @@ class ShapeError(PipelineError, ValueError):
 
 
 class DtypeError(PipelineError, TypeError):
-    """An input whose dtype is not the one that the model, or the compiled program, takes: `found`, and in words the one
-    that is due. `why` says who takes it."""
+    """An input has a dtype that the model, or the compiled program, does not take: `found`, and the expected one in
+    words. `why` says what needs it."""
 
     __module__ = "pipeline"
 
     def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
         hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"
-        super().__init__(f"input {input} is {found}, {due} is due{why and f': {why}'}", f"{hint}; or cast the model")
+        super().__init__(f"input {input} is {found}, expected {due}{why and f': {why}'}", f"{hint}; or cast the model")
         self.input, self.found, self.due, self.why = input, found, due, why
         self.args = (input, found, due, why)
 
@@ -181,7 +181,7 @@ class RefitError(PipelineError):
 
 
 class AgreementError(PipelineError):
-    """A compiled program is further from eager PyTorch than it may be; `agreement` has every output at every size."""
+    """A compiled program's error is beyond its bound; `agreement` has every output at every size."""
 
     __module__ = "pipeline"
     advice = (
@@ -196,7 +196,7 @@ class AgreementError(PipelineError):
 
 
 CAPTURED_OTHERWISE = (
-    "torch.export.export(model, args).module() gives the same other results: another version of torch or of the "
+    "torch.export.export(model, args).module() shows the same difference: another version of torch or of the "
     "model's library may export it right; so may a model that does not ask whether it is traced, and keeps no state "
     "beside its buffers. verify(module=False) goes on with the captured graph"
 )
@@ -209,7 +209,7 @@ class AgreementWarning(UserWarning):
 
 
 class UnreachedWarning(UserWarning):
-    """A user's converter, decomposition or setting is used by nothing, though the model has its operator."""
+    """Nothing used a user's converter, decomposition or setting, though the model has its operator."""
 
     __module__ = "pipeline"
 
@@ -265,10 +265,10 @@ def _where(agreement: Any, row: Any) -> str:
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """The user's line that a node comes from, `model.py:41, y = x.topk(5000)`; empty if nobody knows.
+    """The user's line that a node comes from, `model.py:41, y = x.topk(5000)`; empty if unknown.
 
-    The innermost frame of the node's stack trace outside torch itself and the code it makes; a model's library counts
-    as the user's.
+    It is the innermost frame of the node's stack trace outside torch and its generated code; a model's library counts
+    as the user's code.
     """
     return line_of(node.meta)
 
@@ -295,14 +295,14 @@ def _torch_folder() -> str:
 
 
 def worded(error: BaseException) -> str:
-    """What an exception says, with its kind where the words alone may be no sentence (`KeyError: 'x'`), and without the
-    addresses where C++ raised it."""
+    """An exception's message, with its type if the message alone may be unclear (`KeyError: 'x'`), and without the
+    stack addresses of errors from C++."""
     words = str(error).partition("\nException raised from ")[0]
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
 def raised_at(error: BaseException) -> str:
-    """The file and line of a raise, the innermost outside torch: `model.py, line 41`."""
+    """The file and line that raised an exception, the innermost outside torch: `model.py, line 41`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_torch_folder())] or list(frames)
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""

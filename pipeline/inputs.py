@@ -65,13 +65,13 @@ class Input:
     min_shape, opt_shape, max_shape: the sizes of a dynamic one, of equal rank, min <= opt <= max in each dimension.
         TensorRT chooses its kernels for `opt_shape`; without it, for `max_shape`.
     profiles: several ranges, each (min_shape, opt_shape, max_shape): a call has to fit one of them, and engines are
-        tuned for each, with one copy of the weights. They take the place of the three above.
+        tuned for each, with one copy of the weights. They replace the three above.
     dtype: a torch.dtype, float32 by default.
     device: the device of the example that the model is captured with. None: that of the model's parameters, or for a
         model without any that of the tensors among the inputs, or the CPU. Calls take inputs from any device.
     name: the input's name in errors and in the names of its dynamic dimensions; a Python identifier.
 
-    `TypeError` or `ValueError` naming the field and the dimension for anything else.
+    Raises a `TypeError` or `ValueError` that names the field and the dimension for anything else.
     """
 
     shape: tuple[int, ...] | None = attrs.field(default=None, converter=_to_shape, validator=_sizes)
@@ -132,14 +132,14 @@ class Input:
 
     @property
     def is_dynamic(self) -> bool:
-        """Tell whether any dimension may vary."""
+        """Return whether any dimension may vary."""
         return bool(self.dynamic_dims)
 
     def example(self, device: torch.device | str | None = None) -> torch.Tensor:
         """Return a tensor of this dtype and the optimal shape: zeros for integers (valid indices anywhere), else ones.
         It is on ``device``, or else on the input's own, or else on the CPU.
 
-        torch.export takes a size of 0 or 1 to be fixed, so where such a dimension may vary the example has the least
+        torch.export takes a size of 0 or 1 to be fixed, so if such a dimension may vary, the example has the least
         larger size in its range, if there is one.
         """
         integral = not (self.dtype.is_floating_point or self.dtype.is_complex or self.dtype == torch.bool)
@@ -150,7 +150,7 @@ class Input:
     def dynamic_shapes(self, index: int) -> dict[int, Dim]:
         """Return torch.export's `dynamic_shapes` of the input at this index: its varying dimensions, with their ranges.
 
-        A dimension is called after the input's name, or its index, and its own number: `image_0`, `input1_0`. Each
+        A dimension is named after the input's name or index, and its own number: `image_0`, `input1_0`. Each
         dimension has its own name, so they are independent; torch.export says so if the model requires otherwise.
         """
         stem = self.name or f"input{index}"

@@ -32,12 +32,12 @@ from pipeline.shapes.environment import Range, Shape, ShapeEnvironment, Symbols,
 
 
 def digest(text: str) -> str:
-    """The SHA-256 of a printed form; records are told apart by it, never by ``==`` (``1 == True``)."""
+    """The SHA-256 of a printed form; records are compared by it, never by ``==`` (``1 == True``)."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to. torch does not count that of one made in inference mode: 0."""
+    """The number of writes to a tensor. torch does not count those to one made in inference mode: 0."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -65,7 +65,7 @@ class Port:
         return self.kind in ("symint", "symfloat")
 
     def nbytes(self, size: Callable[[Range], int]) -> int:
-        """The bytes of a tensor, each dim as ``size`` chooses from its range."""
+        """The bytes of a tensor, where ``size`` chooses each dim from its range."""
         if self.kind != "tensor" or self.dtype is None:
             return 0
         return self.dtype.itemsize * math.prod(map(size, self.ranges))
@@ -82,7 +82,7 @@ class Port:
 
 
 def port(name: str, value: object, symbols: Symbols) -> Port:
-    """The port for a graph value: a fake tensor, a symbolic int, or a constant."""
+    """Return the port for a graph value: a fake tensor, a symbolic int, or a constant."""
     if isinstance(value, torch.Tensor):
         shape = shape_of(value)
         return Port(name, value.dtype, shape, tuple(bounds(d, symbols) for d in shape), layout=value.layout)
@@ -96,15 +96,15 @@ def port(name: str, value: object, symbols: Symbols) -> Port:
 
 @frozen
 class Output:
-    """One output of a program: where its value comes from, and what becomes of it.
+    """One output of a program: the source of its value, and where it goes.
 
     ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``, or
     ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call, or ``"check"``:
     whether rows outside of ``target`` or another buffer were written. The ``target`` of a ``"user"`` output is the
     tensor that eager returns, by its name at capture: outputs with one target are one tensor, and one whose target is
-    an input, parameter or buffer is that tensor itself, as it is after the call. Every other output is new at each
-    call, whatever later stages make of its value. ``name`` is what users call it: its key in what
-    the model returns, or the name of what is written to.
+    an input, parameter or buffer is that tensor itself, as it is after the call. Every other output is a new tensor at
+    each call, however later stages compute it. ``name`` is the user's name for it: its key in the model's result, or
+    the name of the written buffer or input.
     """
 
     value: Any
@@ -119,16 +119,15 @@ class Program:
     """A captured model: a functional ATen graph whose placeholders are parameters, buffers and user inputs.
 
     ``constants`` maps the placeholders that are the same at every call to the recipe that makes them from
-    ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates
-    to the buffer's name; each sees its elements from the first on. ``shapes`` has the sizes that vary.
+    ``parameters`` (the model's own tensors, by their names). ``buffers`` maps placeholders that the program mutates to
+    the buffer's name; each views the buffer's elements from the first on. ``shapes`` has the varying sizes.
     ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict;
-    ``written`` are the parameters that are none of the model's, but tensors that its code spells out.
-    ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program that `decompose`
-    was given, over the same parameters: its operators are those that eager PyTorch runs. ``origin`` is the module that
-    was captured, held weakly (`frontend.origin.Origin`).
-    ``decomposed`` are the operators that decompositions of the user's have taken apart. ``unreached`` is what he
-    registered for operators of the model and nothing used, each with the reason. ``profiles`` narrow symbols: a call
-    has to fit one of them, if there are any.
+    ``written`` are the parameters that do not belong to the model, but are tensors written out in its code.
+    ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program before
+    `decompose`, over the same parameters: eager PyTorch runs its operators. ``origin`` is the captured module, held
+    weakly (`frontend.origin.Origin`). ``decomposed`` are the operators that the user's decompositions have taken apart.
+    ``unreached`` are the user's registrations for operators of the model that nothing used, each with the reason.
+    ``profiles`` narrow symbols: a call must fit one of them, if there are any.
     """
 
     graph_module: torch.fx.GraphModule = field(eq=False, repr=False)
@@ -157,11 +156,11 @@ class Program:
         return self.graph_module.graph
 
     def with_graph(self, graph: torch.fx.Graph, **changes: Any) -> Program:
-        """Return this program with another graph over the same parameters and modules, and with other changes."""
+        """Return this program with another graph over the same parameters and modules, and these changes."""
         return evolve(self, graph_module=over(self.graph_module, graph), **changes)
 
     def as_source(self) -> Program:
-        """Return this program as the ``source`` of those made from it: without weights, which they have themselves."""
+        """Return this program as the ``source`` of those made from it: without the weights, which they have."""
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
@@ -177,7 +176,7 @@ class Program:
 
 
 def rewired(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
-    """The outputs as the graph returns them now: a rewritten graph may give them other names."""
+    """The outputs as the graph returns them now: a rewritten graph may name them differently."""
     nodes = zip(outputs, results(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
@@ -200,12 +199,12 @@ def described(value: object) -> str:
 
 
 READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-"""Operators that give Python a number which a tensor holds."""
+"""Operators that return a tensor's number to Python."""
 
 
 def is_operator(node: torch.fx.Node) -> bool:
-    """Whether a node computes tensors, or reads a number from one; arithmetic on sizes, taking an item of a tuple and
-    assertions do not."""
+    """Whether a node computes tensors, or reads a number from one; arithmetic on sizes, items of tuples and assertions
+    do not."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     value = node.meta.get("val")
@@ -216,8 +215,8 @@ def is_operator(node: torch.fx.Node) -> bool:
 
 @frozen
 class Verdict:
-    """What ``validate`` found for one node: the converter that takes it, or every reason why none does. ``others`` are
-    the converters after it that would take the node as well."""
+    """The result of ``validate`` for one node: the converter that takes it, or every reason why none does. ``others``
+    are further converters that would take the node."""
 
     node: str
     target: str
@@ -268,7 +267,7 @@ class Segment:
 
 @frozen
 class Cut:
-    """The tensors that go from one segment to a later one. Sizes cross as well, but weigh nothing."""
+    """The tensors that cross from one segment to a later one. Sizes cross as well, but are not counted."""
 
     source: str
     target: str
@@ -281,7 +280,7 @@ class Cut:
 
     @property
     def max_nbytes(self) -> int:
-        """Bytes that cross at most."""
+        """The most bytes that may cross."""
         return sum(port.nbytes(lambda r: r.max) for port in self.tensors)
 
     def __str__(self) -> str:
@@ -291,7 +290,7 @@ class Cut:
 
 
 def in_bytes(number: int) -> str:
-    """``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
+    """A number of bytes in words: ``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= size:
             return f"{number / size:.1f} {unit}"
@@ -300,8 +299,8 @@ def in_bytes(number: int) -> str:
 
 @frozen
 class Partitioned:
-    """A program cut into segments in the order in which they run, with the reason why each node outside an engine is
-    there, and the values that cross from segment to segment. It prints as a table of all three."""
+    """A program cut into segments in the order in which they run, with the reason for each node outside an engine, and
+    the values that cross from segment to segment. It prints as a table of all three."""
 
     program: Program
     segments: tuple[Segment, ...]
@@ -329,7 +328,7 @@ def printed(partitioned: Partitioned) -> str:
 
 
 def headline(partitioned: Partitioned) -> str:
-    """How many segments and engines there are, and how many operators run in engines."""
+    """The first line: the numbers of segments and engines, and of operators in engines."""
     verdicts = partitioned.verdicts
     inside = {n for s in partitioned.engine_segments for n in s.nodes if verdicts[n].target != GETITEM}
     total = len(inside) + len(partitioned.fallbacks)
@@ -341,13 +340,13 @@ def headline(partitioned: Partitioned) -> str:
 
 
 def operators(partitioned: Partitioned, segment: Segment) -> Counter[str]:
-    """How many operators of each target a segment has."""
+    """The number of operators of each target in a segment."""
     targets = (partitioned.verdicts[name].target for name in segment.nodes)
     return Counter(target for target in targets if target != GETITEM)
 
 
 def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
-    """A segment: its operators by target, inputs, outputs, and what crosses to later segments."""
+    """A segment in lines: its operators by target, inputs, outputs, and values that cross to later segments."""
     counts = operators(partitioned, segment)
     listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
     total = counts.total()
@@ -361,9 +360,9 @@ def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
 class Converted:
     """A TensorRT network for each engine segment, and its frozen description.
 
-    ``handles`` are the networks themselves with what they point to; ``recipes`` says how each weight is made,
-    ``literals`` holds the weights that come from no parameter, and ``computed`` those among them that a converter
-    seems to have computed from parameters, each with the reason why it cannot be refitted.
+    ``handles`` are the networks themselves with everything they point to; ``recipes`` says how each weight is made,
+    ``literals`` holds the weights that come from no parameter, and ``computed`` those that a converter seems to have
+    computed from parameters, each with the reason why it cannot be refitted.
     """
 
     partitioned: Partitioned

@@ -1,7 +1,7 @@
 """``Recipe``: how a constant is computed from a model's parameters, so that engines can be refitted exactly.
 
-A converter does no arithmetic on weights. ``decompose`` folds what depends on parameters alone and keeps it as a
-recipe: a short list of ATen calls. Evaluating a recipe on other parameters gives the other constant: absolute, never
+A converter does no arithmetic on weights. ``decompose`` folds nodes that depend only on parameters and keeps them as a
+recipe: a short list of ATen calls. Evaluating a recipe on other parameters computes the constant anew: absolute, never
 incremental.
 """
 
@@ -19,7 +19,7 @@ from attrs import field, frozen
 from pipeline.aten.traits import Does, does
 
 CPU = "cpu"
-"""How steps name the device, which is no part of a recipe."""
+"""The name of the device in steps; a recipe does not fix the device."""
 
 
 @frozen
@@ -69,7 +69,7 @@ class Recipe:
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The constant for these parameters, on the CPU and contiguous; the parameters are not changed.
 
-        It is made where the parameters are; on the CPU if they are in several places, or there is no room.
+        It is computed on the parameters' device; on the CPU if they are on several devices, or memory runs out.
         """
         given = {name: parameters[name].detach() for name in self.parameters}
         places = {t.device for t in given.values() if t.device.type != CPU}
@@ -92,8 +92,8 @@ class Recipe:
 
 
 def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator gives. Products that are slow in their dtype, or less exact than it, are computed in a wider one
-    and rounded once: those of halves on a CPU, and convolutions in float32 on a GPU, where torch takes TF32."""
+    """Call an operator. Products that are slow in their dtype, or less exact than it, are computed in a wider one and
+    rounded once: those of halves on a CPU, and convolutions in float32 on a GPU, where torch uses TF32."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
     wider = None if first is None else _wider(target, first)
     if first is None or wider is None:
@@ -111,7 +111,7 @@ def _wider(target: Callable[..., object], operand: torch.Tensor) -> torch.dtype 
 
 
 def held(value: torch.Tensor) -> torch.Tensor:
-    """A weight in the dtype that networks have for it: float32 for float64 (``truncate_double``), else its own."""
+    """A weight in its dtype in networks: float32 for float64 (``truncate_double``), else its own."""
     return value.float() if value.dtype == torch.float64 else value
 
 
@@ -137,7 +137,7 @@ def qualified_name(target: object) -> str:
 
 
 def _resolve(value: object, values: Mapping[str, object], device: torch.device) -> Any:
-    """An argument with values in the place of references; where a recipe says CPU, it is ``device``."""
+    """An argument with values in place of references; ``device`` replaces CPU in a recipe."""
     if isinstance(value, Ref):
         return values[value.name]
     if isinstance(value, (tuple, list)):

@@ -44,14 +44,15 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
 
 
 def traced_name(item: object) -> str:
-    """The name of a function of torch's that is traced to operators (``torch.relu``), so that graphs lack it; or ""."""
+    """The name of a torch function that is traced to operators (``torch.relu``) and so never appears in graphs; or
+    ""."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
     return "" if name is None or name.startswith("torch.sym_") or name == "torch.cond" else str(name)
 
 
 def _named(name: str) -> Iterable[TorchExecuted]:
-    """A name that an operator can have; `aten.topk` means every overload. What aten does not have is a mistake."""
+    """Check a name of an operator; `aten.topk` means every overload. An unknown name of aten is an error."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     if match is None:
         raise ValueError(
@@ -162,37 +163,38 @@ ENGINE = (
     "max_aux_streams",
     "compute_capabilities",
 )
-"""The settings that TensorRT's builder is told, beside whether weights are refitted or streamed: engines that differ in
-one are two entries of a cache. All others reach an engine through its network, or not at all."""
+"""The settings of TensorRT's builder, except whether weights are refitted or streamed: engines that differ in one are
+separate cache entries. All others reach an engine through its network, or not at all."""
 
 
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
-    """The settings of one compilation: immutable, hashable; `evolve` gives a changed copy, `repr` what was changed.
+    """The settings of one compilation: immutable, hashable; `evolve` returns a changed copy, `repr` shows what was
+    changed.
 
     A wrong type is a `TypeError`, a value out of range a `ValueError`; both name the field.
 
     truncate_double: compute float64 in float32 inside engines; the results are float64 again. Otherwise a node with
         float64 runs in PyTorch. Default False.
     require_full_compilation: raise `UnsupportedOperatorException` if any node would run in PyTorch. Default False.
-    require_fused_quantization: raise `QuantizationError` if an engine's plan shows a quantized weight or pair that no
-        product reads in its bits, and where the plan does not tell. Default False.
+    require_fused_quantization: raise `QuantizationError` if an engine's plan shows a quantized weight or pair whose
+        codes no product reads, or if the plan does not show it. Default False.
     min_block_size: the fewest operators worth an engine, in nodes, at least 1; a smaller segment runs in PyTorch. It
         does not apply where the whole model is one segment or with `require_full_compilation`. Default 5.
     max_engines: the most engines one model is cut into, at least 1; None for no limit. Default None.
-    torch_executed_ops: what runs in PyTorch although a converter exists: operators (`torch.ops.aten.topk.default`; a
-        packet such as `torch.ops.aten.topk` means every overload), their names (`"aten.topk.default"`,
-        `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the module path that a node comes from
-        (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an operator, not a predicate.
-        Any iterable of these. Default empty.
-    assume_dynamic_shape_support: take every converter to support dynamic shapes, declared or not. Default False.
+    torch_executed_ops: the nodes that run in PyTorch although a converter exists: operators
+        (`torch.ops.aten.topk.default`; a packet such as `torch.ops.aten.topk` means every overload), their names
+        (`"aten.topk.default"`, `"aten::topk"`, `"torch.ops.aten.topk.default"`) or predicates on the module path that a
+        node comes from (`lambda path: path.startswith("encoder.")`). A builtin such as `operator.add` is an operator,
+        not a predicate. Any iterable of these. Default empty.
+    assume_dynamic_shape_support: assume that every converter supports dynamic shapes, declared or not. Default False.
     immutable_weights: build engines whose weights are fixed, which leaves TensorRT most freedom; False builds
         refittable engines. Default True.
-    refittable_weights: the engine weights that can be given other values where `immutable_weights` is True, by name or
-        pattern (`"layers.0.*"`): TensorRT fixes all others. Building such engines takes a GPU. Default empty.
-    refit_identical_engine_weights: build engines that can be given their own weights anew and no others, at no cost in
-        speed. Building such engines takes a GPU. Default False.
-    strip_engine_weights: leave the weights out of the engines, which are given the program's when they are loaded:
+    refittable_weights: the engine weights that can be refitted even if `immutable_weights` is True, by name or pattern
+        (`"layers.0.*"`): TensorRT fixes all others. Building such engines takes a GPU. Default empty.
+    refit_identical_engine_weights: build engines that can be refitted with the same weights only, at no cost in speed.
+        Building such engines takes a GPU. Default False.
+    strip_engine_weights: leave the weights out of the engines, which get the program's when they are loaded:
         files and cache entries are smaller, and those of refittable engines serve any weights. Building and loading
         such engines takes a GPU. Default False.
     version_compatible: build engines that later versions of TensorRT also load. Default False.
@@ -204,40 +206,41 @@ class CompilationSettings:
         TensorRT. Default None.
     compute_capabilities: the GPUs that TensorRT-RTX builds for, as `"major.minor"`; kept sorted and without
         repetition. Empty for the library's default (8.0, 8.6, 8.9 and 12.x on RTX 1.4). Default empty.
-    device: the type of device that the model is captured as on, `"cuda"` or `"cpu"`, whatever this machine has and
-        wherever the model's tensors are, which stay there: an engine for a GPU elsewhere is then built from the graph
-        that torch gives on a GPU. None for the device that the tensors are on. Default None.
+    device: the type of device for which the model is captured, `"cuda"` or `"cpu"`, independent of this machine and of
+        the model's tensors, which stay where they are: an engine for a GPU elsewhere is then built from the graph that
+        torch traces on a GPU. None for the device of the tensors. Default None.
     decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
         kernels, instead of one. Default False.
     use_fp32_acc: accumulate matrix products of halves in float32: their inputs are cast, which TensorRT recognises.
-        None does so for float16 where it would accumulate in float16 (TensorRT-RTX 1.6 and newer), True wherever
-        TensorRT might, False nowhere: GPUs that accumulate faster in float16 are then faster and less exact. Default
+        None does so for float16 on versions that accumulate in float16 (TensorRT-RTX 1.6 and newer), True wherever
+        TensorRT might, False never: GPUs that accumulate faster in float16 are then faster and less exact. Default
         None.
 
-    cache_built_engines: save engines in the engine cache, where other compilations and processes find them. Default
+    cache_built_engines: save engines in the engine cache for other compilations and processes. Default
         False.
-    reuse_cached_engines: take engines from the engine cache, if they are there, in the place of building them. Default
+    reuse_cached_engines: take engines from the engine cache, if they are there, instead of building them. Default
         False.
     engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of one that a fleet
         shares; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default None.
-    engine_cache_size: the most bytes that the folder may have; what was not used for longest is deleted. It does not
-        bound what a URL leads to. Default 5 GiB.
+    engine_cache_size: the most bytes in the folder; the least recently used entries are deleted. It does not apply to
+        URLs. Default 5 GiB.
 
-    The rest say how compiled programs run; ``compiled.module(cuda_graphs=True)`` changes one for a module.
+    The remaining settings say how compiled programs run; ``compiled.module(cuda_graphs=True)`` changes one for a
+    module.
 
     cuda_graphs: record a CUDA graph of the whole program at the second call with the same shapes, and replay it from
-        then on; what cannot be recorded runs without a graph, and the log says why. Default False.
-    max_cuda_graphs: for how many shapes a graph is kept, at least 1. Default 8.
+        then on; programs that cannot be recorded run without a graph, and the log says why. Default False.
+    max_cuda_graphs: the number of shapes for which a graph is kept, at least 1. Default 8.
     engine_graphs: let TensorRT-RTX launch an engine whose shapes are fixed as one CUDA graph of its own: ResNet-50 at
-        batch 1 takes 0.42 ms where the bare engine takes 0.50; with `cuda_graphs` the program's graph does that. A
-        caller who captures the program himself asks for False. Default True.
-    reuse_outputs: give outputs in memory that the next call overwrites, which saves a copy. Default False.
-    execution_contexts: how many calls may run at once (threads, streams), at least 1; each takes memory for its
-        activations, and further ones wait. Default 4.
-    kernel_specialization: whether TensorRT-RTX compiles kernels for the sizes at hand when dims are dynamic: `"none"`,
+        batch 1 takes 0.42 ms instead of the bare engine's 0.50; with `cuda_graphs` the program's graph does that. Set
+        it to False to capture the program yourself. Default True.
+    reuse_outputs: return outputs in memory that the next call overwrites, which saves a copy. Default False.
+    execution_contexts: the number of calls that may run at once (threads, streams), at least 1; each takes memory for
+        its activations, and further ones wait. Default 4.
+    kernel_specialization: whether TensorRT-RTX compiles kernels for the actual sizes when dims are dynamic: `"none"`,
         `"eager"` (at the first call with a shape) or `"lazy"` (in the background, so that results change slightly when
         they are ready; a CUDA graph keeps the kernels that it was captured with). Default `"none"`: on an H200 the
-        specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; they brought 5 % for
+        specialized kernels of TensorRT-RTX 1.4 gave wrong results for ConvNeXt in float32; the gain was 5 % for
         ResNet-50, and for BERT 42 % at batch 1 and sequence 32, but -11 % at 8 and 128 (docs/tensorrt.md).
     weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
         on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
@@ -286,14 +289,14 @@ class CompilationSettings:
 
     @classmethod
     def _instead(cls, name: str) -> str:
-        """What to do about a setting that is none."""
+        """Advice on an unknown setting."""
         if name in ELSEWHERE:
             return ELSEWHERE[name]
         close = difflib.get_close_matches(name, cls.names(), 1)
         return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(cls.names())}"
 
     def __getattr__(self, name: str) -> object:
-        """What is no setting here, as converters from elsewhere ask for: an error that says what takes its place."""
+        """Raise an error for settings of Torch-TensorRT that converters read: it says what to use instead."""
         if name in ELSEWHERE:
             raise AttributeError(f"{name!r} is not a compilation setting; {ELSEWHERE[name]}", name=name, obj=self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
@@ -304,7 +307,8 @@ class CompilationSettings:
         return tuple(field.name for field in attrs.fields(cls))
 
     def runs_in_torch(self, target: object, module_path: str = "") -> bool:
-        """Tell whether `torch_executed_ops` keeps nodes of this target, in the module at this path, out of engines."""
+        """Return whether `torch_executed_ops` keeps nodes of this target, in the module at this path, out of
+        engines."""
         return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:
@@ -324,7 +328,7 @@ class CompilationSettings:
 
 
 def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
-    """Whether an entry of `torch_executed_ops` means a node with this target, in the module at this path."""
+    """Whether an entry of `torch_executed_ops` matches a node with this target, in the module at this path."""
     if isinstance(entry, str):
         return entry in qualified_names(target)
     if entry is target or isinstance(entry, OpOverload | BuiltinFunctionType) or _is_torchs(entry):
@@ -345,7 +349,7 @@ def _is_torchs(function: object) -> bool:
 
 
 def qualified_names(target: object) -> frozenset[str]:
-    """Every name that a target goes by: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
+    """Every name of a target: `aten.topk.default`, `torch.ops.aten.topk.default`, `aten::topk`."""
     if isinstance(target, OpOverload):
         return frozenset({str(target), f"torch.ops.{target}", target.name(), f"{target.namespace}::{_tail(target)}"})
     if isinstance(target, str):
@@ -364,7 +368,7 @@ def _printed(value: object) -> str:
 
 
 def entry_name(entry: object) -> str:
-    """How one of `torch_executed_ops` prints: never with an address, which would differ from process to process."""
+    """The text of an entry of `torch_executed_ops`: never with an address, which would differ between processes."""
     if isinstance(entry, OpOverload):
         return f"torch.ops.{entry}"
     if isinstance(entry, str):

@@ -1,4 +1,4 @@
-"""The TensorRT bindings and what they can do; the only place that imports them."""
+"""The TensorRT bindings and their capabilities; the only module that imports them."""
 
 import ctypes
 import functools
@@ -78,7 +78,7 @@ Attention = Literal["none", "v1", "v2"]
 
 @attrs.frozen
 class Capabilities:
-    """What the TensorRT at hand can do: probed by name, corrected by what is known to be broken in its flavour."""
+    """The capabilities of the installed TensorRT: probed by name, minus features known to be broken in its flavour."""
 
     flavour: str
     version: str
@@ -168,7 +168,7 @@ def _names(cls: Any) -> Mapping[int, str]:
 
 
 def enum_name(value: Any) -> str:
-    """The name of a member of an enum: the only form that may be kept, since the integers differ between versions."""
+    """The name of a member of an enum: the only form to store, since the integers differ between versions."""
     cls: object = type(value)
     return _names(cls)[int(value)]
 
@@ -216,7 +216,7 @@ def dtype_name(dtype: "trt.DataType") -> str:
 
 
 def dtype_called(name: str) -> "trt.DataType":
-    """The TensorRT dtype that `dtype_name` calls so; TypeError where this TensorRT has none."""
+    """The TensorRT dtype that `dtype_name` gives this name; TypeError if this TensorRT has none."""
     for ours, torchs in DTYPE_NAMES.items():
         if torchs == name:
             return trt.DataType.__members__[ours]
@@ -224,7 +224,7 @@ def dtype_called(name: str) -> "trt.DataType":
 
 
 def to_trt(dtype: torch.dtype) -> "trt.DataType":
-    """The TensorRT dtype of a torch dtype; TypeError where TensorRT has none."""
+    """The TensorRT dtype of a torch dtype; TypeError if TensorRT has none."""
     try:
         return trt.DataType.__members__[_TRT[dtype]]
     except KeyError:
@@ -232,7 +232,7 @@ def to_trt(dtype: torch.dtype) -> "trt.DataType":
 
 
 def to_torch(dtype: "trt.DataType") -> torch.dtype:
-    """The torch dtype of a TensorRT dtype; TypeError where torch has none."""
+    """The torch dtype of a TensorRT dtype; TypeError if torch has none."""
     try:
         return _TORCH[dtype.name]
     except KeyError:
@@ -240,7 +240,7 @@ def to_torch(dtype: "trt.DataType") -> torch.dtype:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype called `name` ("float32"); TypeError where torch has none."""
+    """The torch dtype called `name` ("float32"); TypeError if torch has none."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no dtype called {name}")
@@ -280,7 +280,8 @@ _STRUCT_IS_READABLE = _struct_is_readable()
 
 
 def weights_pointer(weights: object) -> int | None:
-    """Where a layer's weights lie; it gives a numpy array, or `trt.Weights` where numpy lacks the type (bf16)."""
+    """The address of a layer's weights, which come as a numpy array, or as `trt.Weights` if numpy lacks the type
+    (bf16)."""
     if hasattr(weights, "__array_interface__"):
         return int(weights.__array_interface__["data"][0])
     return _struct_pointer(weights) if _STRUCT_IS_READABLE else None
@@ -314,14 +315,14 @@ class Message:
 
     @property
     def level(self) -> int:
-        """The level of Python's log at which it is said."""
+        """The level of Python's log at which it is logged."""
         if self.noise:
             return logging.DEBUG
         return logging.INFO if _REMARKS.search(self.text) else _LEVELS[self.severity]
 
 
 class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
-    """A TensorRT logger that keeps what was said (verbose lines apart) and forwards it to `pipeline.tensorrt`."""
+    """A TensorRT logger that keeps messages (except verbose ones) and forwards them to `pipeline.tensorrt`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,11 +343,11 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
         return len(self.messages)
 
     def errors_since(self, mark: int) -> tuple[str, ...]:
-        """TensorRT's own errors since the mark, without those that only say that there is no GPU."""
+        """TensorRT's own errors since the mark, except those that only report that there is no GPU."""
         return tuple(m.text for m in self.messages[mark:] if "ERROR" in m.severity and not m.noise)
 
     def said_since(self, mark: int) -> str:
-        """The same on one line, or that there is nothing."""
+        """The same on one line, or a statement that there are none."""
         return "; ".join(self.errors_since(mark)) or "TensorRT gave no reason"
 
 
@@ -385,7 +386,7 @@ def layer_kind(layer: "trt.ILayer") -> str:
 
 
 def layer_of(network: "trt.INetworkDefinition", index: int) -> Any:
-    """Layer `index` with the class of its kind; `get_layer` gives a plain ILayer."""
+    """Layer `index` with the class of its kind; `get_layer` returns a plain ILayer."""
     layer = network.get_layer(index)
     cls = layer_class(layer_kind(layer))
     if type(layer) is not cls:

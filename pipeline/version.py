@@ -1,4 +1,4 @@
-"""The version of this package."""
+"""The package's version."""
 
 from typing import Final
 

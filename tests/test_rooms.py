@@ -42,6 +42,14 @@ ROOMS = (
 )
 """What may import what: each what is below it, and what stands beside it in one room."""
 
+BY_NAME = {
+    "pipeline.cli.sources": "the user's model",
+    "pipeline.converters": "its families",
+    "pipeline.testing.strategies": "its families",
+    "pipeline.trt": "TensorRT's bindings",
+}
+"""The modules that import others by a name made at run time, and which: no one else may, since no test would see it."""
+
 UPWARD = {
     ("pipeline.compiled", "pipeline.runtime.module"): {"Compiled.module", "TYPE_CHECKING"},
     ("pipeline.compiled", "pipeline.artifact.save"): {"Compiled.save"},
@@ -106,6 +114,9 @@ def graph() -> dict[str, set[str]]:
     """What each module needs."""
     found = {module: needed(module, tree) for module, tree in MODULES.items()}
     found["pipeline.converters"] |= {family.__name__ for family in families()}
+    found["pipeline.testing.strategies"] |= {
+        name for name in MODULES if name.startswith("pipeline.testing.strategies.")
+    }
     return found
 
 
@@ -128,6 +139,23 @@ def test_no_imports_go_in_a_circle() -> None:
         TopologicalSorter(graph()).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def imports_by_name(tree: ast.AST) -> bool:
+    """Whether a module calls `importlib.import_module` or `__import__`, under any name."""
+    loads = {"import_module", "__import__"}
+    names = (getattr(node, "attr", getattr(node, "id", getattr(node, "name", ""))) for node in ast.walk(tree))
+    return bool(loads & {name for name in names if isinstance(name, str)})
+
+
+def test_modules_are_imported_by_name_in_few_places() -> None:
+    assert {name for name, tree in MODULES.items() if imports_by_name(tree)} == BY_NAME.keys()
+    for source in (
+        "import importlib as i\ni.import_module('x')",
+        "from importlib import import_module as f",
+        "__import__",
+    ):
+        assert imports_by_name(ast.parse(source))
 
 
 def test_what_calls_upward_is_there() -> None:

@@ -1,1 +1,1 @@
-"""What is kept of a compiled program, and changed in it."""
+"""Keep compiled programs: files, the engine cache, and new weights for programs."""

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA) as recipes: a weight W becomes W + scale * B @ A, and W again when they are taken out.
 
-A parameter keeps its value. Beside it stand two more, ``NAME.lora_A`` and ``NAME.lora_B``, and whatever is made of the
-parameter is made of the sum: so adapters come in and go out without a trace.
+A parameter keeps its value. Two more parameters, ``NAME.lora_A`` and ``NAME.lora_B``, stand beside it, and every
+constant made from the parameter is made from the sum instead. So removing adapters restores the program exactly.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Adapter:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is a factor of an adapter, which no model has."""
+    """Whether a parameter is a factor of an adapter, and so not one of the model's own."""
     return name.endswith((A, B))
 
 
 def adapters_of(
     given: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
 ) -> list[Adapter]:
-    """The adapters of PEFT's state dict, or of a mapping from parameter to (A, B).
+    """Read the adapters from PEFT's state dict, or from a mapping from parameter to (A, B).
 
     Raises:
-        RefitError: names each key that is no adapter of a parameter, with the reason.
+        RefitError: some keys are not adapters of a parameter; the message names each, with the reason.
     """
     pairs, wrong = _pairs(given, parameters)
     found = {name: _fitted(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
@@ -77,7 +77,7 @@ def _pairs(
         elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(v, torch.Tensor) for v in value):
             sides.setdefault(names[0], {}).update(A=value[0], B=value[1])
         else:
-            wrong[key] = f"a pair of tensors (A, B) is due, not a {type(value).__name__}"
+            wrong[key] = f"expected a pair of tensors (A, B), not a {type(value).__name__}"
     wrong |= {name: "only one of lora_A and lora_B is there" for name, side in sides.items() if len(side) == 1}
     return {name: (side["A"], side["B"]) for name, side in sides.items() if len(side) == 2}, wrong
 
@@ -111,7 +111,7 @@ def factors(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
 
 
 def adapted(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes: Mapping[str, torch.dtype]) -> Recipe:
-    """A recipe with the sum in the place of each parameter that has an adapter."""
+    """A recipe with the sum in place of each parameter that has an adapter."""
     read = [name for name in recipe.parameters if name in adapters]
     if not read:
         return recipe

@@ -1,5 +1,6 @@
-"""What a cached compilation does on other threads while its model is captured: hash the weights, and check the plans
-that a model like it was compiled to last. Nothing is taken that does not turn out to be what is asked for."""
+"""Work that a cached compilation starts on other threads while its model is captured: hashing the weights, and checking
+the plans that a similar model was last compiled to. A result is used only if it turns out to be what the compilation
+needs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from pipeline.program import version
 MOST: Final = 64
 """A hint names no more engines than this."""
 SMALL: Final = 1 << 16
-"""Bytes that are hashed faster than a thread is asked to."""
+"""Up to this many bytes, hashing is faster than queueing it on a thread."""
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -36,7 +37,7 @@ class Hashed:
 
 @frozen(eq=False)
 class Begun:
-    """The work, by the places of tensors and the keys of engines."""
+    """The work in progress, by the location of each tensor and the key of each engine."""
 
     threads: ThreadPoolExecutor
     hashed: dict[tuple[object, ...], Hashed] = field(factory=dict)
@@ -44,7 +45,7 @@ class Begun:
 
     @classmethod
     def of(cls, model: object, files: FileStore, hint: str) -> Begun:
-        """Begin for a model, and for the engines that the entry of a hint names."""
+        """Start the work for a model, and for the engines that a hint's entry names."""
         begun = cls(ThreadPoolExecutor(max(2, THREADS - 1)))
         for key in engines_of(_quietly(files.load, hint)) if hint else ():
             begun.plans[key] = begun.threads.submit(_quietly, plan_of, files, key)
@@ -56,8 +57,8 @@ class Begun:
         return begun
 
     def digest(self, tensor: torch.Tensor) -> Future[str]:
-        """The digest of a tensor; a small one is hashed at once. A thread gets bytes, and hashes them in one call: each
-        step more would wait for the thread that captures to let go of Python's lock."""
+        """The digest of a tensor; a small one is hashed at once. A thread receives the bytes and hashes them in one
+        call: every further step would wait until the capturing thread releases Python's lock."""
         near = tensor.device.type == "cpu" and tensor.is_contiguous()
         data = _quietly(tensor_bytes, tensor) if near else None
         if data is None:
@@ -81,12 +82,12 @@ class Begun:
         return None if found is None else found.result()
 
     def end(self) -> None:
-        """Drop what has not begun; threads end with what they do."""
+        """Drop the work that has not started; threads finish what they are doing."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
 def plan_of(files: FileStore, key: str) -> tuple[str, Buffer] | None:
-    """The digest and the plan of an engine that a store has, compared with each other; None without an entry.
+    """The digest and the plan of an engine that a store has, checked against each other; None without an entry.
 
     Raises:
         CorruptEntryError: the entry was altered.
@@ -100,12 +101,12 @@ def plan_of(files: FileStore, key: str) -> tuple[str, Buffer] | None:
 
 
 def hint_of(keys: list[str]) -> bytes:
-    """The entry of a hint: the keys of engines."""
+    """Return a hint's entry: the keys of engines."""
     return json.dumps(keys).encode()
 
 
 def engines_of(data: bytes | None) -> list[str]:
-    """The keys that the entry of a hint names; none of one that is not there, or is none."""
+    """The keys that a hint's entry names; none if it is missing or malformed."""
     try:
         found = json.loads(data or b"[]")
     except (ValueError, RecursionError):
@@ -114,7 +115,7 @@ def engines_of(data: bytes | None) -> list[str]:
 
 
 def _quietly(act: Callable[..., Any], *args: object) -> Any:
-    """What an act gives, or None: what goes wrong here is told when it is asked for in earnest."""
+    """Return the result of an action, or None: errors here are reported when the result is really needed."""
     try:
         return act(*args)
     except Exception:

@@ -22,13 +22,13 @@ def named_outputs(program: Program) -> tuple[tuple[str, Output], ...]:
 
 
 def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
-    """What a call gave, by the outputs' names; those that are None are left out."""
+    """The results of a call by the outputs' names, without those that are None."""
     rows = zip(named_outputs(program), tree_leaves(result), strict=True)
     return {name: value for (name, _), value in rows if value is not None}
 
 
 def call_by_name(program: Program, given: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
-    """The arguments of a call with tensors and numbers by the inputs' names."""
+    """The arguments of a call, from tensors and numbers by the inputs' names."""
     leaves = [port.value if port.kind == "constant" else given[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     return args, kwargs

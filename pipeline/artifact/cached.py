@@ -1,4 +1,4 @@
-"""cached: a stage in the place of ``build`` that keeps engines in a store, and builds those that it does not have."""
+"""cached: a stage in place of ``build`` that keeps engines in a store, and builds those that are missing."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Wanted:
-    """An engine that a program needs: what it is to be built of, and its key.
+    """An engine that a program needs: the order to build it, and its key.
 
-    ``values`` are the SHA-256 of the weights that an engine of this key may hold other values of, by name: those that
-    can be refitted.
+    ``values``: the SHA-256 of each weight that can be refitted, by name. An engine of this key may hold other values of
+    them.
     """
 
     order: Order
@@ -49,8 +49,8 @@ class Wanted:
 
     @classmethod
     def of(cls, order: Order, handle: NetworkHandle, refitted: Collection[str], places: Mapping[str, str]) -> Wanted:
-        """The engine of an order. ``refitted`` names the weights that a refit would give it, ``places`` says which of
-        the program's values its inputs and outputs are."""
+        """The engine of an order. ``refitted``: the weights that a refit would set. ``places``: which of the program's
+        values each input and output is."""
         form = canonical(order.network, order.sizes, places)
         known = digests({name: handle.weights[name] for name in form.weights})
         loose = {name for name in form.weights if order.replaceable(name) and name in refitted}
@@ -59,12 +59,12 @@ class Wanted:
         return cls(order, handle, form, engine_key(order, form, fixed), values)
 
     def entry(self, made: Engine) -> EngineEntry:
-        """What an entry says of an engine that was built for this."""
+        """The entry for an engine that was built for this."""
         values = tuple(self.values.get(name, "") for name in self.form.weights)
         return EngineEntry(self.key, made.library, made.digest, self.form.bindings, self.form.weights, values)
 
     def engine(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
-        """The engine that an entry gives, refitted where it holds other weights; None where it cannot be."""
+        """The engine of an entry, refitted if it holds other weights; None if it cannot be refitted."""
         made = evolve(
             engine(self.order, Plan(entry.digest, entry.library), plan),
             bindings=_renames(self.form.bindings, entry.bindings),
@@ -87,10 +87,10 @@ def _renames(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]
 
 @frozen
 class Cached:
-    """The stage: `build` with a store before it.
+    """The stage: looks in a store before it calls `build`.
 
     store: where engines are kept.
-    build: the stage that builds those that are not there.
+    build: the stage that builds missing engines.
     reuse: take engines from the store.
     keep: save engines that were built.
     """
@@ -134,7 +134,7 @@ class Cached:
         engines: Sequence[Engine | None],
         missing: Mapping[tuple[str, ...], int],
     ) -> list[Engine | None]:
-        """The engines, with those that were missing, which somebody else may have built meanwhile."""
+        """Complete the engines with the missing ones, which another process may have built meanwhile."""
         found = {i: self._found(files, wanted[i], i, len(wanted)) if self.reuse else None for i in missing.values()}
         due = sorted(i for i, made in found.items() if made is None)
         built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
@@ -143,7 +143,7 @@ class Cached:
         return [made or _shared(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)]
 
     def _found(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
-        """The engine that the store has, or None. What goes wrong in the store is a warning."""
+        """The engine in the store, or None. Errors of the store become warnings."""
         try:
             opened = files.opened(wanted.key)
             if opened is None:
@@ -174,7 +174,7 @@ class Cached:
 
 
 def wanted_engines(converted: Converted) -> Iterator[Wanted]:
-    """The engines that networks are to become, in order, each with its key."""
+    """The engines to build from networks, in order, each with its key."""
     program, names = converted.partitioned.program, converted.recipes.keys()
     rows = zip(converted.partitioned.engine_segments, converted.networks, converted.handles, strict=True)
     for segment, network, handle in rows:
@@ -183,7 +183,7 @@ def wanted_engines(converted: Converted) -> Iterator[Wanted]:
 
 def _places(program: Program, segment: Segment) -> dict[str, str]:
     """Which of the program's inputs and outputs an engine's are, by binding; of its other inputs which comes first.
-    A network alone does not tell ``x - y`` from ``y - x``: each has its inputs in the order of their use."""
+    A network alone does not distinguish ``x - y`` from ``y - x``: each has its inputs in the order of their use."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
     inner = sorted((port.name for port in segment.inputs if port.name not in given), key=lambda name: order[name])
@@ -223,7 +223,7 @@ def _joined(ours: Sequence[str], theirs: Sequence[str], names: Mapping[str, str]
 
 
 def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:
-    """The stage itself, or with the engine cache before it that the settings ask for."""
+    """The stage, behind the engine cache if the settings ask for one."""
     reuse, keep = settings.reuse_cached_engines, settings.cache_built_engines
     if not (reuse or keep):
         return stage

@@ -1,4 +1,4 @@
-"""cached: a stage, or a whole pipeline, with a store before it that keeps what it made."""
+"""cached: a stage, or a whole pipeline, behind a store that keeps its results."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 @frozen
 class CachedProgram:
-    """The stage: a pipeline from `Program` to `Compiled` with a store before it, in which its engines are, too.
+    """The stage: a pipeline from `Program` to `Compiled` behind a store of programs and of their engines.
 
     store: where programs and engines are kept.
-    compile: the pipeline that compiles what is not there.
+    compile: the pipeline that compiles missing programs.
     reuse: take programs and engines from the store.
     keep: save those that were compiled.
     """
@@ -47,7 +47,7 @@ class CachedProgram:
     name: str = field(default="compile", repr=False)
 
     def __call__(self, program: Program) -> Compiled:
-        """The program, from the store or compiled. One that cannot be told from others is compiled, with a warning."""
+        """The program, from the store or compiled. One that has no digest is compiled, with a warning."""
         try:
             known = self.begun.known if self.begun else lambda tensor: None
             key = program_key(program, stages_of(self.compile.stages), known)
@@ -63,7 +63,7 @@ class CachedProgram:
         return made
 
     def started(self, model: object) -> CachedProgram:
-        """This stage, with what can be done while the model is captured begun."""
+        """Return this stage, with the work started that can be done while the model is captured."""
         try:
             stages = stages_of(self.compile.stages)
         except NoIdentityError:
@@ -72,7 +72,7 @@ class CachedProgram:
         return evolve(self, begun=Begun.of(model, as_files(self.store), hint), hint=hint)
 
     def _found(self, files: FileStore, key: str, captured: Program) -> Compiled | None:
-        """The program that the store has, or None. What goes wrong in the store is a warning."""
+        """The program in the store, or None. Errors of the store become warnings."""
         try:
             opened = files.opened(key)
             if opened is None:
@@ -103,8 +103,8 @@ class CachedProgram:
         return found[1]
 
     def _save(self, files: FileStore, key: str, made: Compiled, captured: Program) -> None:
-        """Keep a program, and name its engines under the hint. What is known to be wrong is compiled each time, since
-        compiling warns of it."""
+        """Keep a program, and name its engines under the hint. Engines that are known to be wrong are compiled each
+        time, since compiling warns of them."""
         rows = zip(made.networks, made.engines, strict=False)
         if any(faults(network, engine.plan) for network, engine in rows):
             log.info("the program is not kept: its engines have kernels that are known to be wrong")
@@ -123,7 +123,7 @@ class _NoEngineError(Exception):
 
 @frozen(repr=False)
 class CachedPipeline(Pipeline[Program, Compiled]):
-    """A pipeline whose one stage is `CachedProgram`, which begins while the model is captured."""
+    """A pipeline whose one stage is `CachedProgram`, which starts working while the model is captured."""
 
     def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """As a pipeline."""
@@ -146,26 +146,26 @@ def cached(store: EngineStore, stage: StageLike = ..., *, reuse: bool = ..., kee
 def cached(
     store: EngineStore, stage: Any = build, *, reuse: bool = True, keep: bool = True
 ) -> Cached | Pipeline[Program, Compiled]:
-    """A stage in the place of ``build``, or a whole pipeline, with a store before it.
+    """Put a store before a stage that builds, or before a whole pipeline.
 
-    ``pipeline.default().replace("build", pipeline.cached(store))`` keeps engines. An engine is found by what reaches
-    it: the network's layers and their arguments, shapes and ranges, weights, the settings that the builder is told, the
-    library, its version and its targets. Names of nodes and sizes are no part of that.
+    ``pipeline.default().replace("build", pipeline.cached(store))`` keeps engines. The key of an engine covers
+    everything that reaches it: the network's layers and their arguments, shapes and ranges, weights, the builder's
+    settings, the library, its version and its targets; but not the names of nodes and sizes.
 
     ``pipeline.cached(store, pipeline.default())`` keeps engines and whole programs: one that was compiled before is not
-    even decomposed. A program is found by the captured graph, the values of its weights, the stages, settings and
-    versions. Where a stage or converter is a function of your own, which has no digest, or the model calls an operator
-    of your own, there is a warning, and engines alone are kept. What comes from the store is as a loaded program, with
-    the model's own tensors and ``program.source``: of operators that run in engines, and of converters, it has the
-    names.
+    even decomposed. The key of a program covers the captured graph, the values of its weights, the stages, settings and
+    versions. If a stage or converter is a function of your own, which has no digest, or the model calls an operator of
+    your own, you get a warning and only engines are kept. A program from the store is like a loaded one, with the
+    model's own tensors and ``program.source``: it has only the names of converters and of operators that run in
+    engines.
 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods
             ``load(key) -> bytes | None`` and ``save(key, data)``.
-        stage: builds what the store does not have: ``pipeline.stages.Build(build_executor)``, say; or a pipeline that
-            compiles programs. Its stages are changed before it is cached.
+        stage: builds missing engines: ``pipeline.stages.Build(build_executor)``, say; or a pipeline that compiles
+            programs. Change the pipeline's stages before you cache it.
         reuse: take engines and programs from the store.
-        keep: save what was made.
+        keep: save new engines and programs.
 
     Raises:
         TypeError: ``store`` lacks one of the two methods.

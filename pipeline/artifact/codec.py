@@ -1,7 +1,7 @@
 """Write records as JSON and read them back by the types of their fields: one rule for each kind of type.
 
-A field that has its default is left out, so that files stay readable as records grow. Reading checks every type: what
-it gives is what the record's annotations say, or an error that names the place.
+A field that has its default is left out, so that files stay readable as records grow. Reading checks every type: the
+result matches the record's annotations, or an error names the place that does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.frozen import FrozenDict
 
 Convert: TypeAlias = Callable[[Any], Any]
 Json = typing.NewType("Json", object)
-"""JSON as it is: what has a form of its own, which others write and read."""
+"""JSON unchanged: for values with a form of their own, which other modules write and read."""
 LARGEST = 2**64
 
 
@@ -43,7 +43,7 @@ def written(value: object, kind: object) -> JsonData:
 
 
 def read(data: JsonData, kind: object) -> Any:
-    """The value of a type that JSON tells. Raises `MalformedError`, which names the place."""
+    """Read a value of a type from JSON. Raises `MalformedError`, which names the place."""
     return rule(kind).read(data)
 
 
@@ -85,7 +85,7 @@ def _record(kind: type) -> Rule:
 
     def read(data: JsonData) -> Any:
         if not isinstance(data, dict):
-            raise MalformedError(f"a {kind.__name__} is due, not {_shown(data)}")
+            raise MalformedError(f"expected a {kind.__name__}, not {_shown(data)}")
         if not data.keys() <= fields.keys():
             unknown = next(name for name in data if name not in fields)
             raise MalformedError(f"a {kind.__name__} has no {unknown[:40]!r}")
@@ -110,14 +110,14 @@ def _default(field: attrs.Attribute[JsonData]) -> object:
 
 
 def _is_default(default: object, value: object) -> bool:
-    """Whether a value is the default of its field. What is empty is told without printing the value."""
+    """Whether a value is the default of its field. Empty values are recognised without printing them."""
     if value is default or type(value) is not type(default):
         return value is default
     return not value if not default and type(default) is not float else repr(value) == repr(default)
 
 
 def at(place: object, read: Convert, data: JsonData) -> Any:
-    """Reads a part; an error says where the part is."""
+    """Read a part; an error says where the part is."""
     try:
         return read(data)
     except ArtifactError as error:
@@ -145,7 +145,7 @@ def _each(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
 def _exact(kind: type) -> Rule:
     def read(data: JsonData) -> Any:
         if type(data) is not kind or (isinstance(data, int) and abs(data) >= LARGEST):
-            raise MalformedError(f"a value of type {kind.__name__} is due, not {_shown(data)}")
+            raise MalformedError(f"expected a value of type {kind.__name__}, not {_shown(data)}")
         return data
 
     return Rule(kind, read)
@@ -153,12 +153,12 @@ def _exact(kind: type) -> Rule:
 
 def _one_of(data: JsonData, allowed: tuple[object, ...]) -> Any:
     if not isinstance(data, str) or data not in allowed:
-        raise MalformedError(f"one of {', '.join(map(repr, allowed))} is due, not {_shown(data)}")
+        raise MalformedError(f"expected one of {', '.join(map(repr, allowed))}, not {_shown(data)}")
     return data
 
 
 def _union(kinds: tuple[Any, ...]) -> Rule:
-    """One type or None; or plain types, which are told apart by what they are; or those of a network's attributes."""
+    """One type or None; or plain types, distinguished by JSON's types; or those of a network's attributes."""
     rest = [kind for kind in kinds if kind is not type(None)]
     if len(rest) == 1:
         inner = rule(rest[0])
@@ -189,7 +189,7 @@ def _tuple(kinds: tuple[object, ...]) -> Rule:
 
     def read(data: JsonData) -> Any:
         if len(_list(data)) != len(rules):
-            raise MalformedError(f"{len(rules)} elements are due, not {len(data)}")
+            raise MalformedError(f"expected {len(rules)} elements, not {len(data)}")
         return _each(rules, data)
 
     return Rule(lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)], read)
@@ -216,7 +216,7 @@ def _set(kind: Any) -> Rule:
 
 def _list(data: JsonData) -> list[JsonData]:
     if not isinstance(data, list):
-        raise MalformedError(f"a list is due, not {_shown(data)}")
+        raise MalformedError(f"expected a list, not {_shown(data)}")
     return data
 
 

@@ -1,9 +1,9 @@
 """The container of a kept program: a zip file whose entries begin at multiples of 4096. Text is deflated, all else is
-stored, so that it can be mapped. How long text is when it is inflated is told before, and bounded for a whole file.
+stored, so that it can be mapped. The inflated size of text is declared beforehand, and bounded for the whole file.
 
-There is one way to write given entries, and only that is read: every byte outside the entries' data is compared with
-what the writer would have put there. The archive's comment is the SHA-256 of the manifest, the last entry; the manifest
-has those of all others. So any byte that differs is found before anything is made of it.
+Given entries can be written in one way only, and the reader accepts no other: it compares every byte outside the
+entries' data with what the writer would have written. The archive's comment is the SHA-256 of the manifest, the last
+entry; the manifest holds those of all others. So any altered byte is found before the data is used.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Entry:
         return self.data + self.size
 
     def header(self) -> bytes:
-        """The local header, so long that the data after it is aligned."""
+        """The local header, padded so that the data after it is aligned."""
         name, big = self.name.encode(), self.size >= _SMALL
         wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if big else b""
         pad = -(self.offset + _LOCAL.size + len(name) + len(wide) + 6) % ALIGNMENT
@@ -67,7 +67,8 @@ class Entry:
         return _LOCAL.pack(0x04034B50, made_for, *self._fields(), len(name), len(extra)) + name + extra
 
     def _fields(self) -> tuple[int, ...]:
-        """What the local header and the directory both tell: flags, method, time, date, CRC-32, and the two sizes."""
+        """The fields of both the local header and the directory: flags, method, time, date, CRC-32, and the two
+        sizes."""
         size = min(self.size, _SMALL)
         whole, method = (size, 0) if self.inflated is None else (self.inflated, 8)
         return 0, method, 0, _DATE, self.crc, size, whole
@@ -83,7 +84,7 @@ class Entry:
 
 
 def tail(entries: Sequence[Entry], manifest: str) -> bytes:
-    """What follows the entries: the directory and the archive's end, with the manifest's digest as the comment."""
+    """The bytes after the entries: the directory and the archive's end, with the manifest's digest as the comment."""
     start = entries[-1].end if entries else 0
     rows = b"".join(entry.row() for entry in entries)
     count, wide = len(entries), b""
@@ -95,7 +96,7 @@ def tail(entries: Sequence[Entry], manifest: str) -> bytes:
 
 
 class Writer:
-    """Writes entries one after the other to a file that can be sought, the manifest last. A context."""
+    """Writes entries one after the other to a seekable file, the manifest last. A context manager."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.summed = file, SummedWriter(file)
@@ -110,8 +111,8 @@ class Writer:
         self.summed.__exit__(kind, *rest)
 
     def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
-        """Writes an entry, whose parts have ``size`` bytes together; gives the SHA-256 of what the file has of it,
-        which may be known of what is no text."""
+        """Write an entry, whose parts have ``size`` bytes together; return the SHA-256 of its bytes in the file.
+        ``digest`` is that SHA-256, if it is known and the entry is not text."""
         entry = Entry(name, self.entries[-1].end if self.entries else 0, size)
         if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
             self.text += size
@@ -130,7 +131,7 @@ class Writer:
         return self.digests[name]
 
     def finish(self, manifest: bytes) -> None:
-        """Writes the manifest and the end."""
+        """Write the manifest and the end."""
         digest = self.add(MANIFEST, [manifest], len(manifest))
         self.file.write(tail(self.entries, digest))
 
@@ -139,7 +140,7 @@ class Reader:
     """The entries of an open file, by name, after everything around their data was checked.
 
     Raises:
-        ArtifactError: the file is no kept program, ends too early, or was altered.
+        ArtifactError: the file is not a kept program, is truncated, or was altered.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -155,7 +156,7 @@ class Reader:
         self.manifest = self._manifest(digest)
 
     def broken(self, why: str) -> ArtifactError:
-        """The error for a file that is not what was written."""
+        """The error for a file that was altered."""
         return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy it again, or save it again")
 
     def _directory(self) -> tuple[list[Entry], str]:
@@ -175,7 +176,7 @@ class Reader:
         return entries, digest
 
     def _check(self, entries: Sequence[Entry], start: int, digest: str) -> None:
-        """Compares everything but the entries' data with what the writer puts there."""
+        """Compare everything except the entries' data with what the writer would write."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
             raise self.broken("the names of its entries are not those that were written")
@@ -237,7 +238,7 @@ class Reader:
 
 
 def _entries(rows: bytes) -> Iterator[Entry]:
-    """The entries that the rows of a directory tell; what else the rows say is compared afterwards."""
+    """The entries in the rows of a directory; the other fields of the rows are compared afterwards."""
     at = 0
     while at < len(rows):
         fields = _CENTRAL.unpack_from(rows, at)

@@ -1,4 +1,4 @@
-"""Cache entries: an engine's plan with what the program needs to know of it, checked before it is used."""
+"""Cache entries: an engine's plan with the facts that a program needs about it, checked before use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MOST = 1 << 26
 
 
 class CorruptEntryError(PipelineError):
-    """An entry that is not what was written."""
+    """An entry that was altered."""
 
 
 @frozen
 class EngineEntry:
-    """What an entry says of its plan.
+    """The facts that an entry states about its plan.
 
     Attributes:
         key: the key it was saved under.
@@ -50,7 +50,8 @@ class EngineEntry:
 
 
 def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
-    """The parts of an entry: the plan, so that it can be mapped alone; the text; and how long and what both are."""
+    """The parts of an entry: the plan, so that it can be mapped alone; the text; and the lengths and digests of
+    both."""
     text = json.dumps(codec.written(entry, EngineEntry), separators=(",", ":")).encode()
     yield memoryview(plan)
     yield text
@@ -58,7 +59,7 @@ def packed(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
 
 
 def unpacked(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
-    """The entry that the first bytes of an open file are, and its plan: mapped where it is a file of the system's.
+    """Read the entry at the start of an open file, and its plan: memory-mapped if the file is on disk.
 
     Raises:
         CorruptEntryError: it was truncated or altered, or saved under another key.

@@ -14,9 +14,8 @@ from pipeline.frozen import FrozenDict
 class FsspecStore:
     """An engine cache at a URL that fsspec knows: ``s3://bucket/engines``, ``gcs://…``, ``file:///mnt/shared/engines``.
 
-    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). Its size is
-    not bounded: let rules of the bucket do that. There are no locks: two machines may build the same engine at the same
-    time.
+    It needs the extra ``fsspec``, and the library of the protocol (``s3fs``, ``gcsfs``). Its size is not bounded: use
+    the bucket's rules for that. There are no locks: two machines may build the same engine at the same time.
 
     url: the folder. It is made when the first entry is saved.
     options: arguments of fsspec's file system, such as ``{"profile": "ci"}``.

@@ -60,7 +60,7 @@ def canonical(network: Network, sizes: Collection[str] = (), places: Mapping[str
     Args:
         network: the network.
         sizes: the inputs that are sizes and no tensors.
-        places: what an input or output is of the program that the network is a part of, by its name.
+        places: which of the program's values each input and output of the network is, by name.
     """
     tensors, weights, dimensions = _Numbering("t"), _Numbering("w"), _Numbering("d")
     lines = [_input(tensor, tensors, dimensions, tensor.name in sizes) for tensor in network.inputs]
@@ -99,7 +99,7 @@ def _ranges(network: Network, tensors: _Numbering) -> Iterator[str]:
 
 
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The SHA-256 of each tensor's bytes, computed on threads: they are most of what a warm compilation reads."""
+    """The SHA-256 of each tensor's bytes, computed on threads: most of what a warm compilation reads is tensors."""
     with ThreadPoolExecutor(THREADS) as threads:
         return dict(zip(weights, threads.map(tensor_digest, weights.values()), strict=True))
 
@@ -130,7 +130,7 @@ def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
     Args:
         order: the network and its settings.
         form: the network by structure, as `canonical` gives it.
-        values: the SHA-256 of each weight whose value the engine cannot do without, by name.
+        values: the SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
     held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(form.weights))
@@ -140,7 +140,7 @@ def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:
 
 
 def around() -> Iterator[str]:
-    """What is no part of the program and reaches its engine all the same."""
+    """Everything that reaches an engine without being part of the program."""
     yield LIBRARY
     yield f"{platform.system()} {platform.machine()}"
     yield f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}"

@@ -29,7 +29,7 @@ _DIGEST = 32
 
 
 def warn(text: str) -> None:
-    """Warn of what a cache cannot do: the compilation goes on without it."""
+    """Warn that the cache failed at something: the compilation goes on without it."""
     warnings.warn(ArtifactWarning(text), stacklevel=3)
 
 
@@ -44,29 +44,29 @@ class EngineStore(Protocol):
         """Return the entry of a key; None if there is none."""
 
     def save(self, key: str, data: bytes, /) -> None:
-        """Save an entry. An entry of this key may be replaced or left: either serves."""
+        """Save an entry. An existing entry of this key may be replaced or left as it is."""
 
 
 @runtime_checkable
 class FileStore(EngineStore, Protocol):
-    """A store whose entries are files, so that plans are mapped and not read, and which processes share."""
+    """A store whose entries are files: plans are memory-mapped, and processes share it."""
 
     def opened(self, key: str) -> tuple[BinaryIO, int] | None:
         """The entry as an open file and its size in bytes, or None."""
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """Keep an entry, given in parts."""
+        """Save an entry that comes in parts."""
 
     def drop(self, key: str) -> None:
-        """Forget an entry."""
+        """Delete an entry."""
 
     def building(self, keys: Iterable[str]) -> AbstractContextManager[None]:
-        """A context in which nobody else builds the engines of these keys."""
+        """A context manager: while it is entered, nobody else builds the engines of these keys."""
 
 
 @frozen
 class InMemory:
-    """A store of two methods as one of files."""
+    """Adapts a store of two methods to `FileStore`."""
 
     store: EngineStore
 
@@ -84,19 +84,19 @@ class InMemory:
         return None if data is None else (io.BytesIO(data), len(data))
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """Saves the parts joined."""
+        """Save the joined parts."""
         self.save(key, b"".join(parts))
 
     def drop(self, key: str) -> None:
-        """Nothing: the entry is replaced when its engine is built."""
+        """Do nothing: the entry is replaced when its engine is built."""
 
     def building(self, keys: Iterable[str]) -> AbstractContextManager[None]:
-        """Nothing: two processes may build the same engine, and the later one's is kept."""
+        """Do nothing: two processes may build the same engine, and the later one's is kept."""
         return nullcontext()
 
 
 def as_files(store: EngineStore) -> FileStore:
-    """A store as one of files."""
+    """Return a store as a `FileStore`."""
     if isinstance(store, FileStore):
         return store
     return InMemory(store)
@@ -110,9 +110,9 @@ def _folder(value: str | os.PathLike[str] | None) -> Path:
 class DiskStore:
     """An engine cache in a folder. Beyond its size, the least recently used entries are deleted.
 
-    Any number of threads and processes may share it. An entry appears whole or not at all, also if a process is killed;
-    one that was altered is deleted with a warning. While one process builds an engine, others that want the same one
-    wait for it.
+    Any number of threads and processes may share it. An entry appears complete or not at all, even if a process is
+    killed; one that was altered is deleted with a warning. While one process builds an engine, others that want the
+    same one wait for it.
 
     folder: its path; None for ``engines`` in the user's cache folder (`PIPELINE_CACHE` names another).
     size: the most bytes that all entries may have together.

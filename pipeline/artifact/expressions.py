@@ -1,5 +1,5 @@
-"""Sizes as JSON: a sympy expression is a list of its function's name and its arguments. Reading one makes expressions
-of a fixed set of functions, and evaluates no text.
+"""Sizes as JSON: a sympy expression is a list of its function's name and its arguments. Reading accepts a fixed set of
+functions, and evaluates no text.
 
 ``s0*2 + 1`` is ``["Add", 1, ["Mul", 2, ["Symbol", "s0", "integer", "positive"]]]``. A name with ``!`` is of a function
 whose arguments are left as they are, where sympy would make another expression of them.
@@ -52,7 +52,7 @@ def written(expr: Any) -> JsonData:
     """An int, float, bool or sympy expression as JSON.
 
     Raises:
-        ArtifactError: it has a function that is not among those that are read again.
+        ArtifactError: it has a function that cannot be read back.
     """
     if isinstance(expr, (bool, int, float)):
         return expr
@@ -68,7 +68,7 @@ def written(expr: Any) -> JsonData:
 
 @lru_cache(1024)
 def _symbol(expr: Any) -> list[JsonData]:
-    """A symbol with what is assumed of it, without what follows from that."""
+    """A symbol with its assumptions, without those that follow from others."""
     known = [name for name in ASSUMPTIONS if getattr(expr, f"is_{name}")]
     return ["Symbol", expr.name, *(n for n in known if not any(n in IMPLIED.get(other, ()) for other in known))]
 
@@ -84,10 +84,10 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def read(data: JsonData) -> Any:
-    """The expression that JSON tells; a number comes back as sympy's.
+    """Read an expression from JSON; a number comes back as sympy's.
 
     Raises:
-        ArtifactError: it is no expression of those that are written.
+        ArtifactError: the JSON is not an expression that this module writes.
     """
     if isinstance(data, (bool, int, float)):
         if not isinstance(data, bool) and abs(data) >= LARGEST:

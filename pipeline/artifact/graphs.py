@@ -1,6 +1,7 @@
 """Write torch.fx graphs as JSON, one row a node: name, target, arguments, dtype and sizes of the result.
 
-What runs in PyTorch is looked up again among torch's operators. Of what runs in engines only the names are kept.
+Operators that run in PyTorch are looked up again among torch's. Of operators that run in engines only the names are
+kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Row: TypeAlias = dict[str, JsonData]
 
 @frozen
 class KeptNode:
-    """A node: ``calls`` tells whether its target is looked up again; ``value`` is what it gives, as JSON; ``module`` is
+    """A node: ``calls`` says whether its target is looked up again; ``value`` is its value, as JSON; ``module`` is
     the path of the module whose forward made it, ``where`` the user's line."""
 
     name: str
@@ -45,7 +46,7 @@ class KeptNode:
 
 @frozen
 class KeptGraph:
-    """A graph of control flow: its nodes, the graphs that these run, and the tensors that they read, by attribute."""
+    """A graph of control flow: its nodes, the graphs that they run, and the tensors that they read, by attribute."""
 
     nodes: tuple[KeptNode, ...]
     graphs: tuple[tuple[str, KeptGraph], ...] = ()
@@ -75,7 +76,7 @@ def _written_or_text(value: object) -> JsonData:
 
 
 def written_value(value: object) -> JsonData:
-    """What a node gives, as JSON: a tensor by its type, a size by its expression, a tuple of these."""
+    """A node's value as JSON: a tensor by its type, a size by its expression, a tuple of these."""
     if isinstance(value, torch.Tensor):
         value = TensorType(value.dtype, shape_of(value), value.device.type)
     if isinstance(value, TensorType):
@@ -89,7 +90,7 @@ def written_value(value: object) -> JsonData:
 
 
 def read_value(data: JsonData) -> Any:
-    """What a node gives."""
+    """Read a node's value."""
     if not isinstance(data, dict) or len(data) != 1:
         return values.read(data)
     name, inner = next(iter(data.items()))
@@ -101,7 +102,7 @@ def read_value(data: JsonData) -> Any:
 
 
 def kept_graph(module: torch.fx.GraphModule, name: str, tensors: Tensors) -> KeptGraph:
-    """A graph of control flow, with those inside it. Where its nodes come from is told by the node that runs it."""
+    """A graph of control flow, with those inside it. The node that runs it says which module and line it comes from."""
     rows = (kept_node(node, calls=True) for node in module.graph.nodes)
     nodes = tuple(evolve(row, value=None, module="", where="") for row in rows)
     graphs, held = attributes(module, module.graph.nodes, name, tensors)
@@ -131,7 +132,7 @@ Held: TypeAlias = Callable[[Kept], torch.Tensor]
 
 
 def graph_module(kept: KeptGraph, held: Held) -> torch.fx.GraphModule:
-    """The module of a graph."""
+    """Make the module of a graph."""
     graph = torch.fx.Graph()
     add_nodes(graph, kept.nodes)
     return over(root_of(kept.graphs, kept.tensors, held), graph)
@@ -163,10 +164,10 @@ def _parent(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
 
 
 def add_nodes(graph: torch.fx.Graph, rows: Iterable[KeptNode]) -> None:
-    """Adds nodes to a graph in order.
+    """Add nodes to a graph in order.
 
     Raises:
-        ArtifactError: an operator is not there, with the library to import; or a node reads one that does not precede.
+        ArtifactError: an operator is missing (the message names the library to import), or a node reads a later one.
     """
     env: dict[str, torch.fx.Node] = {}
     for row in rows:

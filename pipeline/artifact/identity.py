@@ -1,5 +1,5 @@
-"""Say what stages are by what they are made of, for cache keys. Functions of users have no digest, so neither has a
-pipeline that calls them."""
+"""Identify stages by their parts, for cache keys. A user's function has no digest, so neither has a pipeline that calls
+one."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from pipeline.stages import Build, Verify
 
 
 class NoIdentityError(PipelineError):
-    """Something that a program is compiled by, or of, which no digest tells from another."""
+    """A part of a program or of its stages that has no digest."""
 
 
 def identity(value: object) -> JsonData:
-    """What a stage, or a part of one, is: equal for two that do the same in this version of the package.
+    """The identity of a stage or of a part of one: equal for two that do the same in this version of the package.
 
     Raises:
-        NoIdentityError: it is, or calls, a function that is not the package's.
+        NoIdentityError: it is, or calls, a function from outside the package.
     """
     for kind, rule in _RULES:
         if isinstance(value, kind):
@@ -92,7 +92,7 @@ def _improvement(improvement: Improvement) -> JsonData:
 
 
 def _verify(_: Verify) -> JsonData:
-    raise NoIdentityError("verify runs the model, which no cache stands for: pipeline.cached(store, compile) | verify")
+    raise NoIdentityError("verify runs the model, and a cache cannot: pipeline.cached(store, compile) | verify")
 
 
 def _tensor(tensor: torch.Tensor) -> JsonData:
@@ -119,7 +119,7 @@ _RULES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 @cache
 def package() -> str:
-    """The SHA-256 of this package's own code, so that no change of it is overlooked."""
+    """The SHA-256 of this package's own code, so that no change of the code is overlooked."""
     sha256, root = hashlib.sha256(), Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         data = path.read_bytes()

@@ -17,7 +17,7 @@ from pipeline.program import in_bytes
 
 @frozen
 class Description:
-    """A kept program as text: what goes in and comes out, engines, what runs in PyTorch, and what wrote it."""
+    """A kept program as text: its inputs and outputs, engines, operators in PyTorch, and the versions that wrote it."""
 
     path: str
     nbytes: int
@@ -30,11 +30,11 @@ class Description:
 
 
 def inspect(path: str | os.PathLike[str]) -> Description:
-    """Describe a kept program, after every byte was compared with its digest.
+    """Describe a kept program, after checking every byte against its digest.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ArtifactError: it is no kept program, was truncated or altered, or comes from a newer version.
+        ArtifactError: it is not a kept program, was truncated or altered, or comes from a newer version.
     """
     with opened(Path(path)) as file:
         reader = Reader(file, os.fspath(path))

@@ -16,13 +16,13 @@ EXECUTED = "torch_executed_ops"
 
 
 class Predicate:
-    """What stands for a predicate, or for an operator that is not there: its name, by which it prints."""
+    """Stands for a predicate, or for a missing operator: prints as its name."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__qualname__ = name.rpartition(".")
 
     def __call__(self, path: str) -> bool:
-        """Says that it cannot be asked."""
+        """Raise an error: the predicate's code is not kept."""
         raise ArtifactError(f"{self.name} of torch_executed_ops is code, of which a file keeps the name alone")
 
     @property
@@ -53,7 +53,7 @@ def _executed(entry: object) -> object:
 
 
 def read(rows: Mapping[str, object]) -> CompilationSettings:
-    """The settings that JSON tells. Raises `MalformedError` where they are none."""
+    """Read settings from JSON. Raises `MalformedError` where it is malformed."""
     fields = {name: values.read(row) for name, row in rows.items() if name != EXECUTED}
     executed = rows.get(EXECUTED, [])
     if not isinstance(executed, list):

@@ -1,4 +1,4 @@
-"""Load a compiled program from a file: engines and weights are mapped, graphs are made from their rows."""
+"""Load a compiled program from a file: engines and weights are memory-mapped, graphs are made from their rows."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ T = TypeVar("T")
 def load(path: str | os.PathLike[str]) -> Compiled:
     """Load a compiled program from a file that `Compiled.save` wrote.
 
-    Every byte is compared with its digest; engines and weights are mapped and not read into memory. Nothing of the file
-    is executed and nothing imported: outputs of a class that is not imported come back as read-only records with the
-    same positions, keys and attributes.
+    Every byte is checked against a digest; engines and weights are memory-mapped, not read into memory. Nothing in the
+    file is executed and nothing is imported: outputs of a class that is not imported come back as read-only records
+    with the same positions, keys and attributes.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ArtifactError: it is no kept program, was truncated or altered, comes from a newer version, or calls an operator
-            that this process does not have; the message says which.
+        ArtifactError: it is not a kept program, was truncated or altered, comes from a newer version, or calls an
+            operator that this process does not have; the message says which.
     """
     with opened(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
         compiled = Loader(file, Path(path), threads).compiled()
@@ -61,7 +61,7 @@ def load(path: str | os.PathLike[str]) -> Compiled:
 
 
 def opened(path: Path) -> BinaryIO:
-    """The file, open. What the system says of it is ours, but that it is not there."""
+    """Open the file. Errors of the operating system become ours, except for a missing file."""
     try:
         return path.open("rb")
     except FileNotFoundError:
@@ -71,10 +71,10 @@ def opened(path: Path) -> BinaryIO:
 
 
 def manifest_of(reader: Reader) -> Manifest:
-    """The manifest of an open file.
+    """Read the manifest of an open file.
 
     Raises:
-        ArtifactError: it is of a newer version, or of something else.
+        ArtifactError: it comes from a newer version, or is not a manifest.
     """
     data = _json(reader, reader.manifest, "manifest.json")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -108,8 +108,8 @@ def _read(reader: Reader, data: object, kind: type[T], name: str) -> T:
 
 
 class Loader:
-    """Makes the program of an open file, step by step. Threads compare engines and weights with their digests while the
-    text is read; both are waited for before anything is made of them."""
+    """Makes the program of an open file, step by step. Threads check engines and weights against their digests while
+    the text is read; nothing is made of them before the checks end."""
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor) -> None:
         self.file, self.path, self.threads = file, path, threads
@@ -120,11 +120,11 @@ class Loader:
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
 
     def long(self) -> list[str]:
-        """The entries that are compared with their digests on threads."""
+        """The entries that threads check against their digests."""
         return [*filter(None, [self.manifest.weights.entry]), *(engine.entry for engine in self.manifest.engines)]
 
     def compiled(self) -> Compiled:
-        """The program, after everything was checked."""
+        """Return the program, after everything was checked."""
         kept = self.manifest
         networks = tuple(self.entry(name, Network) for name in kept.networks)
         self.segments = [self.entry(name, KeptSegment) for name in kept.graphs]
@@ -156,13 +156,13 @@ class Loader:
         return _read(self.reader, _json(self.reader, data, name), kind, name)
 
     def digest(self, name: str) -> str:
-        """The SHA-256 that an entry has to have."""
+        """The expected SHA-256 of an entry."""
         if name not in self.manifest.entries:
             raise self.reader.broken(f"its manifest does not list the entry {name[:80]}")
         return self.manifest.entries[name]
 
     def engines(self) -> tuple[Engine, ...]:
-        """The engines, mapped."""
+        """The engines, memory-mapped."""
         kept = self.manifest.engines
         if not kept:
             return ()
@@ -233,7 +233,8 @@ class Loader:
         return evolve(program, source=self.decomposed(program))
 
     def decomposed(self, program: Program) -> Program | None:
-        """The program that was decomposed; None where it is not in the file, or calls operators that are not there."""
+        """The program before `decompose`; None if it is not in the file, or calls operators that this process does not
+        have."""
         kept = self.kept_source
         if kept is None:
             return None
@@ -263,7 +264,7 @@ class Loader:
 
 
 def check_recipes(recipes: Iterable[Recipe]) -> None:
-    """Raise an error where a recipe calls what is no operator: it would be looked up when the recipe is evaluated."""
+    """Raise an error if a recipe calls something that is not an operator: evaluating the recipe would look it up."""
     for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
         if target_of(target) is None:
             library = f"import {target.split('.')[0]}, or what defines it, before loading"
@@ -271,7 +272,7 @@ def check_recipes(recipes: Iterable[Recipe]) -> None:
 
 
 def check_whole(compiled: Compiled, reader: Reader) -> None:
-    """Raise an error where the parts of a program do not fit each other."""
+    """Raise an error if the parts of a program do not fit each other."""
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
     fits = {

@@ -19,7 +19,7 @@ from pipeline.recipes import Recipe
 def with_lora(
     compiled: Compiled, adapters: Mapping[str, object], scale: float = 1.0, fan_in_fan_out: bool | None = None
 ) -> Compiled:
-    """Give a compiled program the adapters in the place of those that it has: see `Compiled.with_lora`."""
+    """Return a compiled program with these adapters in place of those that it has: see `Compiled.with_lora`."""
     if not isinstance(adapters, Mapping):
         kind = type(adapters).__name__
         raise TypeError(f"adapters are PEFT's state dict, or a mapping from parameter to (A, B), not a {kind}")
@@ -34,7 +34,7 @@ def with_lora(
 
 
 def _tied(adapters: list[Adapter], program: Program) -> dict[str, str]:
-    """The parameters among several names of one tensor: which of them an adapter means cannot be told."""
+    """The parameters among several names of one tensor: an adapter's name does not say which of them it means."""
     tensors = program.parameters
     others = {a.parameter: [n for n, t in tensors.items() if t is tensors[a.parameter]] for a in adapters}
     return {

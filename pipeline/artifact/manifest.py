@@ -1,6 +1,6 @@
 """``Manifest``: the record of everything textual in a kept program, written and read by the codec.
 
-Beside it the file has the engines, the networks' descriptions, the graph, and the weights.
+The file also has the engines, the networks' descriptions, the graph, and the weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KeptVerdict:
 
 @frozen
 class KeptEngine:
-    """An engine, and the entry that has its plan."""
+    """An engine, and the entry that holds its plan."""
 
     name: str
     entry: str
@@ -76,7 +76,7 @@ class KeptSegment:
 
 @frozen
 class KeptSource:
-    """The program that was decomposed, which eager PyTorch runs: its graph, and what reads and gives what."""
+    """The program before `decompose`, which eager PyTorch runs: its graph, inputs and outputs."""
 
     graph: KeptSegment
     inputs: tuple[Port, ...]
@@ -87,8 +87,8 @@ class KeptSource:
 
 @frozen
 class Versions:
-    """What wrote the file, and for which GPUs its engines are: compute capabilities as they were asked for, and the GPU
-    of the machine, if it had one."""
+    """The versions that wrote the file, and the GPUs that its engines are for: the requested compute capabilities, and
+    the machine's GPU, if it had one."""
 
     pipeline: str
     torch: str

@@ -1,7 +1,7 @@
 """A compiled program as one operator of torch's, ``pipeline::run``, which torch.compile and torch.export can trace.
 
-Its fake implementation knows the shapes of the results by expressions that it is given as text. The real one finds the
-module by a key, or makes it of the bytes of a kept program where another process has loaded the graph.
+Its fake implementation computes the shapes of the results from expressions that are passed as text. The real one finds
+the module by a key, or, in a process that loaded the graph, makes it from the bytes of a kept program.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] 
 
 
 class Entry:
-    """How a graph calls a compiled module: made with the module, so that nothing is left to do while it is traced."""
+    """How a graph calls a compiled module: made with the module, so that tracing has nothing left to do."""
 
     def __init__(self, module: CompiledModule, compiled: Compiled) -> None:
         program: Program = module.program
@@ -69,7 +69,7 @@ class Entry:
 
 
 def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
-    """Why a program cannot be a call in a graph; empty if it can. What it changes, the graph would not know."""
+    """Why a program cannot be a call in a graph; empty if it can. The graph would not know what it changes."""
     if program.buffers:
         return f"the compiled program updates {next(iter(program.buffers.values()))}, which no graph around it sees"
     if any(o.kind == "input" for o in program.outputs):
@@ -112,7 +112,7 @@ def _bytes(entry: Entry) -> torch.Tensor:
 def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """The tensors that a compiled program gives, in order.
+    """Run a compiled program; return its tensors in order.
 
     program: the bytes of the kept program, in an exported graph.
     inputs, sizes: its inputs that are tensors, and those that are whole numbers.
@@ -129,7 +129,7 @@ def run(
 
 @lru_cache(maxsize=256)
 def _key(facts: str) -> str:
-    """The key of the module that a call tells."""
+    """The key of a call's module."""
     return str(json.loads(facts)["key"])
 
 
@@ -156,7 +156,7 @@ def _loaded(program: torch.Tensor) -> Compiled:
 
 
 def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results in memory of their own, as an operator has to give them."""
+    """The results in separate memory, as an operator must return them."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     found = []
     for result in results:

@@ -47,7 +47,7 @@ FUNCTIONS: Mapping[str, object] = _known()
 
 @frozen
 class Named:
-    """An operator of an engine, which is not called any more: its name is all that is kept."""
+    """An operator of an engine, which nobody calls any more: only its name is kept."""
 
     name: str
 
@@ -55,7 +55,7 @@ class Named:
         return self.name
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Says that it cannot be called: the engine has it."""
+        """Raise an error: the operator is part of an engine."""
         raise ArtifactError(f"{self.name} runs in an engine of this program; only its name was kept")
 
     @property
@@ -67,7 +67,7 @@ def name_of(target: object) -> str:
     """The name of an operator or function.
 
     Raises:
-        ArtifactError: it is none that can be looked up again.
+        ArtifactError: it cannot be looked up again.
     """
     name = name_of_any(target)
     if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator, Named)) or name in FUNCTIONS:
@@ -76,7 +76,7 @@ def name_of(target: object) -> str:
 
 
 def name_of_any(target: object) -> str:
-    """A name for people, of whatever a node calls."""
+    """A readable name for anything that a node calls."""
     if isinstance(target, Named):
         return target.name
     if isinstance(target, torch._ops.HigherOrderOperator):

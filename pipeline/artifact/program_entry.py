@@ -1,5 +1,5 @@
-"""Entries of whole compilations in an engine cache: a kept program without engines, of which it has the keys, and
-without the captured program's own tensors."""
+"""Entries of whole compilations in an engine cache: a kept program with the keys of its engines instead of the engines,
+and without the captured program's own tensors."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class EntryLoader(Loader):
         super().__init__(io.BytesIO(data), Path(key), threads)
 
     def long(self) -> list[str]:
-        """The tensors of the entry; plans are checked where they come from."""
+        """The tensors of the entry; the engine cache checks the plans."""
         return [*filter(None, [self.manifest.weights.entry])]
 
     def tensors(self) -> Callable[[Kept], torch.Tensor]:
-        """What gives the tensors: those that were captured, and those of the entry."""
+        """The sources of tensors: the captured program and the entry."""
         known, own = self.captured.parameters, Source()
         if name := self.manifest.weights.entry:
             entry = self.verified[name].result()
@@ -92,7 +92,7 @@ class EntryLoader(Loader):
         return tuple(evolve(engine_of(kept, plan), key=kept.entry) for kept, plan in rows)
 
     def program(self) -> Program:
-        """The program, with what only the captured one has: its source, structures, examples and origin."""
+        """The program, with the captured one's source, structures, examples and origin."""
         made, given = super().program(), self.captured
         return evolve(
             made,

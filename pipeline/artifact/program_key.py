@@ -33,16 +33,16 @@ Known: TypeAlias = Callable[[torch.Tensor], str | None]
 def program_key(program: Program, stages: JsonData, known: Known = lambda tensor: None) -> str:
     """The key of a compilation, 64 hexadecimal digits.
 
-    It changes with every node of the captured program, its arguments and where it comes from; names, ranges, settings,
+    It changes with every node of the captured program, its arguments and its module and line; names, ranges, settings,
     the values of weights and other tensors; the stages and their options; versions and machine.
 
     Args:
         program: the captured program.
-        stages: what `stages_of` tells of the stages.
-        known: the SHA-256 of a tensor, if it was computed before.
+        stages: the result of `stages_of`.
+        known: looks up the SHA-256 of a tensor, if it was computed before.
 
     Raises:
-        NoIdentityError: the program has something that no digest tells from another, or that cannot be kept.
+        NoIdentityError: a part of the program has no digest, or cannot be kept.
     """
     if program.source is not None or program.decomposed:
         raise NoIdentityError("the program was decomposed before")
@@ -58,18 +58,17 @@ def program_key(program: Program, stages: JsonData, known: Known = lambda tensor
 
 
 def hint_key(model: torch.nn.Module, stages: JsonData) -> str:
-    """The key under which is written what a model like this one was compiled to last: a guess, which nothing depends
-    on."""
+    """The key of the hint that says what a similar model was last compiled to: a guess, on which no result depends."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     rows = (f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors)
     return _digest(FORMAT, "hint", json.dumps(stages), f"{type(model).__module__}.{type(model).__qualname__}", *rows)
 
 
 def stages_of(stages: tuple[AnyStage, ...]) -> JsonData:
-    """What stages are, and what is around them: versions, the machine, torch's default dtype.
+    """Identify stages and their surroundings: versions, the machine, torch's default dtype.
 
     Raises:
-        NoIdentityError: one of them has a function that is not the package's.
+        NoIdentityError: one of them has a function from outside the package.
     """
     gpu = torch.cuda.get_device_name() if has_gpu() else ""
     versions = __version__, str(torch.__version__), sys.version.split()[0], package()
@@ -77,7 +76,7 @@ def stages_of(stages: tuple[AnyStage, ...]) -> JsonData:
 
 
 def place(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Where a tensor lies and how: two of one place have the same values."""
+    """The location and layout of a tensor: two with the same have the same values."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 

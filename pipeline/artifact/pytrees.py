@@ -1,5 +1,5 @@
-"""The structure of inputs and outputs as JSON. Classes are kept by name, and looked up among those that are imported
-already; one that is not comes back as a `Record`."""
+"""The structure of inputs and outputs as JSON. Classes are kept by name, and looked up among those already imported; a
+class that is not imported becomes a `Record`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, 
 
 @frozen
 class Shape:
-    """What a `Record` stands for: a class by its name, the names of its parts, and those of its fields that are None.
+    """The class that a `Record` stands for: its name, the names of its parts, and those of its fields that are None.
 
     kind: what the class is: a named tuple, a mapping (as the outputs of transformers' models are), or neither.
     """
@@ -41,8 +41,8 @@ class Shape:
 
 
 class Record:
-    """A read-only object in the place of one whose class this process does not have: its parts by position (``r[0]``),
-    by key (``r["logits"]``) and by attribute (``r.logits``), as that has them."""
+    """A read-only object in place of one whose class this process does not have: its parts are found by position
+    (``r[0]``), key (``r["logits"]``) and attribute (``r.logits``), as in the original."""
 
     __slots__ = ("_shape", "_values")
     _shape: Shape
@@ -117,7 +117,7 @@ def written(spec: Spec) -> JsonData:
     """A structure as JSON; a leaf is None.
 
     Raises:
-        ArtifactError: a class keeps something beside its parts that cannot be kept.
+        ArtifactError: a class has data besides its parts that cannot be kept.
     """
     if spec.type is None:
         return None
@@ -151,7 +151,7 @@ def _written_context(spec: Spec, shape: Shape) -> JsonData:
 
 
 def _shape(spec: Spec) -> Shape:
-    """What is known of a class from the structure of one of its objects."""
+    """The facts about a class in the structure of one of its objects."""
     kind, context = spec.type, spec.context
     if kind is namedtuple:
         return Shape(_class_name(context), "namedtuple", tuple(context._fields))
@@ -173,11 +173,11 @@ def _class_name(cls: type) -> str:
 
 
 def read(data: JsonData) -> Any:
-    """The structure that JSON tells. Raises `MalformedError` where it tells none."""
+    """Read a structure from JSON. Raises `MalformedError` where it is malformed."""
     if data is None:
         return _leaf()
     if not isinstance(data, dict) or not isinstance(data.get("children"), list):
-        raise MalformedError(f"a structure is due, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected a structure, not {str(data)[:60]!r}")
     parts, kind = [read(child) for child in data["children"]], str(data.get("type"))
     if kind == "class":
         return pytree.TreeSpec(*_class(data, len(parts)), parts)

@@ -25,8 +25,7 @@ from pipeline.stages.build import engine
 
 
 class NotKept:
-    """Stands for the converter of a node of a program that was loaded: converters are code, of which files have the
-    names."""
+    """Stands for the converter of a node of a loaded program: converters are code, and files have only their names."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__name__ = name.rpartition(".")
@@ -38,7 +37,7 @@ class NotKept:
 
 @cache
 def stand_in(name: str) -> Choice:
-    """The converter of this name, for nodes of a loaded program that run in an engine."""
+    """A stand-in for the converter of this name, for nodes of a loaded program that run in an engine."""
     return Choice(ConverterSupport(NotKept(name)))
 
 
@@ -49,7 +48,7 @@ def is_loaded(compiled: Compiled) -> bool:
 
 
 def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
-    """The program with the parameters that ``partitioned`` has, and engines that are built from its networks."""
+    """Return the program with the parameters of ``partitioned``, and engines built from its networks."""
     parameters = partitioned.program.parameters
     rows = zip(partitioned.engine_segments, compiled.networks, strict=True)
     engines = tuple(_built(compiled, segment, network, parameters) for segment, network in rows)

@@ -46,12 +46,11 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
             that a mapping lacks keep their weights. A tensor with two names (tied weights) is given by either.
 
     Raises:
-        RefitError: names every weight that does not fit (missing, unknown, of another shape or dtype, one of two tied
-            weights that differ, or computed by a converter so that no recipe says how it follows from the parameters),
-            with the reason.
+        RefitError: some weights do not fit (missing, unknown, of another shape or dtype, one of two tied weights that
+            differ, or computed by a converter without a recipe); the message names each, with the reason.
     """
     if not isinstance(compiled, Compiled):
-        raise TypeError(f"compiled is a {type(compiled).__name__}: pass what pipeline.default()(model, args) gave")
+        raise TypeError(f"compiled is a {type(compiled).__name__}: pass the result of pipeline.default()(model, args)")
     program = compiled.program
     given = taken_apart(_tensors(new_weights, program))
     if wrong := missing(given, new_weights, program) | _unfit(given, program) or _untied(given, program):
@@ -64,13 +63,12 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
 
 
 def remade(compiled: Compiled, program: Program, recipes: RefitMap, changed: Collection[str]) -> Compiled:
-    """A compiled program over other parameters or constants: its engines are refitted where they can be, else built
-    anew.
+    """Return a compiled program over other parameters or constants: engines are refitted if they can be, else rebuilt.
 
     Args:
         compiled: what was compiled.
         program: its program with other parameters, or other recipes for its constants.
-        recipes: how each engine weight is made of those.
+        recipes: how each engine weight is made from those.
         changed: the engine weights that may have another value now.
     """
     refits, loaded = has_gpu() and _refittable(compiled), is_loaded(compiled)
@@ -123,8 +121,8 @@ def _attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None:
 
 
 def missing(given: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
-    """What a module or an export lacks: one that lacks anything is of another architecture. A mapping may lack what
-    still has the value that was compiled."""
+    """The names that a module or export lacks: one that lacks any has another architecture. A mapping may leave out
+    weights that keep the compiled value."""
     absent = [name for name in program.parameters if name not in given]
     if isinstance(weights, Mapping):
         tied = {other for names in _groups(program.parameters) if given.keys() & names for other in names}
@@ -185,7 +183,7 @@ def _copies(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, to
 def _mismatch(value: object, old: torch.Tensor) -> str:
     """Why a value cannot take the place of a weight; empty if it can."""
     if not isinstance(value, torch.Tensor):
-        return f"it is a {type(value).__name__}, a torch.Tensor is due"
+        return f"it is a {type(value).__name__}, expected a torch.Tensor"
     if is_lazy(value):
         return "it is not initialized: it has no shape yet"
     if value.shape != old.shape or value.dtype != old.dtype:
@@ -200,7 +198,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _refitted(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
-    """Every weight is supplied, the literal ones too: TensorRT combines weights, and wants all that it combined."""
+    """Supply every weight, including literal ones: TensorRT combines weights, and needs all that it combined."""
     parameters = partitioned.program.parameters
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):

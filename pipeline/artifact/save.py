@@ -1,4 +1,4 @@
-"""Save a compiled program to a file, written beside its place and moved there in one step."""
+"""Save a compiled program to a file, which is written under another name and moved into place in one step."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def text(data: object) -> bytes:
 
 
 def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manifest], Entries]:
-    """The manifest, but for where the weights are and the digests of the entries; and the entries."""
+    """The manifest, without the location of the weights and the digests of the entries; and the entries."""
     program, partitioned = compiled.program, compiled.partitioned
     engines, entries = _kept_engines(compiled)
     networks = [f"networks/{i}.json" for i in range(len(compiled.networks))]
@@ -200,13 +200,13 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
 
 
 def _kept_engines(compiled: Compiled) -> tuple[tuple[KeptEngine, ...], Entries]:
-    """What the manifest says of the engines, and their entries, which come first."""
+    """The manifest's records of the engines, and their entries, which come first."""
     entries: Entries = {}
     return tuple(_engine(i, engine, entries) for i, engine in enumerate(compiled.engines)), entries
 
 
 def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:
-    """What the manifest says of an engine, whose plan becomes an entry."""
+    """The manifest's record of an engine, whose plan becomes an entry."""
     name, known = f"engines/{place}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
     entries[name] = ([memoryview(engine.plan)], engine.nbytes, known)
     names = engine.bindings, engine.weights, engine.stripped
@@ -252,7 +252,7 @@ def _versions(program: Program) -> Versions:
 
 
 def _unchanged(program: Program, name: str) -> torch.Tensor:
-    """A parameter, if it is what was compiled."""
+    """A parameter, if it still has the compiled value."""
     tensor = program.parameters[name]
     if version(tensor) != program.versions.get(name, version(tensor)):
         raise ArtifactError(

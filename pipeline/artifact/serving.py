@@ -82,7 +82,7 @@ def serve_config(
 
     Args:
         path: a file that `Compiled.save` wrote.
-        folder: the repository, which is made if it is not there; other models in it stay.
+        folder: the repository, created if missing; other models in it stay.
         name: the model's name; None for the file's.
         batching: whether requests are joined where all inputs and outputs begin with one size; None to run the program
             on drawn rows, and join requests if each row's results are the same beside another row.
@@ -191,8 +191,8 @@ def _text(value: str) -> str:
 
 
 def taken(port: Port, tensor: torch.Tensor) -> Leaf:
-    """An input as a program takes it, from the tensor that Triton has: numbers and tensors without dims are [1] there,
-    and bools are bytes."""
+    """Convert Triton's tensor to the program's input: in Triton, numbers and tensors without dims are [1], and bools
+    are bytes."""
     if port.kind != "tensor":
         return int(tensor)
     tensor = tensor.to(port.dtype) if port.dtype == torch.bool else tensor
@@ -200,7 +200,7 @@ def taken(port: Port, tensor: torch.Tensor) -> Leaf:
 
 
 def sent(value: Leaf) -> torch.Tensor:
-    """An output as Triton has it."""
+    """Convert an output to Triton's form."""
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
     tensor = tensor.detach().contiguous()
     return (tensor.cpu() if tensor.dtype == torch.bool else tensor).reshape(tensor.shape or (1,))

@@ -1,4 +1,4 @@
-"""Digests of long data, computed on threads of their own while it is written or read."""
+"""Digests of large data, computed on separate threads while it is written or read."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ AHEAD = 16
 THREADS = min(8, os.cpu_count() or 1)
 """Threads that compute digests, each of one piece."""
 SYNCED = 1 << 25
-"""Bytes after which the system is asked to begin to write a file to the disk."""
+"""After this many bytes the system is asked to start writing a file to the disk."""
 
 
 def pieces(part: memoryview | bytes) -> Iterator[memoryview]:
-    """A part in pieces of `PIECE` bytes."""
+    """Cut a part into pieces of `PIECE` bytes."""
     view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
     return (view[start : start + PIECE] for start in range(0, view.nbytes, PIECE))
 
 
 def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
-    """Parts in pieces of at most `PIECE` bytes. Small ones that follow each other are one: each is a step of every
-    thread that has to do with it."""
+    """Parts in pieces of at most `PIECE` bytes. Small neighbours are joined, since each piece is a step of every thread
+    involved."""
     small, size = list[memoryview](), 0
     for piece in (piece for part in parts for piece in pieces(part)):
         if small and (piece.nbytes > SMALL or size + piece.nbytes > PIECE):
@@ -48,28 +48,28 @@ def blocks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
 
 
 class _Line:
-    """A thread that does one thing after the other, a bounded number of them behind who asks."""
+    """A thread that runs one task after the other, with a bounded queue."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1)
         self.waiting: deque[Future[None]] = deque()
 
     def put(self, act: Callable[[], None]) -> None:
-        """Has the thread do something, after what it was told before."""
+        """Queue a task for the thread."""
         self.waiting.append(self.thread.submit(act))
         if len(self.waiting) > AHEAD:
             self.waiting.popleft().result()
 
     def done(self) -> None:
-        """Waits until all is done; raises what went wrong."""
+        """Wait until all tasks are done; raise what went wrong."""
         while self.waiting:
             self.waiting.popleft().result()
 
 
 class SummedWriter:
-    """Writes to a file while other threads compute the SHA-256 and CRC-32, and the disk takes what was written before.
+    """Writes to a file while other threads compute the SHA-256 and CRC-32, and the disk stores earlier pieces.
 
-    A context: its threads end with it. The file is on the disk when the caller has called fsync.
+    A context manager: its threads end with it. The file is safely on disk once the caller has called fsync.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -90,8 +90,8 @@ class SummedWriter:
                 self.syncing.result()  # what the disk could not take, a later fsync would not tell again
 
     def write(self, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> tuple[str, int]:
-        """Writes parts of ``size`` bytes together; gives their SHA-256, in hexadecimal digits, and their CRC-32.
-        ``digest`` is the SHA-256 where it is known."""
+        """Write parts of ``size`` bytes together; return their SHA-256, in hexadecimal digits, and their CRC-32.
+        ``digest`` is the SHA-256 if it is known."""
         sha256, crc = hashlib.sha256(), [0]
 
         def check(piece: memoryview | bytes) -> None:
@@ -125,20 +125,20 @@ class SummedWriter:
 
 
 class SharedFile:
-    """A file that several threads read at places of their own."""
+    """A file that several threads read, each at its own offset."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.lock = file, threading.Lock()
         self.size = file.seek(0, 2)
 
     def at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, as many as there are."""
+        """Read bytes of the file, as many as there are."""
         with self.lock:
             self.file.seek(offset)
             return self.file.read(max(0, min(size, self.size - offset)))
 
     def digest(self, offset: int, size: int) -> str:
-        """The SHA-256 of a part of the file, or of what there is of it, in hexadecimal digits. It is read and not
+        """The SHA-256 of a part of the file, or of as much as exists, in hexadecimal digits. The part is read, not
         mapped, so that it takes no memory."""
         sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
         while size > 0:

@@ -1,4 +1,4 @@
-"""Read and write tensors in the safetensors format; they are memory-mapped, not read."""
+"""Read and write tensors in the safetensors format; tensors are memory-mapped, not read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DTYPES: Mapping[torch.dtype, str] = {
 
 @frozen
 class Kept:
-    """What a program says of a tensor that it keeps: the key of its bytes, and its dtype and sizes."""
+    """A kept tensor as the program describes it: the key of its bytes, its dtype and sizes."""
 
     key: str
     dtype: torch.dtype
@@ -55,13 +55,13 @@ class Kept:
 
 @define(eq=False)
 class Tensors:
-    """The tensors that a program keeps, each once: whoever has the same tensor gets the same key."""
+    """The tensors that a program keeps, each once: the same tensor gets the same key wherever it is used."""
 
     by_key: dict[str, torch.Tensor] = field(factory=dict)
     _keys: dict[int, Kept] = field(factory=dict)
 
     def keep(self, name: str, tensor: torch.Tensor) -> Kept:
-        """Takes a tensor in, under a name that nobody else has."""
+        """Add a tensor, under a unique name."""
         if id(tensor) not in self._keys:
             if tensor.layout != torch.strided or tensor.is_quantized:
                 kind = str(tensor.layout) if tensor.layout != torch.strided else "quantized"
@@ -71,7 +71,7 @@ class Tensors:
         return self._keys[id(tensor)]
 
     def leave_out(self, key: str, tensor: torch.Tensor) -> None:
-        """Has a tensor told by a key, and not kept."""
+        """Refer to a tensor by a key, without keeping it."""
         self._keys[id(tensor)] = Kept(key, tensor.dtype, tuple(tensor.shape))
 
     def header(self) -> bytes:
@@ -111,9 +111,10 @@ def _bytes(tensor: torch.Tensor) -> memoryview | bytes:
 
 
 class Source:
-    """Where a loaded program's tensors come from: a mapped file, or nowhere (``size`` 0), and then they have no value.
+    """The source of a loaded program's tensors: a mapped file, or nothing (``size`` 0), in which case they have no
+    values.
 
-    They are views of the file; what is written to them stays with this process.
+    They are views of the file; writes to them stay in this process.
     """
 
     def __init__(self, file: BinaryIO | None = None, offset: int = 0, size: int = 0) -> None:
@@ -138,13 +139,13 @@ class Source:
         """A tensor; the same one for the same key.
 
         Raises:
-            ArtifactError: the file does not have it so.
+            ArtifactError: the file does not have such a tensor.
         """
         if kept.key not in self.found:
             self.found[kept.key] = self._tensor(kept)
         found = self.found[kept.key]
         if found.dtype != kept.dtype or tuple(found.shape) != kept.shape:
-            raise ArtifactError(f"tensor {kept.key} is told to be of two kinds")
+            raise ArtifactError(f"tensor {kept.key} is declared with two types")
         return found
 
     def _tensor(self, kept: Kept) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A kept program as a model of NVIDIA Triton's Python backend: loads ``model.trtp``, which lies beside this file.
 
-``pipeline serve-config`` copies this file to a model repository. Requests that arrive together are one call, where
+``pipeline serve-config`` copies this file to a model repository. Requests that arrive together become one call if
 config.pbtxt has a ``max_batch_size``.
 """
 
@@ -48,7 +48,7 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Let go of the engines."""
+        """Release the engines."""
         del self.module, self.compiled
 
     def _inputs(self, request: Leaf) -> dict[str, Leaf]:

@@ -1,6 +1,6 @@
 """Write plain values as JSON: arguments of operators, constants, values of any type.
 
-What JSON has stands for itself; everything else is an object with one key, which says what it is:
+Values that JSON has stand for themselves; every other value is an object with one key, its kind:
 ``{"tuple": [1, 2]}``, ``{"dtype": "float32"}``, ``{"size": ["Mul", 2, …]}``.
 """
 
@@ -22,7 +22,7 @@ from pipeline.recipes import Ref
 
 
 class MalformedError(ArtifactError):
-    """Data that is not what is due, and where it stands: the loader makes the user's error of it."""
+    """Malformed data, with its place in the file: the loader turns it into the user's error."""
 
     def __init__(self, why: str, place: str = "", hint: str = "") -> None:
         super().__init__(f"{place}: {why}" if place else why, hint)
@@ -37,7 +37,7 @@ class NodeName:
 
 
 class MissingOperatorError(ArtifactError):
-    """An operator that a program calls, and that this process does not have: the hint says what to import."""
+    """An operator that a program calls and this process does not have; the hint says what to import."""
 
 
 def written_float(value: float) -> JsonData:
@@ -47,12 +47,12 @@ def written_float(value: float) -> JsonData:
 
 
 def read_float(data: JsonData) -> float:
-    """The float that JSON tells."""
+    """Read a float from JSON."""
     if isinstance(data, float):
         return data
     if isinstance(data, dict) and data.get("float") in ("inf", "-inf", "nan"):
         return float(data["float"])
-    raise MalformedError(f"a float is due, not {str(data)[:60]!r}")
+    raise MalformedError(f"expected a float, not {str(data)[:60]!r}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -86,7 +86,7 @@ def _read_device(data: JsonData) -> torch.device:
 
 def _parts(data: JsonData, count: int | None = None) -> list[JsonData]:
     if not isinstance(data, list) or count not in (None, len(data)):
-        raise MalformedError(f"a list is due, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected a list, not {str(data)[:60]!r}")
     return [read(part) for part in data]
 
 
@@ -100,7 +100,7 @@ def _read_complex(data: JsonData) -> complex:
 
 def _list_of(data: JsonData, count: int) -> list[JsonData]:
     if not isinstance(data, list) or len(data) != count:
-        raise MalformedError(f"{count} parts are due, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected {count} parts, not {str(data)[:60]!r}")
     return data
 
 
@@ -122,7 +122,7 @@ def _read_operator(data: JsonData) -> object:
 
 def _name(data: JsonData) -> str:
     if not isinstance(data, str):
-        raise MalformedError(f"a name is due, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected a name, not {str(data)[:60]!r}")
     return data
 
 
@@ -193,7 +193,7 @@ def _form(kind: type) -> tuple[str, Callable[[object], JsonData]]:
 
 
 def read(data: JsonData) -> Any:
-    """The value that JSON tells. Raises `MalformedError` where it tells none."""
+    """Read a value from JSON. Raises `MalformedError` where it is malformed."""
     if isinstance(data, list):
         return _parts(data)
     if not isinstance(data, dict):

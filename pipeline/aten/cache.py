@@ -1,5 +1,5 @@
-"""Rows written into a buffer: ``pipeline::cache_update``, which engines run in place, and ``pipeline::cache_write``,
-which PyTorch does."""
+"""Write rows into a buffer: ``pipeline::cache_update``, which engines run in place, and ``pipeline::cache_write``,
+which PyTorch runs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
 
 
 def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return the rows [B, L] that an update writes; `IndexError` where one is outside the cache. A GPU's own assertion
-    says so there, since nobody waits for it."""
+    """Return the rows [B, L] that an update writes; `IndexError` where one is outside the cache. On a GPU an assertion
+    of the device reports it, since the host does not wait."""
     steps = torch.arange(update.shape[2], device=update.device)
     positions = starts.to(torch.int64).reshape(-1, 1).expand(update.shape[0], 1) + steps
     if positions.device.type == "cpu" and positions.numel():
@@ -40,14 +40,14 @@ def cache_write(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torc
 
 
 def cache_update_(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """`cache_update` where the cache lies."""
+    """Run `cache_update` in place."""
     positions = cache_positions(cache, update, starts)
     cache[torch.arange(update.shape[0], device=update.device)[:, None], :, positions] = update.transpose(1, 2)
     return cache
 
 
 def cache_write_(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """`cache_write` where the cache lies."""
+    """Run `cache_write` in place."""
     return cache.index_copy_(dim, index, source)
 
 
@@ -68,4 +68,4 @@ CACHE_WRITE = torch.ops.pipeline.cache_write.default
 """``pipeline::cache_write(Tensor cache, int dim, Tensor index, Tensor source) -> Tensor``"""
 
 IN_PLACE = {CACHE_UPDATE: cache_update_, CACHE_WRITE: cache_write_}
-"""What does the same where the cache lies; it is only called where nothing needs the old values."""
+"""The in-place versions, which are called only if nothing needs the old values."""

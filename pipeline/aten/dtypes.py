@@ -34,7 +34,8 @@ ALIKE: Final = MappingProxyType(
         "_prelu_kernel": ("self", "weight"),
     }
 )
-"""Arguments that have to have one dtype, by the operator's name; which biases convolutions take differs by device."""
+"""Arguments that must have one dtype, by the operator's name. Biases of convolutions are left out, since devices
+differ."""
 
 FLOATING, INTEGRAL, INDICES = "a floating dtype", "an integer dtype or bool", "int64 or int32"
 NUMBERS, PIXELS, PLACES = "a dtype of numbers", "a floating dtype or uint8", "int64, int32, uint8 or bool"
@@ -75,7 +76,7 @@ _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
 
 @frozen
 class Misfit:
-    """A value in a dtype that its operator does not take: in words the dtype that is due, and why."""
+    """A value in a dtype that its operator does not take: the expected dtype in words, and why."""
 
     value: torch.fx.Node
     found: torch.dtype
@@ -84,7 +85,8 @@ class Misfit:
 
 
 def misfits(node: torch.fx.Node) -> Iterator[Misfit]:
-    """What eager refuses in a call for its dtypes; of arguments that must be alike, each that differs from another."""
+    """Yield the values whose dtype eager refuses in a call; of arguments that must have one dtype, each that differs
+    from another."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

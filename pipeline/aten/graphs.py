@@ -13,20 +13,21 @@ from pipeline.aten.types import Argument
 
 
 def results(graph: torch.fx.Graph) -> tuple[Argument, ...]:
-    """What a graph returns: nodes and Python values."""
+    """The values that a graph returns: nodes and Python values."""
     returned: Any = next(iter(reversed(graph.nodes))).args[0]
     return tuple(returned)
 
 
 def over(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A module that runs a graph over another's parameters and modules. Its Python code is written when somebody asks
-    for it or calls it: of the graph between two stages nobody does, and ResNet-50's takes 20 to 50 ms each time."""
+    """A module that runs a graph over another's parameters and modules. Its Python code is generated only when it is
+    asked for or called: nobody calls the graph between two stages, and generating ResNet-50's code takes 20 to 50
+    ms."""
     return _LazyGraphModule(root, graph)
 
 
 def copied_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torch.fx.Node], Any]) -> torch.fx.Node:
-    """A copy of a node at the end of a graph, under its own name, as records and signatures call it: fx would not let
-    one be called "input". ``read`` gives what it reads there."""
+    """Copy a node to the end of a graph, under its own name, which records and signatures use: fx would rename a node
+    called "input". ``read`` maps its arguments."""
     copy = graph.node_copy(node, read)
     copy.name = node.name
     return copy
@@ -43,7 +44,7 @@ def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 def pasted(
     graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Any, Any], object]
 ) -> object:
-    """What a graph of calls gives for its inputs; ``emit`` makes each call, of a node, its arguments and keywords."""
+    """Return a graph's results for these inputs; ``emit`` makes each call, given a node, its arguments and keywords."""
     env, given = dict[torch.fx.Node, Any](), iter(inputs)
     for node in graph.nodes:
         if node.op == "placeholder":

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from pipeline.aten.traits import Does, does, is_view
+
+aten = torch.ops.aten
+
+LIFTS: Final = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
+"""Operators that make a tensor from a literal, anew at each call."""
 
 
 def is_pointwise(node: torch.fx.Node) -> bool:
@@ -23,7 +28,8 @@ def moves(node: torch.fx.Node) -> bool:
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Whether it costs next to nothing wherever it runs; ``sources``: also those that make tensors of sizes."""
+    """Whether an operator costs next to nothing wherever it runs; ``sources``: count those that make tensors of sizes,
+    too."""
     return moves(node) or is_pointwise(node) or (sources and does(node.target) is Does.FILLS)
 
 

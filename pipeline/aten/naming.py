@@ -11,7 +11,7 @@ import torch
 
 
 def origin(meta: Mapping[str, object]) -> dict[str, Any]:
-    """What of a node's meta says where it comes from, for a node that is made on its behalf."""
+    """The part of a node's meta that says where it comes from, for nodes that are made on its behalf."""
     return {key: meta[key] for key in ("nn_module_stack", "stack_trace", "source_fn_stack") if key in meta}
 
 
@@ -39,7 +39,7 @@ def module_stack(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def stack_of(path: str, classes: Mapping[str, str]) -> dict[str, Any]:
-    """The meta of a node that the module at a path made, where ``classes`` has the class of each path."""
+    """The meta of a node that the module at a path made; ``classes`` maps each path to its class."""
     parts = path.split(".") if path else []
     paths = ["", *(".".join(parts[:i]) for i in range(1, len(parts) + 1))]
     return {"nn_module_stack": {each: (each, classes[each]) for each in paths if each in classes}}
@@ -59,13 +59,13 @@ _NODE = re.compile(r"(?:.*/)?(\w+)")
 
 
 def node_of(layer: str) -> str:
-    """The node that a layer is called after: ``encoder.0/linear:constant.1`` belongs to ``linear``."""
+    """The node that a layer is named after: ``encoder.0/linear:constant.1`` belongs to ``linear``."""
     found = _NODE.match(layer)
     return found[1] if found else layer
 
 
 def unlike(name: str, taken: set[str]) -> str:
-    """The name, or the first of ``name_1``, ``name_2`` … that is not taken; it is taken from then on."""
+    """Return the name, or the first of ``name_1``, ``name_2`` … that is free, and mark it as taken."""
     names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
     found = next(n for n in names if n not in taken)
     taken.add(found)

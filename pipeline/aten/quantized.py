@@ -1,4 +1,5 @@
-"""The quantization operators that every exported form becomes: what a graph has between capture and the network.
+"""The quantization operators to which every exported form is rewritten; graphs have them between capture and the
+network.
 
 A *block* is how many elements along each dim share a scale (-1: all of them): ``(-1, -1)`` is per tensor, ``(1, -1)``
 per row of a matrix, ``(128, 1)`` in blocks of 128 along its columns. A scale has a dim for each dim of its tensor, with
@@ -62,7 +63,7 @@ operators: Final[Argument] = torch.ops.pipeline
 
 
 def spread(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
-    """A number for each element of a tensor, or what broadcasts to that: from one a block."""
+    """Expand one number per block to one per element, or to a shape that broadcasts to it."""
     if scale.numel() == 1:
         return scale.reshape(())
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
@@ -92,7 +93,7 @@ def e2m1(x: Tensor) -> Tensor:
 
 
 def numbers(codes: Tensor, type: str) -> Tensor:
-    """What codes stand for, in float32."""
+    """The numbers that codes stand for, in float32."""
     if type != "fp4":
         return codes.float()
     levels = torch.tensor([*E2M1, *(-level for level in E2M1)], dtype=torch.float32, device=codes.device)
@@ -100,7 +101,8 @@ def numbers(codes: Tensor, type: str) -> Tensor:
 
 
 def pack(input: Tensor, type: str) -> Tensor:
-    """Codes of 4 bits, two a byte along the last dim, the first in the low bits. ValueError for a code of more bits."""
+    """Pack codes of 4 bits, two a byte along the last dim, the first in the low bits. ValueError for a code of more
+    bits."""
     if type == "int4" and bool(((input < -8) | (input > 7)).any()):
         raise ValueError("a code is beyond the 4 bits that the program was compiled for: compile again")
     low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15
@@ -126,19 +128,19 @@ def quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reci
 
 
 def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """What codes stand for, times their scales, in a dtype."""
+    """The numbers that codes stand for, times their scales, in a dtype."""
     codes = unpack(input, type) if is_packed(input, type) else input
     return (numbers(codes, type) * spread(scale, codes.shape, block).float()).to(dtype)
 
 
 def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """A tensor as its codes have it, in its own dtype."""
+    """Round a tensor to its codes and back, in its own dtype."""
     return dequantize(quantize(input, scale, type, block, True), scale, type, block, input.dtype)
 
 
 def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: int) -> Tensor:
-    """A tensor as its codes have it, each block along the last dim with a scale made of its own numbers: a power of two
-    (MXFP8), or FP8 times ``scale`` (NVFP4)."""
+    """Round a tensor to its codes and back, each block along the last dim with a scale computed from its own numbers: a
+    power of two (MXFP8), or FP8 times ``scale`` (NVFP4)."""
     codes, scales = block_codes(input, scale, type, size)
     each = numbers(scales, "fp8") * (1.0 if scale is None else scale.float())
     made: Tensor = numbers(codes, type).unflatten(-1, (-1, size)) * each[..., None]
@@ -146,8 +148,8 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
 
 
 def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
-    """The codes of a tensor, and the scales of its blocks along the last dim: E8M0, or E4M3 where there is a ``scale``
-    of all scales."""
+    """The codes of a tensor, and the scales of its blocks along the last dim: E8M0, or E4M3 if ``scale``, the scale of
+    all scales, is given."""
     blocks = input.float().unflatten(-1, (-1, size))
     scales = block_scales(blocks.abs().amax(-1), scale, type)
     each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]
@@ -155,7 +157,7 @@ def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tu
 
 
 def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
-    """The scales of blocks by the greatest size of a number in each. Without ``scale`` the least power of two that
+    """The scales of blocks, from the greatest magnitude in each. Without ``scale`` the least power of two that
     keeps the block in the range of its type, as E8M0; else E4M3 numbers, to be multiplied by ``scale``."""
     wanted = most / TYPES[type].high
     if scale is None:
@@ -166,7 +168,7 @@ def block_scales(most: Tensor, scale: Tensor | None, type: str) -> Tensor:
 
 
 def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Codes less their zero points, as int8. ValueError where one is beyond the type."""
+    """Subtract the zero points from codes, as int8. ValueError if a result is outside the type."""
     result = input.to(torch.int32) - spread(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):

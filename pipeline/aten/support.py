@@ -24,14 +24,14 @@ class ConverterPriority(enum.Enum):
 
 
 class CallingConvention(enum.Enum):
-    """What a converter is called with: `(ctx, target, args, kwargs, name)`, or `(net, …)` for LEGACY."""
+    """The arguments that a converter is called with: `(ctx, target, args, kwargs, name)`, or `(net, …)` for LEGACY."""
 
     CTX = "ctx"
     LEGACY = "legacy"
 
 
 def of_kind(kind: type) -> Callable[[Any, Any, Any], None]:
-    """A validator of fields, which says in words what is due."""
+    """A validator of fields, which says in words what is expected."""
 
     def check(_: object, field: Any, value: Argument) -> None:
         if not isinstance(value, kind):
@@ -59,10 +59,10 @@ Validator: TypeAlias = Callable[[torch.fx.Node, CompilationSettings], bool | Rej
 
 @attrs.frozen
 class ConverterSupport:
-    """A converter and what it can do: what its author states and every reader (lookup, docs, tests) goes by.
+    """A converter and its capabilities, as its author declares them and every reader (lookup, docs, tests) uses them.
 
     capability_validator: `(node, settings) -> bool | Rejection`, pure; None accepts every node.
-    supports_dynamic_shapes: it may be given nodes with symbolic dims.
+    supports_dynamic_shapes: it takes nodes with symbolic dims.
     requires_output_allocator: the shape of its result depends on the data.
     """
 
@@ -107,7 +107,7 @@ class Choice:
     priority: ConverterPriority = ConverterPriority.STANDARD
 
     def entry(self) -> Entry:
-        """What `registry[node]` gives: the implementation, how it is called, what it declares."""
+        """The value of `registry[node]`: the implementation, its calling convention, its declared capabilities."""
         flags = {name: getattr(self.support, name) for name in ("supports_dynamic_shapes", "requires_output_allocator")}
         return self.support.converter_implementation, self.convention, flags
 
@@ -119,7 +119,7 @@ def function_name(function: object) -> str:
 
 
 def written_name(function: object) -> str:
-    """Where a function is written: its module, what it is written in (a class, a factory) and its name."""
+    """A function's place in the source: its module, what encloses it (a class, a factory) and its name."""
     name = function_name(function)
     qualified = getattr(function, "__qualname__", "").replace(".<locals>", "").removeprefix("<locals>.")
     return f"{name.rpartition('.')[0]}.{qualified}" if qualified else name

@@ -1,8 +1,9 @@
-"""What each operator does: the one table of facts that ATen's schemas do not state.
+"""Classify operators by what they do: the one table of facts that ATen's schemas do not state.
 
-Every pass asks it: partitioning which operators are cheap, mixed precision which are safe in halves, validators what is
-known of indices. A row is an operator's name, for all its overloads, or one overload, which goes before. What torch
-itself says is asked of torch: that an operator works element by element, draws random numbers, or gives a view.
+Every pass asks it: partitioning for cheap operators, mixed precision for those that are safe in halves, validators for
+facts about indices. A row is an operator's name, which covers all its overloads, or one overload, which takes
+precedence. Facts that torch itself states come from torch: that an operator works element by element, draws random
+numbers, or returns a view.
 """
 
 from __future__ import annotations
@@ -19,40 +20,41 @@ from pipeline.aten.types import Target
 
 
 class Does(enum.Enum):
-    """What an operator does. ``value`` says it in words; "its elements" are those of its first argument."""
+    """The kinds of operators. ``value`` describes a kind in words; "its elements" are those of the operator's first
+    argument."""
 
-    COPIES = "gives its elements as they are"
-    DECLARES = "gives its elements as they are, and says what is known of them"
-    CASTS = "gives its elements in another dtype, or on another device"
-    RESHAPES = "gives its elements, in their order, under another shape"
-    SQUEEZES = "adds dims of size 1, or leaves them out"
-    TRANSPOSES = "gives its elements with the dims in another order"
-    REORDERS = "gives each of its elements once, elsewhere"
-    REPEATS = "gives all its elements, some several times"
-    SELECTS = "gives some of its elements"
-    MIXES = "gives its elements beside others"
-    WRITES = "gives its elements, some written over or added to"
-    REINTERPRETS = "sees its memory as other numbers"
-    FILLS = "makes a tensor of sizes and numbers"
-    PLACES = "gives places or counts: whole numbers that are not negative"
+    COPIES = "returns its elements unchanged"
+    DECLARES = "returns its elements unchanged, and declares a fact about them"
+    CASTS = "returns its elements in another dtype, or on another device"
+    RESHAPES = "returns its elements in the same order, in another shape"
+    SQUEEZES = "adds or removes dims of size 1"
+    TRANSPOSES = "returns its elements with the dims in another order"
+    REORDERS = "returns each of its elements once, at another position"
+    REPEATS = "returns all its elements, some several times"
+    SELECTS = "returns some of its elements"
+    MIXES = "returns its elements together with others"
+    WRITES = "returns its elements, some overwritten or added to"
+    REINTERPRETS = "reinterprets its memory as other numbers"
+    FILLS = "makes a tensor from sizes and numbers"
+    PLACES = "returns indices or counts: non-negative integers"
     POINTWISE = "computes each element from one of each argument"
     REDUCES = "computes one element from many"
-    SCANS = "computes elements from those before them"
+    SCANS = "computes each element from those before it"
     MULTIPLIES = "is a product of two tensors"
     PROJECTS = "is a linear layer"
     CONVOLVES = "is a convolution"
     ATTENDS = "is an attention"
     RECURS = "is a recurrent layer"
-    LOOKS_UP = "takes rows of a table of weights"
+    LOOKS_UP = "selects rows of a table of weights"
     NORMALIZES = "normalizes each row"
     SCALES = "scales and shifts each channel"
     SOFTENS = "is a softmax"
     POOLS = "computes an element from each window"
     RESAMPLES = "interpolates between its elements"
     DRAWS = "draws random numbers"
-    READS = "gives Python a number, or checks one"
-    QUANTIZES = "gives codes of few bits for its elements"
-    DEQUANTIZES = "gives the numbers that codes of few bits stand for"
+    READS = "returns a number to Python, or checks one"
+    QUANTIZES = "rounds its elements to codes of few bits"
+    DEQUANTIZES = "returns the numbers that codes of few bits stand for"
     ELSEWHERE = "is of sparse, nested or named tensors, or of autograd, which no program has"
 
 
@@ -153,7 +155,7 @@ TABLE: Final[Mapping[Does, str]] = {
         _test_autograd_multiple_dispatch_view rename refine_names align_to
     """,
 }
-"""The operators by what they do. What has torch's tag for elementwise operators needs no row."""
+"""The operators by kind. Operators with torch's tag for elementwise ones need no row."""
 
 SPACES: Final = ("prims", "pipeline")
 """The namespaces beside ATen's; a row of theirs names them."""
@@ -163,7 +165,7 @@ ROWS: Final = {name: kind for kind, names in TABLE.items() for name in names.spl
 
 @cache
 def does(target: object) -> Does | None:
-    """What an operator does; None where nothing is known, and for what is no operator of ATen or prims."""
+    """Return the kind of an operator; None if the table does not know it, or it is not an operator of ATen or prims."""
     if not isinstance(target, OpOverload):
         return None
     name = target._schema.name.removeprefix("aten::").replace("::", ".")
@@ -177,7 +179,7 @@ def does(target: object) -> Does | None:
 
 @cache
 def targets(*kinds: Does) -> frozenset[OpOverload[..., object]]:
-    """The operators that do one of these, by the rows of the table: every overload but those that write to ``out``."""
+    """The operators of these kinds, by the rows of the table: every overload except those that write to ``out``."""
     packets = map(_packet, ROWS)
     overloads = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
     return frozenset(op for op in overloads if "out" not in op._overloadname and does(op) in kinds)
@@ -202,6 +204,9 @@ def states_sizes(target: Target) -> bool:
     second = target._schema.arguments[1]
     return second.name in ("size", "shape") and str(second.type).startswith("List")
 
+
+CONTRACTIONS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS)
+"""Each element of the result is a sum of products of elements, which halves accumulate in float32."""
 
 SAME: Final = (Does.COPIES, Does.DECLARES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REORDERS, Does.REPEATS)
 """The result has all elements of the first argument, and no others."""

@@ -18,13 +18,13 @@ Function: TypeAlias = Callable[..., Any]
 
 Target: TypeAlias = Any
 """What a node calls: an `Operator`, a higher-order operator, a Python function, or a name. torch's own type for it,
-``Callable | str``, lacks the attributes that operators are asked for."""
+``Callable | str``, lacks the attributes of operators."""
 
 Argument: TypeAlias = Any
 """An argument or the value of a call in a graph: a node, a tensor, a number, None, or containers of these."""
 
 Leaf: TypeAlias = Any
-"""A leaf of the pytrees that a program takes and gives: a tensor, a number, or a value of the user's own."""
+"""A leaf of a program's input and output pytrees: a tensor, a number, or a value of the user's own."""
 
 Spec: TypeAlias = Any
-"""The structure of a pytree (torch's ``TreeSpec``), or what ``dynamic_shapes`` says of one."""
+"""The structure of a pytree (torch's ``TreeSpec``), or an entry of ``dynamic_shapes`` for one."""

@@ -1,7 +1,7 @@
 """Keep composite operators whole while torch traces, which would decompose them step by step or by device.
 
-``SHAPES`` says what shapes they give. A decomposition that is traced calls the stand-in of one (``stand_in``), in whose
-place the graph gets the operator itself.
+``SHAPES`` computes the shapes of their results. A traced decomposition calls a stand-in (``stand_in``), and the graph
+gets the operator itself in its place.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ def _stand_in(target: Target, shapes: Function) -> object:
 
 
 STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _stand_in(target, f) for target, f in SHAPES.items()})
-"""By operator, what is called in its place."""
+"""The function called in place of each operator."""
 
 _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.items()})
 
 
 def meant(target: object) -> object:
-    """The operator that a stand-in is for; any other target as it is."""
+    """The operator that a stand-in represents; any other target unchanged."""
     return _MEANT.get(target, target)

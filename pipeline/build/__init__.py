@@ -1,1 +1,1 @@
-"""TensorRT's builder, and what stands around it."""
+"""Build engines: TensorRT's builder, and the processes, memory and progress around it."""

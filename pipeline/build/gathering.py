@@ -1,4 +1,4 @@
-"""The builds of an executor's workers: submitted, waited for, and what went wrong told by the engine."""
+"""Submit builds to an executor's workers, wait for them, and report errors by the engine's name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ Pending: TypeAlias = dict["Future[object]", Job]
 
 
 def gathered(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
-    """The plans of the jobs, in their order. After an error or Ctrl-C nothing more is begun, and threads stop building.
+    """Return the plans of the jobs, in order. After an error or Ctrl-C no further build starts, and threads stop
+    building.
 
-    A worker that does not see the files of this machine says so, and is sent the weights as bytes; its plan comes back
-    as bytes and is written to the job's path. ``report`` is told how many are built, of how many, and which came last.
+    A worker that does not see the files of this machine says so and is sent the weights as bytes; its plan comes back
+    as bytes and is written to the job's path. ``report`` is called with the number of finished builds, their total, and
+    the last one's name.
 
     Raises:
-        BuildError: the first that a worker met, or that a worker ended.
+        BuildError: the first error of a worker, or that a worker died.
     """
     futures: Pending = {}
     plans: dict[str, Plan] = {}
@@ -82,7 +84,7 @@ def _result(future: Future[object], futures: Mapping[Future[object], Job]) -> Pl
     except Exception as error:
         raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
     if not isinstance(plan, Plan | SentPlan | None):
-        raise BuildError(f"{name}: its worker gave a {type(plan).__name__}, what a job returns is due", _NONE)
+        raise BuildError(f"{name}: its worker returned a {type(plan).__name__} instead of the job's result", _NONE)
     return plan
 
 

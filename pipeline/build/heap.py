@@ -9,12 +9,12 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linu
 
 
 def return_free_memory() -> None:
-    """glibc gives the free pages of its heaps back, which it would keep for later allocations.
+    """Make glibc return the free pages of its heaps, which it would keep for later allocations.
 
-    TensorRT copies weights in blocks that glibc takes from its heaps, and frees them phase by phase. Returned between
-    the phases, they take 0.5 times the weights off the peak for ResNet-50 and 0.25 times for a Llama-like model (RTX
-    1.4), and nothing stays behind, where 0.8 times did. A call takes a millisecond or two; it sets nothing and changes
-    no result. With another C library nothing happens.
+    TensorRT copies weights in blocks that glibc takes from its heaps, and frees them phase by phase. Returning them
+    between the phases lowers the peak by 0.5 times the weights for ResNet-50 and by 0.25 times for a Llama-like model
+    (RTX 1.4), and leaves nothing behind, where 0.8 times the weights stayed before. A call takes a millisecond or two
+    and changes no setting and no result. With another C library it does nothing.
     """
     if _TRIM is not None:
         _TRIM(0)

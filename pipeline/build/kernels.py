@@ -1,8 +1,8 @@
 """Read the kernels of an engine from its plan, with the network layers that each computes.
 
-A plan of TensorRT-RTX 1.4 holds, in words, the program that its engine runs: a line for each kernel. That is documented
-nowhere, so no compilation depends on it: reports, comparisons and tests do. A plan for several compute capabilities
-holds a program for each; the first one is read.
+A plan of TensorRT-RTX 1.4 holds, as text, the program that its engine runs: a line for each kernel. The format is
+undocumented, so no compilation depends on it, only reports, comparisons and tests. A plan for several compute
+capabilities holds a program for each; the first one is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Kernel:
     kind: TensorRT's word: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
     name: says what is fused in it.
     layers: the network's layers that it computes, wholly or in part.
-    place: its place among all steps, from 0, with which TensorRT's profiler ends its name; -1 where that is not known.
+    place: its number among all steps, from 0; TensorRT's profiler appends it to the name. -1 if unknown.
     """
 
     kind: str
@@ -61,7 +61,7 @@ def kernels(plan: Any) -> tuple[Kernel, ...]:
 
 
 def steps(plan: Any) -> tuple[Kernel, ...]:
-    """Return all steps of a plan's program, in order: those as well that compute nothing (`STREAMS`, `SIZES`).
+    """Return all steps of a plan's program, in order, including those that compute nothing (`STREAMS`, `SIZES`).
 
     Args:
         plan: the serialized engine, as bytes or any buffer; it is searched where it is.

@@ -1,4 +1,4 @@
-"""Keep weights made for TensorRT in a nameless, memory-mapped file: only what is being read of them is in memory."""
+"""Keep weights made for TensorRT in a nameless, memory-mapped file: only the part being read is in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGNMENT = 4096
 
 
 class MemoryMappedWeights:
-    """A memory-mapped file for tensors of known sizes in bytes. Where the disk has no room, they stay in memory."""
+    """A memory-mapped file for tensors of known sizes in bytes. If the disk has no room, they stay in memory."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.room = sum(_aligned(size) for size in sizes if size >= LEAST)
@@ -26,7 +26,7 @@ class MemoryMappedWeights:
         self.mapping = mmap.mmap(self.file.fileno(), self.room) if self.file else None
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values in the file, or the tensor itself where it is small or has no room there."""
+        """Return a tensor with the same values in the file, or the tensor itself if it is small or does not fit."""
         if self.mapping is None or tensor.nbytes < LEAST or self.used + _aligned(tensor.nbytes) > self.room:
             return tensor
         data = torch.frombuffer(self.mapping, dtype=torch.uint8, count=tensor.nbytes, offset=self.used)
@@ -48,13 +48,13 @@ class MemoryMappedWeights:
                 done += os.pwrite(self.file.fileno(), piece[done:], self.used + start + done)
 
     def leave_memory(self) -> None:
-        """What was read leaves this process's memory, to be read again when it is needed."""
+        """Drop the pages that were read from this process's memory; they are read again when needed."""
         if self.mapping is not None:
             leave_memory(self.mapping)
 
 
 def leave_memory(mapping: bytes | mmap.mmap) -> None:
-    """The pages of a mapped file leave this process's memory; reading them brings them back, unchanged."""
+    """Drop the pages of a mapped file from this process's memory; reading them brings them back, unchanged."""
     if hasattr(mmap, "MADV_DONTNEED") and hasattr(mapping, "madvise"):
         mapping.madvise(mmap.MADV_DONTNEED)
 

@@ -14,10 +14,10 @@ __all__ = ["Monitor", "interruptible"]
 
 
 class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
-    """Tells the phases of a build to `tell`, returns memory between them, and ends the build at its next step once
+    """Reports the phases of a build to `tell`, returns memory between them, and ends the build at its next step once
     `stopped` is set.
 
-    TensorRT calls it from the building thread, or from others: an exception could not pass through it.
+    TensorRT calls it from the building thread or from others, so exceptions cannot pass through it.
     """
 
     def __init__(
@@ -40,9 +40,10 @@ class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
 
 @contextmanager
 def interruptible(monitor: Monitor) -> Iterator[None]:
-    """In the main thread, Ctrl-C stops the build that the monitor watches; `KeyboardInterrupt` follows.
+    """While it is entered in the main thread, Ctrl-C stops the build that the monitor watches; `KeyboardInterrupt`
+    follows.
 
-    Python would raise it inside the monitor's methods, where TensorRT drops it. A handler of the user's own is left.
+    Python would raise it inside the monitor's methods, where TensorRT drops it. A user's own handler is left alone.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

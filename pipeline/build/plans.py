@@ -31,7 +31,7 @@ as the plan without one, whatever else it holds; below 128 MB the plan is less."
 
 @frozen
 class Order:
-    """What TensorRT is to build: of which network, which of its inputs are sizes, and by which settings."""
+    """An order to TensorRT: the network to build, which of its inputs are sizes, and the settings."""
 
     network: Network
     sizes: frozenset[str]
@@ -39,23 +39,24 @@ class Order:
 
     @classmethod
     def of(cls, segment: Segment, network: Network, settings: CompilationSettings) -> Order:
-        """The order for a segment. What runs in PyTorch is no business of the builder; predicates cannot be pickled."""
+        """The order for a segment, without the settings about PyTorch, which the builder does not need and whose
+        predicates cannot be pickled."""
         sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
         return cls(network, sizes, settings.evolve(torch_executed_ops=()))
 
     def replaceable(self, name: str) -> bool:
-        """Whether the engine's weight of this name can be given another value."""
+        """Whether the engine's weight of this name can be refitted."""
         settings = self.settings
         return not settings.immutable_weights or any(fnmatchcase(name, each) for each in settings.refittable_weights)
 
     @property
     def refittable(self) -> bool:
-        """Whether any of the engine's weights can be given another value."""
+        """Whether any of the engine's weights can be refitted."""
         return any(self.replaceable(weight.name) for weight in self.network.weights)
 
     @property
     def stripped(self) -> bool:
-        """Whether the plan has no weights: they are given to the engine when it is loaded."""
+        """Whether the plan has no weights: the engine gets them when it is loaded."""
         return self.settings.strip_engine_weights and bool(self.network.weights)
 
     @property
@@ -76,17 +77,17 @@ class Order:
 
 @frozen
 class Plan:
-    """What TensorRT made: the SHA-256 of the plan's bytes, and the library that made it."""
+    """A finished plan: the SHA-256 of its bytes, and the library that made it."""
 
     digest: str
     library: str
 
 
 def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Monitor) -> Plan:
-    """Has TensorRT build the network into a file; needs no GPU with TensorRT-RTX.
+    """Let TensorRT build the network into a file; needs no GPU with TensorRT-RTX.
 
     Raises:
-        BuildError: TensorRT could not, in its own words.
+        BuildError: TensorRT failed; the message has its words.
         KeyboardInterrupt: Ctrl-C, at the builder's next step.
     """
     if order.refit_flags and not has_gpu():
@@ -110,8 +111,8 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
 
 
 def _name_in_plan(net: Any) -> None:
-    """Have the plan say of each kernel which layers it computes: TensorRT writes their metadata beside it, for the
-    inspector and for `pipeline.build.kernels`, and gives a kernel made of several layers a name of its own."""
+    """Make the plan record the layers of each kernel: TensorRT writes their metadata, for the inspector and for
+    `pipeline.build.kernels`, since a kernel of several layers has a name of its own."""
     for index in range(net.num_layers):
         layer = net.get_layer(index)
         layer.metadata = layer.name
@@ -119,7 +120,8 @@ def _name_in_plan(net: Any) -> None:
 
 @contextmanager
 def _repeated(act: Callable[[], object]) -> Iterator[None]:
-    """Does something every 10 ms meanwhile: TensorRT reads all weights in one step, and what it has read can go."""
+    """Repeat an action every 10 ms meanwhile: TensorRT reads all weights in one step, and pages that it has read can be
+    dropped."""
     done = threading.Event()
 
     def run() -> None:
@@ -148,8 +150,8 @@ def _written(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFile) 
 
 
 class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
-    """Takes a plan piece by piece into a file, nameless if no path is given: it needs no second copy in memory, and the
-    operating system keeps in memory only what is read."""
+    """Writes a plan piece by piece to a file, nameless if no path is given. So there is no second copy in memory, and
+    the operating system keeps only the pages that are read."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__()
@@ -158,7 +160,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
         self.sha256 = hashlib.sha256()
 
     def write(self, data: object) -> int:
-        """Called by TensorRT with each piece; gives the number of bytes taken."""
+        """Write a piece (TensorRT calls this); return the number of bytes written."""
         beside = threading.Thread(target=self.sha256.update, args=(data,))  # as long as writing it: both at once
         beside.start()
         try:
@@ -172,7 +174,7 @@ class PlanFile(trt.IStreamWriter):  # type: ignore[misc,unused-ignore]
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """A whole file, read only; it lives on while it is mapped, though its name be gone."""
+    """Map a whole file, read only; its data stays available even if the file is deleted."""
     with path.open("rb") as file:
         return _mapped(file)
 

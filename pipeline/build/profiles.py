@@ -11,9 +11,9 @@ from pipeline.shapes.environment import Range, Symbols, bounds
 
 
 def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
-    """The profiles that a segment's engine is built for; none where no input varies, and each once.
+    """The distinct profiles that a segment's engine is built for; none if no input varies.
 
-    is_shape: whether shapes are made of a number among the inputs, so that it has a range too.
+    is_shape: whether a number among the inputs determines shapes, and so has a range too.
     """
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
     narrowings = program.profiles or (FrozenDict[str, Range](),)

@@ -1,4 +1,4 @@
-"""Networks that are built elsewhere: descriptions that can be pickled, with the weights in a file."""
+"""Build networks in other processes: from descriptions that can be pickled, with the weights in a file."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ Index: TypeAlias = Mapping[str, Stored]
 class RemoteBuild:
     """The build of one network, which can be pickled. In the process that made it, its handle is the network itself.
 
-    When it is first pickled its weights are written to ``path``, once. Elsewhere ``opened`` maps that file and replays
-    the description: all processes of a machine share the pages, so that the weights are in memory once.
+    When it is first pickled its weights are written to ``path``, once. In other processes, ``opened`` maps that file
+    and replays the description: all processes of a machine share the pages, so that the weights are in memory once.
     """
 
     network: Network
@@ -66,7 +66,7 @@ class RemoteBuild:
         return self.handle is not None or is_there(self.path, self.index or {})
 
     def opened(self) -> NetworkHandle:
-        """The network, replayed in a process that is not its own. `BuildError` where it cannot be."""
+        """Return the network, replayed if this is another process. `BuildError` if that fails."""
         if self.handle is None:
             try:
                 self.handle = _replayed(self.network, self.path, self.index or {})
@@ -77,13 +77,15 @@ class RemoteBuild:
 
 
 def is_there(path: Path, index: Index) -> bool:
-    """Whether a file is here that holds the weights of an index. Its folder's name is random, so no other is there."""
+    """Whether this machine has the file with the weights of an index. Its folder's name is random, so no other file can
+    be mistaken for it."""
     size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
     return path.is_file() and path.stat().st_size == size + 1
 
 
 def write(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
-    """Writes the tensors one after the other, from where they lie; codes of 4 bits by the dtype that networks give."""
+    """Write the tensors one after the other, without copying them first; codes of 4 bits in the dtype that networks
+    use."""
     index: dict[str, Stored] = {}
     with path.open("wb") as file:
         for name, tensor in weights.items():
@@ -108,7 +110,7 @@ class MappedFile:
         self.mapping = mapped(path)
 
     def leave_memory(self) -> None:
-        """What was read leaves this process's memory."""
+        """Drop the pages that were read from this process's memory."""
         leave_memory(self.mapping)
 
 
@@ -134,14 +136,14 @@ def _replayed(network: Network, path: Path, index: Index) -> NetworkHandle:
 
 @frozen
 class Job:
-    """One engine to build: its plan goes to ``path``, a file that is there as soon as a worker has begun."""
+    """One engine to build: its plan goes to ``path``, a file that exists as soon as a worker has begun."""
 
     order: Order
     remote_build: RemoteBuild
     path: Path
 
     def __call__(self) -> Plan | None:
-        """What a worker does: the plan, or None where it does not see this machine's files."""
+        """Build the engine in a worker: return the plan, or None if the worker does not see this machine's files."""
         if not self.remote_build.reachable:
             return None
         file = PlanFile(self.path)

@@ -1,4 +1,4 @@
-"""Builds on machines that do not see this one's files: weights go and plans come back as bytes."""
+"""Build on machines that do not see this one's files: weights are sent and plans come back as bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.build.remote_build import Index, Job, RemoteBuild
 
 @frozen
 class SentPlan:
-    """A plan that came as bytes."""
+    """A plan that was returned as bytes."""
 
     plan: Plan
     data: bytes = field(repr=False)
@@ -22,7 +22,7 @@ class SentPlan:
 
 @frozen
 class SentJob:
-    """One engine to build elsewhere, with the weights of its network in it."""
+    """One engine to build elsewhere, including the weights of its network."""
 
     order: Order
     index: Index = field(repr=False)
@@ -30,13 +30,13 @@ class SentJob:
 
     @classmethod
     def of(cls, job: Job) -> SentJob:
-        """The job of a worker that cannot map its file, which was written when the job was first sent."""
+        """The job for a worker that cannot map the file, which was written when the job was first sent."""
         build = job.remote_build
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())
 
     def __call__(self) -> SentPlan:
-        """What a worker does: it maps a file of its own."""
+        """Build the engine in a worker, from a file of the worker's own."""
         with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder, "weights")
             path.write_bytes(self.weights)

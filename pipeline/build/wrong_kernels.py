@@ -1,7 +1,7 @@
 """Detect kernels that TensorRT-RTX is known to get wrong, as far as an engine's plan shows them.
 
-Plans hold the kernels' descriptions and sources, in a form that is documented nowhere: so what is found here is a
-warning, and a plan in which nothing is found has passed no test.
+Plans hold the kernels' descriptions and sources, in an undocumented form. So a finding here is a warning, and a plan
+without findings is not proved right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Sources: TypeAlias = Mapping[bytes, int]
 
 
 def sources(plan: object) -> Sources:
-    """Where the source of each kernel begins in a serialized engine: bytes, or anything that has them and ``find``."""
+    """The offset of each kernel's source in a serialized engine: bytes, or anything like them with ``find``."""
     found: dict[bytes, int] = {}
     for each in _each(_SOURCE, b"__global__ void ", plan):
         found.setdefault(each[1], each.start())
@@ -30,10 +30,10 @@ def sources(plan: object) -> Sources:
 
 
 def unwritten(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
-    """(kernel, tensor) for what the kernels of a plan forget.
+    """Find the results that kernels of a plan never write: (kernel, tensor).
 
     TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (docs/tensorrt.md, "Networks"), and
-    then whatever lay in memory is taken for them. Kernels that come without a source are not looked at.
+    then whatever lay in memory is used instead. Kernels without a source are not examined.
     """
     calls = [call for call in _each(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
     return tuple(
@@ -58,8 +58,8 @@ _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
 def rounded_last(plan: Any) -> tuple[tuple[str, str], ...]:
-    """(kernel, result) for the kernels of products and convolutions in a serialized engine that end in a cast to
-    bfloat16, which TensorRT-RTX 1.4 gets wrong (docs/tensorrt.md, "Numbers")."""
+    """Find the kernels of products and convolutions in a serialized engine that end in a cast to bfloat16, (kernel,
+    result), which TensorRT-RTX 1.4 gets wrong (docs/tensorrt.md, "Numbers")."""
     found = [(each["name"], each["tensor"]) for each in _each(_ROUNDED, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor in halves)
@@ -69,8 +69,8 @@ _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 
 def of_other_batches(plan: Any, sources: Sources) -> tuple[str, ...]:
-    """The kernels of attentions with one query each that count keys batch by batch, in a plan that turns batches and
-    rows round between its kernels: they take keys of other batches then (docs/tensorrt.md, "Numbers")."""
+    """Find the kernels of single-query attentions that count keys batch by batch, in a plan that swaps batches and rows
+    between its kernels: they read keys of other batches (docs/tensorrt.md, "Numbers")."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
     if not found or plan.find(b"ReshTranResh") < 0:
         return ()
@@ -90,8 +90,8 @@ _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
 def of_one_batch(plan: Any, sources: Sources) -> tuple[str, ...]:
-    """The kernels that copy one batch for all: they find the batch by a division whose result is always 0, since they
-    leave the rows out of what they divide (docs/tensorrt.md, "Numbers")."""
+    """Find the kernels that copy one batch for all: they compute the batch by a division whose result is always 0,
+    since the dividend lacks the rows (docs/tensorrt.md, "Numbers")."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
     return tuple(name.decode() for name, source in found if _reads_no_batch(source))
 

@@ -33,7 +33,7 @@ class Agreement:
 
 
 def measure(compiled: Compiled, source: Source, executor: Executor | None = None) -> Agreement:
-    """The agreement of a compiled program with the model it was compiled from, on one set of inputs.
+    """Measure how well a compiled program agrees with the model that it was compiled from, on one set of inputs.
 
     Raises what eager or the compiled program raises on these inputs, and `ValueError` where the outputs differ in
     structure, dtype or shape.
@@ -72,7 +72,7 @@ def _errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
 
 
 def random_inputs(source: Source, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs to try a source with: its own tensors; random ones of the optimal shape for each `Input`.
+    """Inputs to test a source with: its own tensors, and random ones of the optimal shape for each `Input`.
 
     Floats are normal; integers are 0 or 1, which are valid indices nearly everywhere; bools are either.
     """

@@ -1,8 +1,8 @@
 """The command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``, ``generate``,
 ``report``, ``diff`` and ``plan``.
 
-Exit codes: 0; 1 where a sound request could not be met; 2 for wrong input, with one line on stderr that says why; 130
-after Ctrl-C, 141 where nobody reads what is printed.
+Exit codes: 0; 1 if a valid request failed; 2 for wrong input, with one line on stderr that says why; 130 after Ctrl-C;
+141 if the output pipe was closed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; gives its exit code."""
+    """Run one command; return its exit code."""
     try:
         options = _parser().parse_args(_spelt(sys.argv[1:] if argv is None else argv))
         with _warnings_shown():
@@ -81,7 +81,7 @@ def _fail(code: int, message: str) -> int:
 
 
 def _drop_output() -> None:
-    """What was printed and cannot be written is forgotten; else Python tries again at its end, and says so."""
+    """Drop printed output that cannot be written; otherwise Python tries again at exit, and reports an error."""
     with contextlib.suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
@@ -94,7 +94,7 @@ def _capture_line(error: CaptureError) -> str:
 
 @contextlib.contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Our own warnings as lines on stderr. What TensorRT says is in the exceptions; what torch advises is not asked."""
+    """Our own warnings as lines on stderr. TensorRT's messages are in the exceptions; torch's advice is hidden."""
     ours, theirs = logging.getLogger("pipeline"), logging.getLogger("torch")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("pipeline: %(message)s"))
@@ -190,7 +190,7 @@ def _add_print(commands: Any) -> None:
 
 
 def kept_command(options: argparse.Namespace) -> int:
-    """The commands that print what they give: ``pipeline inspect``, ``run``, ``verify``, ``profile``, ``report``,
+    """Run a command that prints its result: ``pipeline inspect``, ``run``, ``verify``, ``profile``, ``report``,
     ``diff`` and ``plan``."""
     if text := options.text(options):
         print(text)
@@ -228,7 +228,7 @@ def compile_command(options: argparse.Namespace) -> int:
 
 
 def _run(pipeline: Any, source: Source) -> Any:
-    """The result for a source; whatever goes wrong while the model is captured is an error of the input.
+    """Run for a source; any error while the model is captured is an error of the input.
 
     torch.export writes graphs to stderr beside its exceptions; they are left out.
     """

@@ -14,7 +14,7 @@ from pipeline.compiled import Executor
 
 
 def add_generate(commands: Any) -> None:
-    """The command ``pipeline generate``."""
+    """Add the command ``pipeline generate``."""
     parser = commands.add_parser("generate", help="generate tokens with a language model of transformers")
     parser.add_argument("model", metavar="MODEL", help="a folder with config.json, or package.module:factory")
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_generate(commands: Any) -> None:
 
 
 def generated(options: argparse.Namespace) -> str:
-    """Generate tokens; give what ``pipeline generate`` prints: a line of ids for each prompt."""
+    """Generate tokens; return the output of ``pipeline generate``: a line of ids for each prompt."""
     from pipeline.compat.transformers import compile_for_generation
 
     prompts = [_ids(text) for text in options.prompt_ids]
@@ -64,7 +64,7 @@ def _ids(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.replace(" ", "").split(",")]
     except ValueError:
-        raise UsageError(f"--prompt-ids is {text!r}; whole numbers with commas between them are due") from None
+        raise UsageError(f"--prompt-ids is {text!r}; expected whole numbers separated by commas") from None
     if any(token < 0 for token in found):
         raise UsageError(f"--prompt-ids is {text!r}; ids are not negative")
     return found
@@ -86,5 +86,5 @@ def _model(spec: str, seed: int) -> Any:
         model = made_by(spec)
         model = model.eval() if isinstance(model, torch.nn.Module) else model
     if not isinstance(model, transformers.GenerationMixin) or model.config.is_encoder_decoder:  # type: ignore[attr-defined]
-        raise UsageError(f"{spec} is a {type(model).__name__}; a decoder-only model of transformers is due")
+        raise UsageError(f"{spec} is a {type(model).__name__}; expected a decoder-only model of transformers")
     return model

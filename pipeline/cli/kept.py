@@ -24,7 +24,7 @@ from pipeline.stages.verify import verify
 
 
 def add_inspect(commands: Any) -> None:
-    """The command ``pipeline inspect``."""
+    """Add the command ``pipeline inspect``."""
     parser = commands.add_parser("inspect", help="what a kept program is: inputs, outputs, engines; loads nothing")
     add_file(parser)
     parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
@@ -32,7 +32,7 @@ def add_inspect(commands: Any) -> None:
 
 
 def add_run(commands: Any) -> None:
-    """The command ``pipeline run``."""
+    """Add the command ``pipeline run``."""
     parser = commands.add_parser("run", help="run a kept program on arrays; write its outputs")
     add_file(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
@@ -42,7 +42,7 @@ def add_run(commands: Any) -> None:
 
 
 def add_verify(commands: Any) -> None:
-    """The command ``pipeline verify``."""
+    """Add the command ``pipeline verify``."""
     parser = commands.add_parser("verify", help="run a kept program beside eager PyTorch; exit with 1 if it is wrong")
     add_file(parser)
     add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
@@ -51,7 +51,7 @@ def add_verify(commands: Any) -> None:
 
 
 def add_serve_config(commands: Any) -> None:
-    """The command ``pipeline serve-config``."""
+    """Add the command ``pipeline serve-config``."""
     parser = commands.add_parser("serve-config", help="write a model repository for NVIDIA Triton from a kept program")
     add_file(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
@@ -66,14 +66,14 @@ def add_serve_config(commands: Any) -> None:
 
 
 def inspected(options: argparse.Namespace) -> str:
-    """What ``pipeline inspect`` prints."""
+    """Return the output of ``pipeline inspect``."""
     _check_there(options.file)
     found = inspect(options.file)
     return found.text if options.json else str(found)
 
 
 def ran(options: argparse.Namespace) -> str:
-    """Runs a program; gives what ``pipeline run`` prints: a line for each output."""
+    """Run a program; return the output of ``pipeline run``: a line for each output."""
     _check_there(options.file)
     folder = options.output.absolute().parent if options.output is not None else Path()
     if not folder.is_dir():
@@ -92,7 +92,7 @@ def ran(options: argparse.Namespace) -> str:
 
 
 def verified(options: argparse.Namespace) -> str:
-    """Compares a program with eager; gives what ``pipeline verify`` prints: how well it agrees."""
+    """Compare a program with eager; return the output of ``pipeline verify``: how well it agrees."""
     _check_there(options.file)
     program = _loaded(options)
     calls = [call_by_name(program.program, dict(_given(program, options.inputs)))] if options.inputs else None
@@ -100,7 +100,7 @@ def verified(options: argparse.Namespace) -> str:
 
 
 def _loaded(options: argparse.Namespace) -> Compiled:
-    """The program of the file; that there is no GPU is no news to who asks for the reference executor."""
+    """The program of the file; a missing GPU is not reported if the reference executor is requested."""
     with warnings.catch_warnings():
         if options.executor == "reference":
             warnings.simplefilter("ignore", ArtifactWarning)
@@ -108,7 +108,7 @@ def _loaded(options: argparse.Namespace) -> Compiled:
 
 
 def served(options: argparse.Namespace) -> str:
-    """Writes a model repository; gives what ``pipeline serve-config`` prints: config.pbtxt, and where it is."""
+    """Write a model repository; return the output of ``pipeline serve-config``: config.pbtxt, and where it is."""
     _check_there(options.file)
     if options.output.exists() and not options.output.is_dir():
         raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
@@ -133,7 +133,7 @@ def _given(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]
 
 
 def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
-    """What ``--input NAME=VALUE`` gives, by names that inputs have."""
+    """The values of ``--input NAME=VALUE``, by input name."""
     names = [port.name for port in inputs_of(program.program)]
     found = dict(_split(text) for text in texts)
     if unknown := [name for name in found if name not in names]:

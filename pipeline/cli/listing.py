@@ -29,7 +29,7 @@ def listing() -> str:
         f"{row.target:<{width}}  {'dynamic' if row.dynamic else 'static ':<7}  {' '.join(row.limits)}".rstrip()
         for row in rows
     ]
-    return "\n".join([f"{len(rows)} operators have a converter (`pipeline support TARGET` tells more)", "", *lines])
+    return "\n".join([f"{len(rows)} operators have a converter (`pipeline support TARGET` shows more)", "", *lines])
 
 
 HEAD = """# Operators
@@ -43,13 +43,13 @@ reason; for those of the third table the reason is known beforehand.
 
 For all of them: a tensor has rank {rank} at most and one of the dtypes {dtypes}.
 int8 is taken by TensorRT 10 and 11 but not by TensorRT-RTX, which has it for quantized weights only. float64 is
-computed in float32 if `truncate_double=True`, and else in PyTorch. "dynamic" tells whether sizes may be unknown until
+computed in float32 if `truncate_double=True`, and else in PyTorch. "dynamic" says whether sizes may be unknown until
 run time.
 """
 
 COMPLEX = """\
-Engines have the real and the imaginary part of a complex value. Complex inputs and outputs of a program, and what other
-operators on complex numbers take and give, are taken apart and put together in PyTorch.
+Engines have the real and the imaginary part of a complex value. PyTorch splits and joins complex inputs and outputs of
+a program, and those of other operators on complex numbers.
 """
 
 

@@ -24,7 +24,7 @@ PRECISIONS = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class UsageError(PipelineError):
-    """Input of the command line that is wrong; the message is what stderr gets."""
+    """Wrong input on the command line; stderr gets the message."""
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add ``--input DIMS``, for each input of a model that is to be compiled; ``text`` is the flag's help."""
+    """Add ``--input DIMS``, given once for each input of the model to compile; ``text`` is the flag's help."""
     metavar = "[NAME=]DIMS[:DTYPE][@DEVICE]"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
@@ -51,7 +51,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--input NAME=FILE.npy``, for each input; ``what`` says what may be given for one."""
+    """Add ``--input NAME=FILE.npy``, given once for each input; ``what`` describes the accepted values."""
     metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 

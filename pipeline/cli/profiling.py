@@ -1,4 +1,4 @@
-"""``pipeline profile``: where the time of a call of a kept program goes, on a GPU."""
+"""``pipeline profile``: show where the time of a call goes, for a kept program on a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.viewing.page import write_report
 
 
 def add_profile(commands: Any) -> None:
-    """The command ``pipeline profile``."""
+    """Add the command ``pipeline profile``."""
     parser = commands.add_parser("profile", help="where the milliseconds of a call go, by layer and node; needs a GPU")
     add_file(parser)
     add_inputs(parser, "as for `pipeline run`; those left out are random, of the optimal sizes")
@@ -33,7 +33,7 @@ def add_profile(commands: Any) -> None:
 
 
 def profiled(options: argparse.Namespace) -> str:
-    """Measures a program; gives what ``pipeline profile`` prints."""
+    """Measure a program; return the output of ``pipeline profile``."""
     if not Path(options.file).exists():
         raise UsageError(f"there is no file {options.file!r}")
     if options.runs < 1:

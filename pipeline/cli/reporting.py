@@ -31,7 +31,8 @@ from pipeline.viewing.sources import write_view
 
 @frozen
 class EngineFile:
-    """One engine: the file, what TensorRT built it, and what it takes and gives (``name: dtype[dims with ranges]``)."""
+    """One engine: the file, the TensorRT that built it, and its inputs and outputs (``name: dtype[dims with
+    ranges]``)."""
 
     name: str
     file: str
@@ -45,7 +46,7 @@ class EngineFile:
 
 @frozen
 class CompilationReport:
-    """What there is to know of one compilation. ``agreement`` is None where it was not measured: ``note`` says why.
+    """The facts about one compilation. ``agreement`` is None if it was not measured; ``note`` says why.
     ``verification`` is the compiled program's own agreement, of ``--verify``."""
 
     model: str
@@ -80,8 +81,8 @@ class CompilationReport:
         precision: str = "fp32",
         ledger: Sequence[Entry] = (),
     ) -> CompilationReport:
-        """The report of a compiled program; ``seconds`` are those of each stage, ``precision`` is as asked for,
-        ``ledger`` has what each stage took."""
+        """The report of a compiled program; ``seconds`` are those of each stage, ``precision`` is the requested one,
+        ``ledger`` has the time and memory of each stage."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -136,7 +137,7 @@ def _peaks(ledger: Sequence[Entry]) -> str:
 
 
 def _dtypes(program: Program) -> FrozenDict[str, int]:
-    """How many operators give which dtype, the most frequent first; those with several results count by their first."""
+    """The number of operators by result dtype, the most frequent first; the first of several results counts."""
     values = (n.meta.get("val") for n in program.graph.nodes if is_operator(n))
     firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
     found = Counter(str(v.dtype).removeprefix("torch.") for v in firsts if isinstance(v, torch.Tensor))
@@ -180,7 +181,7 @@ def _plain(_: object, __: object, value: object) -> Any:
 
 
 def write(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
-    """The engines, both reports and the program to look at in a new folder, which appears when it is complete, or not
+    """Write the engines, both reports and the program's page to a new folder, which appears once it is complete, or not
     at all."""
     with replaced(folder) as scratch:
         for file, engine in zip(report.engines, compiled.engines, strict=True):

@@ -1,5 +1,5 @@
-"""What the command line compiles: a ``.pt2`` or TorchScript file, or what a factory ``package.module:name`` gives, with
-its inputs."""
+"""Load what the command line compiles: a ``.pt2`` or TorchScript file, or the result of a factory
+``package.module:name``, with its inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Source:
     dynamic_shapes: Spec = None
 
     def with_inputs(self, inputs: Sequence[Input]) -> Source:
-        """The same model for these inputs instead of its own: by keyword where they have a name, else by position."""
+        """The same model for these inputs instead of its own: named ones by keyword, others by position."""
         if not inputs:
             return self
         if isinstance(self.model, ExportedProgram):
@@ -55,7 +55,7 @@ class Source:
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
     def checked(self) -> Source:
-        """Itself; SourceError where the module's ``forward`` does not take these inputs."""
+        """Return the source; SourceError if the module's ``forward`` does not take these inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
                 check_module(self.model)
@@ -69,7 +69,7 @@ class Source:
 
 
 def names_a_model(spec: str) -> bool:
-    """Whether a SPEC is written as one: ``package.module:factory``, or a file with the ending of a model's."""
+    """Whether a string looks like a SPEC: ``package.module:factory``, or a file with a model's extension."""
     return bool(SPEC.fullmatch(spec)) or spec.endswith(tuple(READERS))
 
 
@@ -107,7 +107,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
     ".pt": (_script, "torch.jit.save"),
     ".ts": (_script, "torch.jit.save"),
 }
-"""What reads a file by its suffix, and what wrote it."""
+"""The reader of a file and its writer's name, by the file's suffix."""
 
 
 def _made(spec: str) -> Source:
@@ -115,7 +115,7 @@ def _made(spec: str) -> Source:
 
 
 def made_by(spec: str) -> object:
-    """What ``package.module:factory`` gives: the factory's result, or the module that stands there.
+    """The model of ``package.module:factory``: the factory's result, or the module of that name.
 
     Raises:
         SourceError: there is no such module or factory, or it fails.
@@ -173,21 +173,21 @@ def _source(spec: str, name: str, made: object) -> Source:
             name, model.eval(), _tuple(spec, args), _dict(spec, kwargs), getattr(made, "dynamic_shapes", None)
         )
     raise SourceError(
-        f"{spec} gives a {type(made).__name__}; an nn.Module, an ExportedProgram or a tuple "
-        "(module, args[, kwargs[, dynamic_shapes]]) is due"
+        f"{spec} gives a {type(made).__name__}; expected an nn.Module, an ExportedProgram or a tuple "
+        "(module, args[, kwargs[, dynamic_shapes]])"
     )
 
 
 def _tuple(spec: str, args: object) -> tuple[object, ...]:
     if args is None or isinstance(args, (tuple, list)):
         return tuple(args or ())
-    raise SourceError(f"{spec} gives a {type(args).__name__} as args; a tuple of inputs is due")
+    raise SourceError(f"{spec} gives a {type(args).__name__} as args; expected a tuple of inputs")
 
 
 def _dict(spec: str, kwargs: object) -> dict[str, Any]:
     if kwargs is None or isinstance(kwargs, Mapping):
         return dict(kwargs or {})
-    raise SourceError(f"{spec} gives a {type(kwargs).__name__} as kwargs; a dict of inputs by name is due")
+    raise SourceError(f"{spec} gives a {type(kwargs).__name__} as kwargs; expected a dict of inputs by name")
 
 
 def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
@@ -212,6 +212,6 @@ def _fitting(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input,
 
 
 def first_line(error: object) -> str:
-    """The first line of an error that says something, at most 300 characters of it."""
+    """The first non-empty line of an error, at most 300 characters of it."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= 300 else f"{line[:299]}…"

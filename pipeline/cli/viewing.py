@@ -1,4 +1,4 @@
-"""``pipeline report``, ``diff`` and ``plan``: what was compiled, what differs, and what would be built."""
+"""``pipeline report``, ``diff`` and ``plan``: show what was compiled, what differs, and what would be built."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Run = Callable[[Any, Source], Any]
 
 
 def add_report(commands: Any) -> None:
-    """The command ``pipeline report``."""
+    """Add the command ``pipeline report``."""
     parser = commands.add_parser("report", help="write a page that draws a compiled program; needs no GPU")
     parser.add_argument("file", metavar="FILE", help=WHAT)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page; default: NAME.html")
@@ -43,7 +43,7 @@ def add_report(commands: Any) -> None:
 
 
 def add_diff(commands: Any, run: Run) -> None:
-    """The command ``pipeline diff``; ``run`` compiles a source by a pipeline."""
+    """Add the command ``pipeline diff``; ``run`` compiles a source with a pipeline."""
     parser = commands.add_parser(
         "diff",
         help="how two programs differ: nodes that moved, layers, kernels, sizes, times, errors",
@@ -69,7 +69,7 @@ def add_diff(commands: Any, run: Run) -> None:
 
 
 def add_plan(commands: Any, run: Run) -> None:
-    """The command ``pipeline plan``; ``run`` compiles a source by a pipeline."""
+    """Add the command ``pipeline plan``; ``run`` compiles a source with a pipeline."""
     parser = commands.add_parser("plan", help="what would be built of a model, and why not all of it; build nothing")
     add_source(parser)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the page of it as well")
@@ -79,7 +79,7 @@ def add_plan(commands: Any, run: Run) -> None:
 
 
 def reported(options: argparse.Namespace) -> str:
-    """Writes the page; gives what ``pipeline report`` prints."""
+    """Write the page; return the output of ``pipeline report``."""
     program = _opened(options.file)
     output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
     check_folder(output)
@@ -88,7 +88,7 @@ def reported(options: argparse.Namespace) -> str:
 
 
 def compared(options: argparse.Namespace, parser: argparse.ArgumentParser, run: Run) -> str:
-    """Gives what ``pipeline diff`` prints."""
+    """Return the output of ``pipeline diff``."""
     if options.output is not None:
         check_folder(options.output)
     if options.other is not None:
@@ -131,7 +131,7 @@ def _flag(text: str) -> list[str]:
 
 
 def dry_run(options: argparse.Namespace, run: Run) -> str:
-    """Gives what ``pipeline plan`` prints."""
+    """Return the output of ``pipeline plan``."""
     if options.output is not None:
         check_folder(options.output)
     ledger = Ledger()
@@ -150,6 +150,6 @@ def _opened(path: str) -> ProgramView:
 
 
 def check_folder(path: Path) -> None:
-    """Say before any work is done that a file cannot be written."""
+    """Raise an error before any work is done if a file cannot be written."""
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {str(path.absolute().parent)!r} to write {path.name!r} to")

@@ -1,1 +1,1 @@
-"""What people bring from elsewhere: converters and models written for other compilers run here."""
+"""Run converters and models that were written for other compilers."""

@@ -1,1 +1,1 @@
-"""Pipelines, the stages that they join, and what observers are told."""
+"""Join stages to pipelines, and report what happens in them to observers."""

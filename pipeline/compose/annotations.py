@@ -1,7 +1,7 @@
-"""Compare annotated record types: whether one fits where another is taken, and how they print.
+"""Compare annotated record types: whether one may be passed where another is expected, and how they print.
 
-A union fits if each of its members does. What cannot be checked when the program runs (Any, a type variable, a protocol
-that is not runtime-checkable) fits everywhere.
+A union fits if each of its members does. Types that cannot be checked at run time (Any, a type variable, a protocol
+that is not runtime-checkable) fit everywhere.
 """
 
 from types import NoneType, UnionType
@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin
 
 
 def accepts(takes: object, gives: object) -> bool:
-    """Whether every record annotated as `gives` may be passed where `takes` is annotated."""
+    """Whether every record annotated as `gives` may be passed to a parameter annotated as `takes`."""
     return all(any(_fits(one, other) for other in _members(takes)) for one in _members(gives))
 
 
@@ -20,7 +20,7 @@ def is_instance(record: object, annotation: object) -> bool:
 
 
 def type_name(annotation: object) -> str:
-    """A type as an error and a repr call it."""
+    """The name of a type in errors and reprs."""
     return " | ".join("None" if member is NoneType else _member_name(member) for member in _members(annotation))
 
 

@@ -1,4 +1,4 @@
-"""Events for observers of a running pipeline, and ``report``, by which a stage tells its progress."""
+"""Events for observers of a running pipeline, and ``report``, by which a stage reports its progress."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,9 +21,9 @@ class Event:
     kind: started, progress (any number of times), then finished or failed.
     stage: the stage's name in the pipeline; `capture` for the front door.
     seconds: how long the stage took; None until it has finished or failed.
-    record: what the stage takes (started, failed) or gives (finished); None for progress. To look at, not to change.
-    done, total: how far the stage is, in steps of its own; None if it does not say.
-    detail: the step it is at, or the error that it failed with.
+    record: the stage's input (started, failed) or output (finished); None for progress. Do not change it.
+    done, total: the stage's progress, in steps of its own; None if it does not report it.
+    detail: the current step, or the error that the stage failed with.
     """
 
     kind: Kind
@@ -52,10 +52,10 @@ _stage: ContextVar[str] = ContextVar("pipeline_stage", default="")
 
 
 def report(done: int, total: int | None = None, detail: str = "") -> None:
-    """Called inside a stage: tells the observers of the running pipeline how far it is. It changes no result.
+    """Report a stage's progress to the observers of the running pipeline. Call it inside a stage; it changes no result.
 
-    Whom to tell is a context variable, set only while a stage runs: elsewhere this does nothing. A thread that a stage
-    starts has a context of its own; run its work in `contextvars.copy_context().run` for it to report.
+    The observers are in a context variable, set only while a stage runs: elsewhere this does nothing. A thread that a
+    stage starts has a context of its own; run its work in `contextvars.copy_context().run` to let it report.
     """
     tell = _progress.get()
     if tell is not None:
@@ -63,17 +63,17 @@ def report(done: int, total: int | None = None, detail: str = "") -> None:
 
 
 class Run:
-    """Tells observers of one run of a pipeline.
+    """Notifies observers of one run of a pipeline.
 
-    An observer that raises does not spoil the compilation: the error is logged as a warning, and the observer hears
-    no more of this run. KeyboardInterrupt and its like pass.
+    An observer that raises does not break the compilation: the error is logged as a warning, and the observer gets no
+    more events of this run. KeyboardInterrupt and the like propagate.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = list(observers)
 
     def tell(self, event: Event) -> None:
-        """Every observer in turn; what observers do is not itself reported."""
+        """Notify every observer in turn; nothing that an observer does is reported."""
         with _reporting_to(None, ""):
             for observer in tuple(self._observers):
                 try:
@@ -81,11 +81,12 @@ class Run:
                 except Exception:
                     self._observers.remove(observer)
                     log.warning(
-                        "observer %r failed at %r; it hears no more of this run", observer, event, exc_info=True
+                        "observer %r failed at %r; it gets no more events of this run", observer, event, exc_info=True
                     )
 
     def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:
-        """The function's result, told as the stage of this name; its exceptions pass, with a note naming the stage."""
+        """Call the function and report it as the stage of this name; exceptions propagate, with a note naming the
+        stage."""
         self.tell(Event("started", name, record=record))
         start = perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""Check that stages fit together and to what they are called with, and word the errors where they do not."""
+"""Check that stages fit each other and their arguments, and word the errors if they do not."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.settings import CompilationSettings
 
 
 def what(model: object) -> str:
-    """What was passed for a model, as an error calls it."""
+    """Describe what was passed as a model, for errors."""
     if isinstance(model, type):
         return f"the class {model.__name__} (an instance is {model.__name__}(…))"
     return f"the function {model.__name__}" if isinstance(model, FunctionType) else f"a {type(model).__name__}"
 
 
 def empty(arguments: object) -> bool:
-    """Whether there are none; a tensor in their place is not asked what it holds."""
+    """Whether there are no arguments; a tensor passed instead is not evaluated."""
     return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
@@ -54,7 +54,7 @@ def check_names(names: tuple[str, ...]) -> None:
 
 
 def check_front_door(stages: Sequence[AnyStage], model: object) -> None:
-    """`TypeError` unless the stages start with a `Program` and this is a model: told before it is captured."""
+    """Raise `TypeError` unless the stages start with a `Program` and this is a model, before it is captured."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model):
@@ -71,13 +71,13 @@ def check_front_door(stages: Sequence[AnyStage], model: object) -> None:
 
 
 def other_argument(name: str) -> str:
-    """What takes the place of an argument that a pipeline does not have."""
+    """Advice on an argument that a pipeline does not have: what to write instead."""
     ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
     instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
     return f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}"
 
 
 def check_settings(_: object, __: object, value: CompilationSettings | None) -> None:
-    """The validator of a pipeline's settings."""
+    """Validate a pipeline's settings."""
     if value is not None and not isinstance(value, CompilationSettings):
         raise TypeError(f"settings are CompilationSettings or None, not {value!r}")

@@ -1,4 +1,5 @@
-"""``Ledger``: an observer that records the seconds and memory of each stage, and who holds weights after it."""
+"""``Ledger``: an observer that records the seconds and memory of each stage, and which objects hold weights after
+it."""
 
 from __future__ import annotations
 
@@ -20,15 +21,14 @@ HOLDERS = ("model", "folded", "literals", "plans")
 
 @frozen
 class Entry:
-    """What one stage took.
+    """The time and memory of one stage.
 
     seconds: wall clock.
     growth: by how many bytes this process and its children were larger after it than before it.
-    peak: by how many bytes they were larger at most, read every 10 ms.
-    anonymous: that peak without what mirrors files (libraries, plans), which the system may drop.
-    held: bytes of weights after it, by who holds them: the ``model`` (its own tensors, shared), ``folded`` (made from
-        the model's for TensorRT, let go by ``build``), ``literals`` (constants of the networks), ``plans`` (files,
-        mapped).
+    peak: the largest such growth during the stage, read every 10 ms.
+    anonymous: that peak without pages that mirror files (libraries, plans), which the system may drop.
+    held: bytes of weights after it, by holder: ``model`` (its own tensors, shared), ``folded`` (made from the model's
+        for TensorRT, released by ``build``), ``literals`` (constants of the networks), ``plans`` (memory-mapped files).
     failed: whether it ended with an error.
     """
 
@@ -45,8 +45,8 @@ class Ledger:
     """An observer: ``compile.observed_by(ledger := pipeline.Ledger())``; ``print(ledger)`` shows the table.
 
     interval: how often memory is read, in seconds: shorter peaks can be missed.
-    entries: those of the stages that ended, in order. One ledger is for one compilation at a time. Without Linux's
-    /proc, bytes of memory are 0.
+    entries: one for each stage that ended, in order. Use a ledger for one compilation at a time. Without Linux's /proc,
+    bytes of memory are 0.
     """
 
     def __init__(self, interval: float = 0.01) -> None:
@@ -72,12 +72,13 @@ class Ledger:
 
 
 def ledger_of(observers: Sequence[Observer]) -> Ledger:
-    """The first ledger among the observers, so that memory is read once; else a new one, which reads less often."""
+    """Return the first ledger among the observers, so that memory is read only once; else a new one, which reads less
+    often."""
     return next((each for each in observers if isinstance(each, Ledger)), None) or Ledger(interval=0.05)
 
 
 def with_costs(record: T, entries: Sequence[Entry]) -> T:
-    """The record; if it is a compiled program, with what its stages took."""
+    """Return the record; a compiled program gets the time and memory of its stages."""
     return evolve(record, took=tuple(entries)) if isinstance(record, Compiled) else record
 
 
@@ -95,7 +96,7 @@ def _entry(event: Event, sampler: Sampler) -> Entry:
 
 
 def table(entries: list[Entry] | tuple[Entry, ...]) -> str:
-    """The entries as text, a line each; memory in MB (10^6 bytes)."""
+    """The entries as text, one line each; memory in MB (10^6 bytes)."""
     head = ("stage", "seconds", "growth MB", "peak MB", "anonymous MB", *(f"{holder} MB" for holder in HOLDERS))
     return "\n".join(
         "  ".join(cell.ljust(10) if i == 0 else cell.rjust(len(head[i])) for i, cell in enumerate(cells)).rstrip()
@@ -109,7 +110,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def held(record: object) -> Iterator[tuple[str, int]]:
-    """Bytes of weights that a record holds, by who holds them; nothing for records of other kinds."""
+    """Bytes of weights that a record holds, by holder; empty for records of other kinds."""
     program = _program(record)
     if program is not None:
         own = _storages(program.parameters)

@@ -1,8 +1,8 @@
 """Stages and pipelines: a pipeline is an immutable value, checked when it is made.
 
-A stage takes one record and gives one. `@stage` makes one from an annotated function; a frozen record with an annotated
-`__call__` is one as it stands. `|` joins stages and pipelines to a `Pipeline`, and the names of the stages address the
-places where it may be changed.
+A stage takes one record and returns one. `@stage` makes one from an annotated function; a frozen record with an
+annotated `__call__` is already one. `|` joins stages and pipelines to a `Pipeline`, whose methods change it at stages
+addressed by name.
 """
 
 import functools
@@ -50,13 +50,13 @@ class _Joined:
         return first | other
 
     def __repr__(self: AnyStage) -> str:
-        """Its name, what it takes and what it gives."""
+        """The stage's name, and the records it takes and returns."""
         return f"<stage {described(self)}>"
 
 
 @attrs.frozen(slots=False, repr=False)
 class FunctionStage(_Joined, Generic[Takes, Gives]):
-    """A stage made of a function, or of a frozen record with `__call__`, whose annotations say what it takes and gives.
+    """A stage made of a function, or of a frozen record with `__call__`, whose annotations state its input and output.
 
     Forward references are resolved when the types are first asked for. Calling it calls the function.
     """
@@ -73,7 +73,7 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
             self.__dict__.update(shown, __wrapped__=self.function)
 
     def __call__(self, record: Takes, /) -> Gives:
-        """What the function makes of the record."""
+        """Call the function on the record."""
         return self.function(record)
 
     @property
@@ -91,7 +91,7 @@ class FunctionStage(_Joined, Generic[Takes, Gives]):
         return record_types(self.function, self.name)
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """By name where it stands in its module under its function's name, else by its parts."""
+        """Pickle by name if the stage is in its module under its function's name, else by its parts."""
         module, name = getattr(self, "__module__", ""), getattr(self, "__qualname__", "")
         if name and getattr(sys.modules.get(module), name, None) is self:
             return str(name)
@@ -107,16 +107,16 @@ class Named(_Joined, Generic[Takes, Gives]):
 
     @property
     def takes(self) -> Any:
-        """What the stage takes."""
+        """The record that the stage takes."""
         return self.stage.takes
 
     @property
     def gives(self) -> Any:
-        """What the stage gives."""
+        """The record that the stage returns."""
         return self.stage.gives
 
     def __call__(self, record: Takes, /) -> Gives:
-        """What the stage makes of the record."""
+        """Run the stage on the record."""
         return self.stage(record)
 
 
@@ -127,7 +127,7 @@ def stage(*, name: str) -> Callable[[Callable[[Takes], Gives]], FunctionStage[Ta
 def stage(function: Callable[[Any], object] | None = None, /, *, name: str | None = None) -> object:
     """Make a stage of a function from record to record: `@stage`, or `@stage(name="…")` for a name of its own.
 
-    Raises `TypeError` that says what is missing, if the parameter or the result is not annotated.
+    Raises a `TypeError` that names what is missing if the parameter or the result is not annotated.
     """
     if function is None:
         return lambda function: FunctionStage(function, name_of(function) if name is None else name)
@@ -135,14 +135,14 @@ def stage(function: Callable[[Any], object] | None = None, /, *, name: str | Non
 
 
 def as_stage(value: object) -> AnyStage:
-    """The value as a stage: one already (pipelines too), or a function or frozen record whose call is annotated.
+    """Convert to a stage: a stage or pipeline stays, a function or frozen record needs an annotated call.
 
-    A record is called by its `name`, or by its class in snake case: `OneEngine()` is `one_engine`.
+    A record's stage is named after its `name`, or its class in snake case: `OneEngine()` is `one_engine`.
     """
     if isinstance(value, type):
         raise TypeError(f"{value.__name__} is a class; the stage is an instance, such as {value.__name__}()")
     if not callable(value):
-        raise TypeError(f"{value!r} is no stage: a stage is called with a record and gives a record")
+        raise TypeError(f"{value!r} is not a stage: a stage takes a record and returns a record")
     if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
         return cast(AnyStage, value)
     if type(value).__hash__ is None:
@@ -151,9 +151,9 @@ def as_stage(value: object) -> AnyStage:
 
 
 def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
-    """A stage that runs after others: told of them, where it has a method ``following`` to be told by.
+    """Tell a stage which stages run before it, if it has a method ``following``.
 
-    So a stage that compiles again, such as `verify`, does that as the pipeline does which it is a part of.
+    So a stage that compiles again, such as `verify`, does so as its own pipeline does.
     """
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     told = getattr(inner, "following", None)
@@ -163,7 +163,7 @@ def following(step: AnyStage, before: tuple[AnyStage, ...]) -> AnyStage:
 
 
 def described(step: AnyStage) -> str:
-    """One line: the name, the implementation where it is called otherwise, what the stage takes and gives."""
+    """Describe a stage in one line: its name, its implementation if named differently, and both records."""
     inner = step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
     own = name_of(inner)
     try:
@@ -183,16 +183,16 @@ def _stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:
 class Pipeline(Generic[Takes, Gives]):
     """Stages run one after the other: callable, immutable, and itself a stage.
 
-    ``Pipeline[Takes, Gives]`` names the record that its first stage takes and the one that its last stage gives:
-    ``pipeline.default()`` is a ``Pipeline[Program, Compiled]``. Where a change by name can give other records than a
-    type checker knows, the result is a ``Pipeline`` of ``Any``; the joins are checked when it is made all the same.
+    ``Pipeline[Takes, Gives]`` names the record that its first stage takes and the one that its last stage returns:
+    ``pipeline.default()`` is a ``Pipeline[Program, Compiled]``. If a change by name can lead to records that a type
+    checker does not know, the result is a ``Pipeline`` of ``Any``; its joins are still checked when it is made.
 
-    stages: what runs, in order. Each is made a stage by `as_stage`; each takes what the one before it gives.
-    settings: what models are captured with. None means the default settings, which those of another replace in `|`.
-    observers: called with every `Event`, in order. One that raises is logged and hears no more of that run.
+    stages: the stages in order. `as_stage` converts each; each takes what the one before it returns.
+    settings: the settings for capturing models. None means the defaults, which `|` replaces by another's.
+    observers: called with every `Event`, in order. One that raises is logged and gets no more events of that run.
 
-    `TypeError` naming both stages and both records where a join does not fit; `ValueError` for a name used twice.
-    Pipelines equal when their parts do. `Pipeline()` is the identity of `|`, which is associative.
+    Raises a `TypeError` naming both stages and both records if a join does not fit, and a `ValueError` for a name used
+    twice. Pipelines are equal if their parts are. `Pipeline()` is the identity of `|`, which is associative.
     """
 
     stages: tuple[AnyStage, ...] = attrs.field(default=(), converter=_stages)
@@ -233,7 +233,7 @@ class Pipeline(Generic[Takes, Gives]):
             `pipeline.capture`); or, as the only argument, the record.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
         output_names: the names of the model's outputs in engines, reports and files; None: their keys.
-        Returns what the last stage gives. Exceptions of a stage pass unchanged, with a note that names the stage.
+        Returns the last stage's record. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         if unknown:
             raise TypeError(other_argument(next(iter(unknown))))
@@ -274,7 +274,7 @@ class Pipeline(Generic[Takes, Gives]):
 
     @property
     def gives(self) -> Any:
-        """Return the type of record that the last stage gives; without stages, the one that it is given."""
+        """Return the type of record that the last stage returns; without stages, the type of its input."""
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
@@ -302,9 +302,9 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def replace(self, name: str, stage: StageLike) -> "Pipeline[Any, Any]": ...
     def replace(self, name: str, stage: Any) -> Any:
-        """Return the pipeline with another stage in a stage's place, *under the same name*: it can be replaced again.
+        """Return the pipeline with this stage in place of another, *under its name*: it can be replaced again.
 
-        A pipeline in the place of a stage runs there as one stage, with its own observers.
+        A pipeline in place of a stage runs as one stage, with its own observers.
         """
         at = self._index(name)
         return self._with((*self.stages[:at], _named(stage, name), *self.stages[at + 1 :]))
@@ -346,7 +346,7 @@ class Pipeline(Generic[Takes, Gives]):
     @overload
     def until(self, name: str) -> "Pipeline[Takes, Any]": ...
     def until(self, name: str) -> Any:
-        """Return the pipeline up to this stage, whose record a call then gives."""
+        """Return the pipeline up to and including this stage; a call returns its record."""
         return self._with(self.stages[: self._index(name) + 1])
 
     def observed_by(self, *observers: Observer) -> Self:
@@ -382,7 +382,7 @@ class Pipeline(Generic[Takes, Gives]):
         return True
 
     def __repr__(self) -> str:
-        """One line a stage: its name, what it takes and what it gives."""
+        """One line per stage: its name, and the records it takes and returns."""
         facts = [repr(self._settings)] if self._settings is not None else []
         facts += [f"{len(self.observers)} observer{'s'[: len(self.observers) != 1]}"] if self.observers else []
         return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {described(step)}" for step in self.stages)])

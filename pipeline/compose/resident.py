@@ -15,14 +15,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @frozen
 class Resident:
-    """Bytes in memory: ``anonymous`` is a process's own; ``file`` mirrors files, and the system may drop it."""
+    """Resident bytes: ``anonymous`` are the process's own; ``file`` mirrors files, and the system may drop it."""
 
     anonymous: int = 0
     file: int = 0
 
     @property
     def total(self) -> int:
-        """What is usually called resident."""
+        """The usual resident set size: both together."""
         return self.anonymous + self.file
 
     def __add__(self, other: Resident) -> Resident:
@@ -30,7 +30,7 @@ class Resident:
 
 
 def resident(pid: int | None = None) -> Resident:
-    """What one process has (None: this one); nothing once it has ended, or where there is no /proc."""
+    """The resident memory of one process (None: this one); zero once it has ended, or without /proc."""
     try:
         _, total, shared, *_ = _numbers(f"/proc/{pid or 'self'}/statm")
     except (OSError, ValueError):
@@ -39,7 +39,7 @@ def resident(pid: int | None = None) -> Resident:
 
 
 def children(pid: int | None = None) -> Iterator[int]:
-    """The processes that a process (None: this one) has begun, and those that these have."""
+    """The child processes of a process (None: this one), and theirs."""
     threads = f"/proc/{pid or 'self'}/task"
     try:
         names = os.listdir(threads)  # noqa: PTH208 - three times as fast, and called all the time
@@ -65,14 +65,14 @@ def _numbers(path: str) -> list[int]:
 
 
 def family(pid: int | None = None) -> Resident:
-    """A process with its children. What they share of files is counted for each."""
+    """The resident memory of a process with its children. Shared pages of files are counted for each."""
     return sum(map(resident, children(pid)), resident(pid))
 
 
 class Reader:
-    """A thread that has samplers read every ``interval`` seconds, while there are any: one serves those that follow.
+    """A thread that lets samplers read every ``interval`` seconds while there are any; later samplers share it.
 
-    It ends by itself when it wakes and there is none.
+    It ends by itself when it wakes and no sampler is left.
     """
 
     def __init__(self, interval: float = 0.01) -> None:
@@ -82,7 +82,7 @@ class Reader:
         self._running = False
 
     def add(self, sampler: Sampler) -> None:
-        """Have a sampler read from now on."""
+        """Add a sampler, which reads from now on."""
         with self._lock:
             self._samplers.append(sampler)
             if not self._running:
@@ -90,7 +90,7 @@ class Reader:
                 threading.Thread(target=self._run, daemon=True).start()
 
     def drop(self, sampler: Sampler) -> None:
-        """Let a sampler be; it reads no more once this returns."""
+        """Remove a sampler; it does not read again once this returns."""
         with self._lock:
             self._samplers.remove(sampler)
 
@@ -106,7 +106,7 @@ class Reader:
 
 
 class Sampler:
-    """While it is entered, reads again and again what a process and its children have; keeps the most of each kind.
+    """While entered, reads the memory of a process and its children repeatedly, and keeps the maximum of each kind.
 
     A reader, its own unless one is given, reads every ``interval`` seconds: shorter peaks can be missed.
     """
@@ -118,7 +118,7 @@ class Sampler:
         self._reader = reader or Reader(interval)
 
     def sample(self) -> None:
-        """Reads once more."""
+        """Read once more."""
         self.last = family(self.pid)
         self.total, self.anonymous = max(self.total, self.last.total), max(self.anonymous, self.last.anonymous)
 

@@ -11,11 +11,11 @@ Gives = TypeVar("Gives", covariant=True)
 
 
 class Stage(Protocol[Takes, Gives]):
-    """Anything with a name, the record types it takes and gives, and a call from the one to the other; it is pure."""
+    """The protocol of stages: a name, the record types of input and output, and a pure call from one to the other."""
 
     @property
     def name(self) -> str:
-        """What addresses it in a pipeline."""
+        """The name that addresses it in a pipeline."""
 
     @property
     def takes(self) -> Any:
@@ -23,10 +23,10 @@ class Stage(Protocol[Takes, Gives]):
 
     @property
     def gives(self) -> Any:
-        """The record type that it gives."""
+        """The record type that it returns."""
 
     def __call__(self, record: Takes, /) -> Gives:
-        """The record that it makes of this one."""
+        """Make its output record from this one."""
 
 
 AnyStage: TypeAlias = Stage[Any, Any]
@@ -42,7 +42,7 @@ def name_of(function: object) -> str:
 
 
 def record_types(function: Callable[..., object], name: str) -> tuple[object, object]:
-    """What the annotations of a stage's function say that it takes and gives."""
+    """The record types that the annotations of a stage's function declare for its input and output."""
     try:
         hints = get_type_hints(_annotated(function))
     except NameError as error:
@@ -51,7 +51,7 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
             "define or import it at the module's top level (not under TYPE_CHECKING)"
         ) from error
     if hints["return"] is NoneType:
-        raise TypeError(f"stage {name!r} is annotated to return None; a stage gives a record")
+        raise TypeError(f"stage {name!r} is annotated to return None; a stage returns a record")
     return hints[next(iter(inspect.signature(function).parameters))], hints["return"]
 
 

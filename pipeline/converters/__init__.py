@@ -1,7 +1,7 @@
-"""The converters: ``DYNAMO_CONVERTERS`` is what the families declare, ``DECOMPOSITIONS`` our own decompositions.
+"""The converters: ``DYNAMO_CONVERTERS`` has those that the families declare, ``DECOMPOSITIONS`` our own decompositions.
 
-A family is a file of functions that `converts` declares. Each has the name of its operator, takes a `Net` and the
-operator's arguments by their names in the schema, and appends layers by building blocks of `pipeline.impl`:
+A family is a file of functions that `converts` declares. Each is named after its operator, takes a `Net` and the
+operator's arguments by their names in the schema, and appends layers with building blocks of `pipeline.impl`:
 
     @converts(aten.permute.default)
     def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:

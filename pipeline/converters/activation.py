@@ -36,7 +36,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
 
 @converts(TABLE)
 def activated(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Give an activation function the operator's arguments."""
+    """Call an activation function with the operator's arguments."""
     return by_row(net, row, operands)
 
 

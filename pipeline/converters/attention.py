@@ -54,12 +54,12 @@ def _gqa(node: torch.fx.Node) -> bool:
 
 
 def fuses(node: torch.fx.Node, settings: CompilationSettings) -> bool:
-    """Whether TensorRT does a node's attention in one kernel."""
+    """Whether TensorRT computes a node's attention in one kernel."""
     return not settings.decompose_attention and unmet(fitted(_case(node))) is None
 
 
 def is_open(mask: Any) -> bool:
-    """Whether the program says of a mask that it leaves something to attend to in every row."""
+    """Whether the program states that a mask leaves something to attend to in every row."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK

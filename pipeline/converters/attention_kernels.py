@@ -1,7 +1,7 @@
-"""Attention in the forms that the devices' own kernels have.
+"""Attention in the forms of the devices' own kernels.
 
-Each is scaled dot product attention, by its own arguments, and the logarithm of the sum of exponentials, where it is
-read. What only a backward pass reads is None.
+Each is scaled dot product attention with its own arguments, and the logarithm of the sum of exponentials if it is read.
+Results that only a backward pass reads are None.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def flash_forward(
 
 
 NO_MASK, UPPER_LEFT, LOWER_RIGHT = range(3)
-"""What the memory-efficient kernel takes for ``custom_mask_type``."""
+"""The values of ``custom_mask_type`` of the memory-efficient kernel."""
 
 
 @register_torch_trt_decomposition(aten._efficient_attention_forward.default)

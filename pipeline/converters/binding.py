@@ -30,9 +30,9 @@ def converts(
         def permute(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
             return base.permute(net, base.tensor(net, input), dims)
 
-    The function is given the operator's arguments by their names in the schema, defaults filled in, `self` as `input`:
+    The function receives the operator's arguments by their names in the schema, defaults filled in, `self` as `input`:
     those that it has parameters for, or all in order as `*operands`. A parameter that a schema lacks keeps its default.
-    A mapping gives each of its operators a row, which is the second parameter. What is declared, and returned, has the
+    A mapping assigns each operator a row, passed as the second parameter. The declared and returned function has the
     public signature `(ctx, target, args, kwargs, name)`.
 
     Args:
@@ -41,7 +41,7 @@ def converts(
         requires_output_allocator: the shape of a result depends on data.
 
     Raises:
-        TypeError: an operator has no argument of a parameter's name.
+        TypeError: a parameter's name is not that of an argument of an operator.
     """
     rows: dict[Any, tuple[Any, ...]] = {}
     for given in targets:
@@ -62,7 +62,8 @@ def converts(
 
 
 def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
-    """The function as a converter of `(ctx, target, args, kwargs, name)`. Where arguments stand is found at once."""
+    """The function as a converter of `(ctx, target, args, kwargs, name)`. The arguments' positions are found now, not
+    at each call."""
     known = {target: _places(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
@@ -77,7 +78,7 @@ def _with_public_signature(function: Converter, rows: Mapping[Any, tuple[Any, ..
 
 
 def _places(function: Converter, target: Any, rows: int) -> Places:
-    """Where a function's parameters, after the network and the row, stand among the operator's arguments."""
+    """The positions of a function's parameters, after the network and the row, among the operator's arguments."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True

@@ -1,4 +1,4 @@
-"""Cache updates: rows of a key or value cache written at the positions that a call tells."""
+"""Cache updates: rows of a key or value cache written at positions given at the call."""
 
 from __future__ import annotations
 

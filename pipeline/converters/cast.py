@@ -1,4 +1,4 @@
-"""Casts, and operators that give their argument back: memory, storage and autograd mean nothing in an engine."""
+"""Casts, and operators that return their argument: memory, storage and autograd have no meaning in an engine."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def identity(net: Net, input: Value) -> ITensor:
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
 
-    Nothing is read of what is overwritten but its shape, so that it is no input of an engine."""
+    Only the shape of the overwritten tensor is read, so it is not an input of the engine."""
     value = src if src.dtype == self.dtype else src.to(self.dtype)
     return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)

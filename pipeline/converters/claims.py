@@ -1,4 +1,4 @@
-"""What a user has registered, told from what comes with the package by the layer of the registry that it is in."""
+"""Find the user's own converters and decompositions: those that the package's registry and table do not have."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BUILT_IN: Final = frozenset(DYNAMO_CONVERTERS.declarations())
 class Claims:
     """The user's converters and decompositions, under given settings.
 
-    Validators of the user's are asked in `validate` only, where the graph is whole: until then, what his converter may
-    take counts as taken.
+    Users' validators are called in `validate` only, where the graph is complete: until then, a call that a user's
+    converter may take counts as taken.
     """
 
     lookup: BoundRegistry = field(repr=False)
@@ -35,14 +35,14 @@ class Claims:
     def of(
         cls, registry: ConverterRegistry, decompositions: DecompositionTable, settings: CompilationSettings
     ) -> Claims:
-        """What of a registry and a table is not the package's own."""
+        """Collect the entries of a registry and a table that are not the package's own."""
         added = () if registry is DYNAMO_CONVERTERS else registry.declarations()
         users = tuple(declaration for declaration in added if declaration not in BUILT_IN)
         return cls(registry.bind(settings), decompositions, users)
 
     @cached_property
     def decomposed(self) -> frozenset[Op]:
-        """The operators that the user has a decomposition of."""
+        """The operators that a user's decomposition takes apart."""
         own: DecompositionTable = self.decompositions
         return frozenset(op for op, function in own.items() if DECOMPOSITIONS.get(op) is not function)
 
@@ -57,11 +57,11 @@ class Claims:
 
     @cached_property
     def targets(self) -> frozenset[Target]:
-        """The operators that composites are taken apart for."""
+        """The operators for whose sake composites are taken apart."""
         return frozenset(self.high) | self.decomposed
 
     def keeps(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
-        """Whether a HIGH converter of the user's may take a call, which therefore stays as it is."""
+        """Whether a user's HIGH converter may take a call, which therefore stays as it is."""
         return any(
             static_only(d.support, self.lookup.settings, args, kwargs, value) is None for d in self.high.get(target, ())
         )
@@ -72,13 +72,13 @@ class Claims:
         return choice is not None and (choice.support, choice.priority) in users
 
     def accepts(self, node: Node, users: Callable[[Declaration], bool] = lambda declaration: True) -> bool:
-        """Whether a converter takes a node: one of ours, or one of the user's (of these) that may."""
+        """Whether a converter takes a node: one of ours, or one of these user's converters that may."""
         if kept_in_torch(node.target, node.meta, self.lookup.settings):
             return False
         return any(self._takes(d, node, users) for d in self.lookup.candidates.get(node.target, ()))
 
     def accepts_surely(self, node: Node) -> bool:
-        """Whether a converter takes a node whatever the user's validators say."""
+        """Whether a converter takes a node regardless of the user's validators."""
         return self.accepts(node, lambda declaration: declaration.support.capability_validator is None)
 
     def accepts_without_users(self, node: Node) -> bool:

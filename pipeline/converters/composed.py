@@ -1,4 +1,4 @@
-"""Functions of numbers that TensorRT has no layer for, and that a few of its layers make."""
+"""Functions of numbers that TensorRT has no layer for, composed of a few of its layers."""
 
 from __future__ import annotations
 

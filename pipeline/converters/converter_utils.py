@@ -1,7 +1,7 @@
-"""What converters written elsewhere import beside the decorator, under the names that they know it by.
+"""Helpers that converters from Torch-TensorRT import beside the decorator, under their names there.
 
-A converter that comes from Torch-TensorRT and builds its layers on ``ctx.net`` needs no more than another import line
-(docs/migrating.md). New ones have ``pipeline.impl.base``, of which these are other spellings.
+A converter from Torch-TensorRT that builds its layers on ``ctx.net`` needs only another import line
+(docs/migrating.md). For new converters, use ``pipeline.impl.base``, to which these are aliases.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def args_bounds_check(args: Sequence[Any], i: int, replacement: Any = None) -> A
 def get_trt_tensor(
     ctx: ConversionContext, input_val: Any, name: str, dtype: Any = None, min_rank: int = 0
 ) -> trt.ITensor:
-    """Any argument as an ``ITensor``: a layer's output as it is, a constant or a number as a constant layer, a size
-    that is known at run time as an int64 tensor.
+    """Convert any argument to an ``ITensor``: a layer's output stays as it is, a constant or a number becomes a
+    constant layer, a size known at run time an int64 tensor.
 
     Args:
         ctx: the conversion.
         input_val: an ``ITensor``, ``torch.Tensor``, ``np.ndarray``, number or symbolic size.
-        name: what new layers are called.
+        name: the name of new layers.
         dtype: to cast to: torch's, TensorRT's or numpy's; None for its own (int64 and float32 for numbers).
         min_rank: the least rank of the result; leading dims of size 1 are added.
     """
@@ -53,12 +53,12 @@ def get_trt_tensor(
 
 
 def cast_trt_tensor(ctx: ConversionContext, input_val: Any, dtype: Any, name: str, *_: Any) -> trt.ITensor:
-    """The argument cast to a dtype of torch, TensorRT or numpy; as it is if it has it already."""
+    """Cast the argument to a dtype of torch, TensorRT or numpy; unchanged if it has that dtype already."""
     return get_trt_tensor(ctx, input_val, name, dtype)
 
 
 def set_layer_name(layer: trt.ILayer, target: Any, name: str, *_: Any) -> None:
-    """Names a layer ``[KIND]-[target]-[name]``."""
+    """Name a layer ``[KIND]-[target]-[name]``."""
     layer.name = f"[{layer_kind(layer)}]-[{target if isinstance(target, str) else qualified_name(target)}]-[{name}]"
 
 

@@ -32,7 +32,7 @@ def full_like(self: torch.Tensor, fill_value: Any, *, dtype: torch.dtype | None 
     """full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor;
     fill.Scalar(Tensor self, Scalar value) -> Tensor
 
-    Of what gives a shape nothing else is read, here and below, so that it is no input of an engine."""
+    Only the shape of ``self`` is read, here and below, so it is not an input of the engine."""
     return aten.full.default(self.shape, fill_value, dtype=dtype or self.dtype, device=self.device)
 
 
@@ -73,7 +73,7 @@ def new_empty_strided(
 
 @converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def empty(net: Net) -> ITensor:
-    """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any value will do: zeros."""
+    """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. Any values are right: zeros."""
     return creation.full(net, result_sizes(net), 0, result_of(net).dtype)
 
 
@@ -91,7 +91,7 @@ def arange(net: Net, start: Size = 0, step: Size = 1) -> ITensor:
 
 
 def without_chance(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """In training, dropout draws random numbers, and only PyTorch draws those that eager draws."""
+    """In training, dropout draws random numbers; only PyTorch draws the same ones as eager."""
     train, p = argument(node, "train"), argument(node, "p")
     return train is False or p == 0 or Rejection("in training, dropout draws random numbers", "call model.eval() first")
 

@@ -1,4 +1,4 @@
-"""Declaring: a decorator attaches frozen records to a function, and nothing else in the world changes."""
+"""Declare converters: a decorator attaches frozen records to a function and changes nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def dynamo_tensorrt_converter(
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
-    """The declarations that a function carries, naming that function even if `functools.wraps` copied them to it."""
+    """The declarations attached to a function; they name that function even if `functools.wraps` copied them to it."""
     if not callable(function) or (carried := attached(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.on(function) for declaration in carried)
@@ -71,7 +71,7 @@ def target_of(key: object) -> Target:
 
 
 def named(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:
-    """The operator of a name as torch prints it; `ValueError` if there is none."""
+    """Return the operator that torch prints by this name; `ValueError` if there is none."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     namespace, operator, overload = match.groups() if match else ("", "", None)
     packet = getattr(getattr(torch.ops, namespace, None), operator, None) if match else None
@@ -97,7 +97,7 @@ def _instead(name: str) -> str:
 
 
 def targets_of(key: object) -> tuple[Target, ...]:
-    """Every target that a key may mean, for looking up: a packet, all its overloads."""
+    """Every target that a key may mean in a lookup: for a packet, all its overloads."""
     key = named(key) if isinstance(key, str) else key
     if isinstance(key, OpOverloadPacket):
         return tuple(getattr(key, name) for name in key.overloads())
@@ -124,13 +124,13 @@ def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
 
 
 def attached(function: object, attribute: str) -> tuple[Any, ...] | None:
-    """What `attach` left on this very object (not on its class); None if nothing did."""
+    """The records that `attach` left on this very object (not on its class); None if there are none."""
     found = getattr(function, "__dict__", {}).get(attribute)
     return found if isinstance(found, tuple) else None
 
 
 def gather(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[..., Any]]:
-    """The functions that modules define and that carry records: by module name, in each in the order of definition.
+    """Collect the functions with attached records that modules define: by module name, then in the order of definition.
 
     Functions kept in a module's lists, tuples and dicts count, those imported from another module do not.
     """
@@ -159,6 +159,6 @@ def _values(module: ModuleType) -> Iterator[Any]:
 
 
 def _defined_in(module: ModuleType, function: Any) -> bool:
-    """What a factory of another module made for this one is this one's too."""
+    """Whether a function counts as a module's own; those that another module's factory made for it do."""
     made = "<locals>" in getattr(function, "__qualname__", "<locals>")
     return made or getattr(function, "__module__", None) == module.__name__

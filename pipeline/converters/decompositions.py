@@ -1,4 +1,4 @@
-"""Decompositions: our own, declared as converters are, and which of torch's we use."""
+"""Decompositions: our own, declared like converters, and the ones of torch that we use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTRIBUTE: Final = "__decomposition_declarations__"
 
 @attrs.frozen
 class DecompositionDeclaration:
-    """That a function is a decomposition of this operator."""
+    """Declares a function to be a decomposition of this operator."""
 
     key: Op = attrs.field(validator=attrs.validators.instance_of(OpOverload))
 
@@ -58,13 +58,14 @@ def register_torch_trt_decomposition(
 
 
 class DecompositionTable(FrozenDict[Op, Decomposition]):
-    """Decompositions by operator. Immutable: every method that seems to change it gives a new one."""
+    """Decompositions by operator. Immutable: methods that change it return a new table."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, *modules: ModuleType) -> DecompositionTable:
-        """What modules declare, in whatever order they are given or imported. Two for one operator: `ValueError`."""
+        """Collect the decompositions that modules declare, in whatever order they are passed or imported. `ValueError`
+        for two of one operator."""
         found: dict[Op, Decomposition] = {}
         for op, function in _pairs(gather(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
@@ -73,11 +74,11 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
         return cls(found)
 
     def register(self, *functions: Decomposition) -> DecompositionTable:
-        """With these declared functions, in place of others for the same operators."""
+        """Return a table with these declared functions, in place of others for the same operators."""
         return self | DecompositionTable(_pairs(functions))
 
     def without(self, *ops: Op | OpOverloadPacket[..., Any]) -> DecompositionTable:
-        """Without the decompositions of these operators, if there are any."""
+        """Return a table without the decompositions of these operators."""
         dropped = {op for key in ops for op in _operators(key)}
         return DecompositionTable((op, function) for op, function in self.items() if op not in dropped)
 
@@ -105,7 +106,7 @@ def _operators(key: object) -> tuple[Op, ...]:
 def chosen(
     decompositions: DecompositionTable, enabled: Iterable[Any] | None, disabled: Iterable[Any] | None
 ) -> tuple[DecompositionTable, frozenset[Op]]:
-    """The decompositions with those of torch's that the user enables, and the operators that he leaves whole.
+    """The decompositions including those of torch that the user enables, and the operators that the user keeps whole.
 
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
@@ -129,7 +130,7 @@ def chosen(
 
 
 def _taken_apart(op: Op) -> bool:
-    """Whether torch takes an operator apart: by a decomposition, or as a composite."""
+    """Whether torch decomposes an operator: by a decomposition, or as a composite."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return composite or op in torch._decomp.decomposition_table
 
@@ -195,14 +196,14 @@ DISABLED: Final = {
 
 
 def _named(names: str) -> frozenset[Op]:
-    """The operators of these names, but for those that this version of torch does not have."""
+    """The operators of these names, except those that this version of torch does not have."""
     table = torch._decomp.decomposition_table
     by_name = {str(op): op for op in table if isinstance(op, OpOverload)}
     return frozenset(by_name[name] for name in names.split() if name in by_name)
 
 
 def _core() -> frozenset[Op]:
-    """What torch takes apart on the way to core ATen, composites aside; mutation is gone when we decompose."""
+    """The operators that torch decomposes to core ATen, composites aside; mutation is gone when we decompose."""
     core = torch._decomp._core_aten_decompositions_post_autograd()
     return frozenset(op for op in core if isinstance(op, OpOverload) and not op._schema.is_mutable)
 
@@ -213,13 +214,13 @@ _WHOLE: Final = (
 )
 
 torch_disabled_decompositions: Final = _named(" ".join(DISABLED.values()))
-"""Operators that torch could take apart, and that we leave whole: for a converter, or else for PyTorch."""
+"""Operators that torch could decompose, and that we keep whole: for a converter, or else for PyTorch."""
 
 torch_whole_decompositions: Final = _named(" ".join(DISABLED[why] for why in _WHOLE))
-"""Those of them that are right, and taken where a user's converter lies at their end."""
+"""Those decompositions among them that are right, and are used if they lead to a user's converter."""
 
 torch_enabled_decompositions: Final = (_core() | _named(NOT_CORE)) - torch_disabled_decompositions
-"""Operators that torch takes apart for us, where no converter takes the node: being here costs a converter nothing."""
+"""Operators that torch decomposes for us if no converter takes the node: converters still take precedence."""
 
 
 def get_decompositions(own: DecompositionTable) -> Mapping[Op, Decomposition]:

@@ -1,4 +1,4 @@
-"""Operators that are a kernel of one device: each is an operator of all devices, by its own arguments."""
+"""Operators that stand for a kernel of one device: each is decomposed to the operator for all devices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _convolution(
     transposed: bool = False,
     **of_the_kernel: Any,
 ) -> Tensor:
-    """A convolution: what a kernel is told beside it says how, not what."""
+    """A convolution: the kernel's other arguments say how to compute it, not what."""
     output_padding = output_padding or [0] * (weight.dim() - 2)
     rest = (bias, stride, padding, dilation, transposed, output_padding, groups)
     result: Tensor = aten.convolution(self, weight, *rest)

@@ -1,4 +1,4 @@
-"""Distances between vectors and sums of products, said in operators that have converters."""
+"""Distances between vectors and sums of products, in terms of operators that have converters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Einsum of two tensors as a product of matrices, of as few dims as the equation has.
+"""Einsum of two tensors as a product of matrices, with as few dims as the equation allows.
 
-torch's own way goes by tensors that have every letter of the equation for a dim; TensorRT-RTX 1.4 does not build some
-of those in float16 (CvT), and attention is not recognised in them.
+torch's own decomposition makes tensors with a dim for every letter of the equation; TensorRT-RTX 1.4 fails to build
+some of those in float16 (CvT), and does not recognise attention in them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Letters: TypeAlias = tuple[str, ...]
 def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor
 
-    Equations of one tensor or of more than two, with a letter twice in one operand, and with a size of 1 that meets
-    another, are left to torch.
+    torch decomposes equations of one tensor or of more than two, with a letter twice in one operand, or with a size of
+    1 that broadcasts.
     """
     read = _read(equation, [tensor.dim() for tensor in tensors])
     if read is None:
@@ -51,7 +51,7 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
 
 
 def _read(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
-    """The letters of both operands and of the result; what ``...`` stands for has names of its own."""
+    """The letters of both operands and of the result; dims behind ``...`` have names of their own."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
     if len(operands) != 2 or len(ranks) != 2:

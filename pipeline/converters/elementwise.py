@@ -48,8 +48,8 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
-    """Numbers and 0-d integers beside tensors of bytes are bytes as well, and wrap: -3 is 253. Networks have bytes as
-    int32, so that only the node knows."""
+    """Convert numbers and 0-d integers beside tensors of bytes to bytes, which wrap: -3 is 253. Networks hold bytes as
+    int32, so only the node shows which they are."""
     node = net.node
     inputs = (n.meta["val"] for n in node.all_input_nodes)
     if not any(isinstance(v, torch.Tensor) and v.dtype == torch.uint8 for v in inputs):
@@ -70,7 +70,7 @@ def among_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
 
 @converts(by_operator(TABLE))
 def of_two(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Give an elementwise function the operator's arguments."""
+    """Call an elementwise function with the operator's arguments."""
     return by_row(net, row, among_bytes(net, operands))
 
 

@@ -50,7 +50,8 @@ SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 
 
 def rank_below_8(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Integers are taken apart into digits along one more dim, and 8 is TensorRT's limit; by 2**k - 1 they are not."""
+    """Integers are split into digits along one more dim, and TensorRT's limit is rank 8; masks of 2**k - 1 need no
+    split."""
     value = node.meta["val"]
     if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True

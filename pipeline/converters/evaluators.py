@@ -1,5 +1,5 @@
-"""Evaluators: converters that add no layer. Sizes are expressions over the program's symbols; layers compute them only
-where one reads them (``pipeline.impl.base.shape_tensor``)."""
+"""Evaluators: converters that add no layer. Sizes are expressions over the program's symbols; layers compute a size
+only if another layer reads it (``pipeline.impl.base.shape_tensor``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own: the experts of a mixture."""
+"""Products of groups of rows, each group with its own matrix: the experts of a mixture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAME: Final[Mapping[str, Any]] = {"transformers::grouped_mm_fallback": aten._gro
 
 
 def known_as(target: Any) -> Any:
-    """The ATen operator that another library's operator is; any other target as it is."""
+    """The ATen operator that another library's operator is equal to; any other target unchanged."""
     return SAME.get(target.name(), target) if isinstance(target, torch._ops.OpOverload) else target
 
 
@@ -31,8 +31,8 @@ def grouped_mm(
     """_grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
 
     Rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` times ``mat2[e]``; rows after the last group give 0. An engine's
-    shapes must be known without the data, so every row meets every matrix, at a cost of as many products as there are
-    groups; few rows, of a number that is known, get copies of their matrices instead.
+    shapes must not depend on data, so every row is multiplied with every matrix, at the cost of one product per group.
+    If the rows are few and their number is known, each gets a copy of its matrix instead.
     """
     if bias is not None or self.dim() != 2 or mat2.dim() != 3 or offs is None:
         return NotImplemented
@@ -55,6 +55,6 @@ def _by_row(x: torch.Tensor, matrices: torch.Tensor, group: torch.Tensor) -> tor
 
 
 def _by_group(x: torch.Tensor, matrices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """One product: the row, in the place of its group among zeros, with all matrices one under the other."""
+    """Compute one product: each row, placed among zeros at its group's position, with all matrices stacked."""
     spread = torch.where(chosen[:, :, None], x[:, None], 0.0)
     return torch.mm(spread.flatten(1), matrices.flatten(0, 1))

@@ -1,4 +1,4 @@
-"""Masks: triangles, one-hot, and elements that take the place of what a mask picks."""
+"""Masks: triangles, one-hot, and elements that replace those that a mask selects."""
 
 from __future__ import annotations
 

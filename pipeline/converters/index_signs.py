@@ -1,4 +1,4 @@
-"""Which indices are seen from the graph not to be negative, so that nothing needs to be added to them."""
+"""Find indices that the graph shows not to be negative, so that no layers have to wrap them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DEEP = 12
 
 
 def counted(indices: Sequence[Any]) -> frozenset[int]:
-    """The places of the index tensors that are surely not negative."""
+    """The positions of the index tensors that are known not to be negative."""
     return frozenset(i for i, each in enumerate(indices) if each is not None and not_negative(each))
 
 
 def not_negative(value: Any, depth: int = DEEP) -> bool:
-    """Whether a node or a number is surely not negative."""
+    """Whether a node or a number is known not to be negative."""
     if isinstance(value, (bool, int, torch.SymInt)):
         return statically_known_true(value >= 0)
     if not isinstance(value, torch.fx.Node) or depth == 0:

@@ -1,4 +1,4 @@
-"""Looking a converter up: which of the candidates takes a node, or every reason why none does."""
+"""Look up a converter: the candidate that takes a node, or every reason why none does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @attrs.frozen
 class Refusal:
-    """Why no converter takes a node. It is false."""
+    """The reasons why no converter takes a node. It is false."""
 
     reasons: tuple[Rejection, ...]
 
@@ -52,11 +52,11 @@ class Refusal:
 
 
 class Lookup(Mapping[Any, Entry]):
-    """Converters by target, and by node where the settings and the node itself have a say.
+    """Converters by target, or by node, for which the settings and the node itself count.
 
     A key is a node (`lookup[node]` is the converter that takes it, `node in lookup` whether one does) or a target
-    (`lookup[target]` is its first candidate, `target in lookup` whether it has any). A target may be told by its packet
-    or name, which mean the first overload that has a converter.
+    (`lookup[target]` is its first candidate, `target in lookup` whether it has any). A target may be given by its
+    packet or name, which mean the first overload that has a converter.
     """
 
     __slots__ = ()
@@ -85,7 +85,7 @@ class Lookup(Mapping[Any, Entry]):
         return bool(self.choose(key)) if isinstance(key, Node) else bool(self._found(key))
 
     def _found(self, key: object) -> tuple[Declaration, ...]:
-        """The candidates of a target, which may be told by its packet or name."""
+        """The candidates of a target, which may be given by its packet or name."""
         if not isinstance(key, OpOverloadPacket | str):
             return self.candidates.get(key, ())
         try:
@@ -132,12 +132,12 @@ class Lookup(Mapping[Any, Entry]):
     def get_all_converters_with_target(
         self, target: Target, return_registry_info: bool = False
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
-        """The candidates of a target in order, validated or not; with registry info, how many each module gives."""
+        """The candidates of a target in order, validated or not; with registry info, how many each module provides."""
         converters = tuple(declaration.support for declaration in self._found(target))
         return (converters, _origins(converters)) if return_registry_info else converters
 
     def get_converter_support_info(self) -> dict[str, dict[str, int]]:
-        """For each target, by name and sorted, how many converters each module gives."""
+        """For each target, sorted by name, how many converters each module provides."""
         info = {
             qualified_name(target): _origins(declaration.support for declaration in declarations)
             for target, declarations in self.candidates.items()
@@ -185,8 +185,8 @@ def _origins(converters: Iterable[ConverterSupport]) -> dict[str, int]:
 
 
 def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSettings) -> bool:
-    """Whether the user keeps a node with this target and ``meta`` out of engines: its operator, or the module that it
-    comes from."""
+    """Whether the user's settings keep a node with this target and ``meta`` out of engines, by its operator or by its
+    module."""
     if not settings.torch_executed_ops:
         return False
     named = qualified_name(target) in settings.torch_executed_ops
@@ -194,8 +194,8 @@ def kept_in_torch(target: Any, meta: Mapping[str, Any], settings: CompilationSet
 
 
 def rejection_of(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
-    """Why a converter does not take a node. Symbolic dims come first: a validator of a converter that knows static
-    shapes only might put guards on them."""
+    """Why a converter does not take a node. Symbolic dims are checked first: a validator of a converter for static
+    shapes might put guards on them."""
     static = static_only(support, settings, node.args, node.kwargs, node.meta.get("val"))
     if static is not None:
         return static
@@ -216,7 +216,7 @@ def _unallocated(support: ConverterSupport) -> Rejection | None:
 def static_only(
     support: ConverterSupport, settings: CompilationSettings, args: Any, kwargs: Any, value: Any
 ) -> Rejection | None:
-    """Why a converter that takes static shapes only does not take a call, which gives this value."""
+    """Why a converter for static shapes does not take a call with this value; None if it does."""
     if support.supports_dynamic_shapes or settings.assume_dynamic_shape_support:
         return None
     places = ", ".join(symbolic_places(args, kwargs, value))
@@ -263,12 +263,12 @@ def _say(text: str) -> None:
 
 
 def summary(validator: object) -> str:
-    """A validator's docstring as one line: the limit that it states."""
+    """The limit that a validator states: its docstring as one line."""
     return " ".join((getattr(validator, "__doc__", None) or "").split()) if hasattr(validator, "__name__") else ""
 
 
 def symbolic_places(args: Any, kwargs: Any, value: Any) -> Iterator[str]:
-    """Where a call has symbolic dims, in words. It looks at types only, so that it puts no guard on a ShapeEnv."""
+    """The symbolic dims of a call, in words. Only types are examined, so no guard is put on a ShapeEnv."""
     for leaf in _leaves((args, kwargs)):
         yield from (
             _symbolic(leaf.meta.get("val"), leaf.name) if isinstance(leaf, Node) else _symbolic(leaf, "an argument")

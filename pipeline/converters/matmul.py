@@ -50,7 +50,7 @@ def _is_transposed(node: object) -> bool:
 
 
 def _passed(node: object) -> object:
-    """What a node gives on, under another shape or dtype or repeated."""
+    """The node whose value another passes on, in another shape or dtype, or repeated."""
     while isinstance(node, torch.fx.Node) and does(node.target) in _PASSING:
         node = node.args[0]
     return node

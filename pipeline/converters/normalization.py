@@ -54,7 +54,7 @@ def native_layer_norm(
 
 
 def channels_are_static(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Each channel has a weight of its own, so that their number is known when the engine is built."""
+    """Each channel has its own weight, so their number must be known when the engine is built."""
     channels = argument(node, "input").meta["val"].shape[1]
     return not isinstance(channels, torch.SymInt) or Rejection(f"dim 1 of its input, the channels, is {channels}")
 
@@ -92,7 +92,7 @@ def batch_norm_of_the_batch(
 
 
 def of_its_own_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """With running statistics it is a batch norm, and taken apart as one."""
+    """Only with its own statistics: with running ones it is a batch norm, and is decomposed as such."""
     if argument(node, "use_input_stats"):
         return channels_are_static(node, settings)
     return Rejection("it uses running statistics")

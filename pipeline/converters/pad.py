@@ -1,4 +1,4 @@
-"""Padding: with a constant, by reflection, by the outermost element, around."""
+"""Padding: constant, reflecting, replicating, circular."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def max_pool(net: Net, rank: int, input: Value) -> ITensor:
 
 
 def indices_are_read(node: torch.fx.Node) -> bool:
-    """Whether a maximum gives indices, and something reads them."""
+    """Whether max pooling returns indices, and something reads them."""
     given = not isinstance(node.meta["val"], torch.Tensor)
     return given and any(u.op == "output" or u.args[1] == 1 for u in node.users)
 

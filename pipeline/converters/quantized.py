@@ -1,4 +1,5 @@
-"""Quantization: codes of few bits and their scales (`pipeline.aten.quantized`), which every exported form becomes."""
+"""Quantization: codes of few bits and their scales (`pipeline.aten.quantized`), to which every exported form is
+rewritten."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def _number(capability: str) -> tuple[int, ...]:
 
 
 def dequantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Codes are constant, since TensorRT-RTX has none between layers; their blocks divide their tensor."""
+    """Codes must be constant, since TensorRT-RTX passes none between layers, and their blocks must divide their
+    tensor."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
         return Rejection("its codes are computed, and TensorRT-RTX takes those of weights and of pairs only")
@@ -67,7 +69,7 @@ def _has_dtype(node: torch.fx.Node) -> bool | Rejection:
 
 
 def fake_quantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The pair's scale is constant, one for all of the tensor."""
+    """The pair's scale must be one constant for the whole tensor."""
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
         return Rejection("its scale is computed, and TensorRT takes constants only")
@@ -75,7 +77,8 @@ def fake_quantizes(node: torch.fx.Node, settings: CompilationSettings) -> bool |
 
 
 def convolves_codes(node: torch.fx.Node | None) -> bool:
-    """Whether a pair's numbers are convolved with a weight that is codes too, behind what only passes them on."""
+    """Whether a pair's result reaches, through operators that only pass it on, a convolution whose weight is codes
+    too."""
     for user in () if node is None else node.users:
         kind = does(user.target)
         if kind is Does.CONVOLVES and (weight := argument(user, "weight")) is not node:
@@ -87,7 +90,7 @@ def convolves_codes(node: torch.fx.Node | None) -> bool:
 
 
 def quantizes_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """A rank of 2 or 3, and a last dim that its blocks divide."""
+    """The rank must be 2 or 3, and blocks must divide the last dim."""
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
         return Rejection(f"its rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")

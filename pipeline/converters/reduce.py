@@ -130,7 +130,7 @@ def cummin(net: Net, input: Value, dim: int) -> tuple[ITensor | None, ...]:
 
 
 def known_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Bins over the range of the data itself would differ from call to call."""
+    """The range must be given: bins over the range of the data would differ from call to call."""
     low, high = argument(node, "min"), argument(node, "max")
     if not argument(node, "self").meta["val"].is_floating_point():
         low, high = int(low), int(high)

@@ -77,19 +77,20 @@ def _candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
 
 @attrs.frozen(eq=False, repr=False)
 class ConverterRegistry(Lookup):
-    """An immutable mapping from target to converters: methods that change it give a new one.
+    """An immutable mapping from target to converters: methods that change it return a new one.
 
     Candidates of a target are asked in order: HIGH before STANDARD, the newest HIGH first, the oldest STANDARD first.
-    "Newer" is what was registered later; in `a | b`, which is associative, it is what is in `b`.
+    Converters registered later are newer; in `a | b`, which is associative, those in `b` are.
 
-    A lookup by node, `registry[node]`, goes by the default settings; `registry.bind(settings)[node]` by given ones.
+    A lookup by node, `registry[node]`, uses the default settings; `registry.bind(settings)[node]` uses the given ones.
     """
 
     candidates: Candidates = attrs.field(alias="declarations", converter=_in_order, factory=tuple)
 
     @classmethod
     def of(cls, *modules: ModuleType) -> ConverterRegistry:
-        """Return a registry of what modules declare, by module name, in each in the order of definition, oldest first.
+        """Return a registry of what modules declare: sorted by module name, then in the order of definition, oldest
+        first.
 
         Neither the order of the arguments nor that of the imports matters, and a function that a module merely
         imported belongs to the module that defines it. Functions in a module's lists, tuples and dicts count.

@@ -94,7 +94,7 @@ def _needs_taps(how: Resize, row: Row, by_scales: bool) -> bool:
 
 
 def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
-    """Whether the layer is told scales, which saves it sizes that the engine alone knows."""
+    """Whether to give the layer scales, which saves it computing sizes at run time."""
     dynamic = [row for row in rows if not _static(row)]
     if dynamic:
         return all(_short(scale) for _, _, scale in dynamic)
@@ -102,7 +102,8 @@ def _by_scales(rows: list[Row], dynamic_batch: bool) -> bool:
 
 
 def places_elements_as_eager(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """TensorRT resizes floats; dynamic dims to sizes, or by scales whose products are exact in its float32."""
+    """TensorRT resizes floats only; it resizes dynamic dims to sizes, or by scales whose products are exact in
+    float32."""
     x, how = node.all_input_nodes[0].meta["val"], _how(node, TARGETS[node.target])
     if not x.is_floating_point() and not how.nearest:
         return Rejection(f"its input is {x.dtype}, TensorRT interpolates floating-point tensors only")

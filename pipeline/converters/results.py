@@ -1,4 +1,4 @@
-"""What a node's fake tensor says of its result, and results of building blocks in that dtype."""
+"""Read the result type of a node from its fake tensor, and cast results of building blocks to it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def as_result(net: Net, x: ITensor) -> ITensor:
 
 
 def by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
-    """A table of rows with their operators, as operators with their rows."""
+    """Turn a table from rows to operators into one from operators to rows."""
     return {target: row for row, targets in table.items() for target in targets}
 
 
 def by_row(net: Net, row: Sequence[Any], operands: Sequence[Value]) -> ITensor:
-    """What a row of a table says of an operator, as its result: a building block, and what that is given before the
+    """Convert an operator by its row of a table: a building block, and the arguments that it takes before the
     operands."""
     block, *operation = row
     return as_result(net, block(net, *operation, *operands))

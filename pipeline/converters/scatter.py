@@ -1,4 +1,4 @@
-"""Writing elements by index, and reducing what falls on one place."""
+"""Writing elements by index, and reducing those that go to the same place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, v
 
 
 def compared(*sizes: Any) -> bool | Rejection:
-    """Whether TensorRT takes a tensor of these sizes, in which every index is compared with every place."""
+    """Whether TensorRT accepts a tensor of these sizes, in which every index is compared with every place."""
     count = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else 0
     if count <= MOST:
         return True

@@ -1,4 +1,4 @@
-"""Searching in what is sorted, and statistics of order, said in operators that have converters."""
+"""Searching in sorted tensors, and order statistics, in terms of operators that have converters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def searchsorted(
 
 
 def _before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Whether a place lies before that of a value; NaN's is behind all."""
+    """Whether a position is before that of a value; NaN's is after all."""
     return torch.logical_not(ascending > values if right else ascending >= values)
 
 
@@ -44,7 +44,8 @@ def _compared(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
 
 
 def _halved(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
-    """The place grows by powers of two, the largest first, as long as what is before it lies before the value."""
+    """Search by halving: the position grows by powers of two, the largest first, as long as the element before it lies
+    before the value."""
     length = ascending.shape[-1]
     place = torch.zeros_like(values, dtype=torch.int64)
     for bit in reversed(range(length.bit_length())):

@@ -1,4 +1,4 @@
-"""Joining and taking apart: concatenation, splitting, repeating."""
+"""Joining and splitting tensors: concatenation, splits, repetition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices: part of a tensor, in order, in steps, backwards."""
+"""Slices: parts of a tensor, in order, in steps, or backwards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def flip(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
 
 @converts(aten.roll.default)
 def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> ITensor:
-    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims the elements are shifted in a row."""
+    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims the flattened elements are
+    shifted."""
     input = base.tensor(net, input)
     if dims or base.rank(input) == 0:
         return _slice.roll(net, input, shifts, dims) if base.rank(input) else input
@@ -81,7 +82,7 @@ def unfold(net: Net, input: Value, dimension: int, size: int, step: int) -> ITen
 
 
 def is_contiguous(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The tensor is contiguous and whole: an engine knows elements, not storage."""
+    """The tensor must be contiguous and cover its storage: an engine knows elements, not storage."""
     value = argument(node, "self").meta["val"]
     if value.is_contiguous() and statically_known_true(value.storage_offset() == 0):
         return True
@@ -107,7 +108,7 @@ def _row(net: Net, x: Any) -> Any:
 
 
 def no_larger(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The new size has no more elements than there are: what memory holds beyond them is not defined."""
+    """The new size must not have more elements: the contents of memory beyond them are undefined."""
     old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
     if statically_known_true(new <= old):
         return True

@@ -1,4 +1,4 @@
-"""Order: topk, sort, and the places of extrema."""
+"""Order: topk, sort, and the indices of extrema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def k_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 
 
 def length_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """A sort is a TopK of all elements, of which TensorRT takes up to 3840."""
+    """A sort is a TopK of all elements; TensorRT takes up to 3840."""
     self, dim = argument(node, "self").meta["val"], argument(node, "dim")
     length = self.shape[dim] if self.dim() else 1
     if _largest(length) <= _sort.MAX_K:

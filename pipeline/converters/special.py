@@ -1,4 +1,4 @@
-"""Error and gamma functions, which TensorRT has no layers for: polynomials over ranges where they converge fast.
+"""Error and gamma functions, for which TensorRT has no layers: polynomials over ranges where they converge fast.
 
 The coefficients were fitted to float64 values by weighted least squares; the largest relative error is beside each.
 Halves are computed in float32.
@@ -101,7 +101,7 @@ def erfinv(self: Tensor) -> Tensor:
 
 
 def _sine(x: Tensor) -> Tensor:
-    """sin(pi x): of the distance to the nearest whole number, whose sign tells."""
+    """sin(pi x), from the distance to the nearest integer, whose parity gives the sign."""
     whole = x.round()
     sine = ((x - whole) * math.pi).sin()
     return torch.where(whole / 2 == (whole / 2).round(), sine, -sine)

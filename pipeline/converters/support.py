@@ -1,4 +1,4 @@
-"""What is supported: counted over a graph, and as a table of the whole registry."""
+"""Show what is supported: counted over a graph, and as a table of the whole registry."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def get_graph_converter_support(
 
 @attrs.frozen
 class SupportRow:
-    """One target's line in the support table, its converters in the order in which they are asked.
+    """One target's row in the support table, with its converters in the order of lookup.
 
-    limits: what the validators' docstrings state, under which a converter takes a node.
+    limits: the validators' docstrings, which state the nodes that a converter takes.
     schema: ATen's; empty for a Python function.
     """
 

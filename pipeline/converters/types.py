@@ -29,10 +29,10 @@ _LADDER: Final[tuple[Types, ...]] = (_NUMBERS, (np.ndarray,), (torch.Tensor,), (
 def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True) -> Callable[[F], F]:
     """Check the arguments of a CTX converter first; an int key is a position in `args`, a str a name in `kwargs`.
 
-    An argument that is absent or None is let through. One of another type is promoted, if it is a constant and
-    `promote`, to the first of the allowed types above its own (number < np.ndarray < torch.Tensor < TRTTensor; a
-    symbolic size can be a TRTTensor), or else a tensor to an np.ndarray; else it is a `TypeError`. It may stand above
-    the declaring decorators or below.
+    An argument that is absent or None passes. One of another type is promoted, if it is a constant and `promote` is
+    set, to the first of the allowed types above its own (number < np.ndarray < torch.Tensor < TRTTensor; a symbolic
+    size can be a TRTTensor), or else a tensor to an np.ndarray; else it raises a `TypeError`. The decorator may stand
+    above or below the declaring ones.
     """
     wanted = {_key(key): _allowed(key, allowed) for key, allowed in types.items()}
 
@@ -83,8 +83,8 @@ def _goal(value: Any, allowed: Types) -> type | None:
 
 
 def _promoted(ctx: Any, name: str, value: Any, goal: type) -> Any:
-    """torch's rules for numbers (int64, and float32 for a float) hold whatever the goal. A tensor and the array of it
-    share memory, so that weights made of the array can be refitted."""
+    """Promote a constant; torch's rules for numbers (int64, and float32 for a float) hold for every target type. A
+    tensor and the array of it share memory, so that weights made of the array can be refitted."""
     if goal is np.ndarray and isinstance(value, torch.Tensor):
         return _array(value)
     if goal is np.ndarray:

@@ -55,5 +55,5 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
 
 @converts(TABLE)
 def of_one(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Give a function of one tensor the operator's arguments."""
+    """Call a function of one tensor with the operator's arguments."""
     return by_row(net, row, operands)

@@ -1,4 +1,4 @@
-"""Why some operators run in PyTorch whatever the call: the lookup says so where no converter is declared."""
+"""The reasons why some operators always run in PyTorch; the lookup gives them where no converter is declared."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ _WRITES = "it calls an operator of one's own that writes to its arguments, which
 
 
 def reason(target: Any) -> str:
-    """Why an operator has no converter; empty if nobody knows."""
+    """Why an operator has no converter; empty if no reason is known."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return _WRITES if target.name().startswith("auto_functionalized") else _CONTROL_FLOW
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""

@@ -1,4 +1,4 @@
-"""Views: the same elements under another shape, order or broadcast. The result's fake tensor says which shape."""
+"""Views: the same elements under another shape, order or broadcast. The shape comes from the result's fake tensor."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def unsqueeze(net: Net, input: Value, dim: int) -> ITensor:
 
 @converts(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(net: Net, input: Value, dim: Sequence[int] | int | None = None) -> ITensor:
-    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dim that is dynamic is not of size 1, and stays."""
+    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor. A dynamic dim is not of size 1, and stays."""
     x, sizes = base.tensor(net, input), result_sizes(net)
     if all(isinstance(s, int) for s in sizes):
         return base.reshape(net, x, sizes)

@@ -1,1 +1,2 @@
-"""What ``decompose`` is made of: constants folded with their recipes, complex numbers as pairs of reals."""
+"""The parts of ``decompose``: decompositions, constants folded with their recipes, complex numbers as pairs of
+reals."""

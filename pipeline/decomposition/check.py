@@ -9,7 +9,7 @@ from pipeline.shapes.environment import shape_of
 
 
 def check_results(made: Argument, expected: Argument) -> None:
-    """Raise where a decomposition gives other tensors than its operator: in number, dtype, rank or size."""
+    """Raise if a decomposition returns other tensors than its operator: in number, dtype, rank or size."""
     several = isinstance(expected, tuple | list)
     given, wanted = (made if isinstance(made, tuple | list) else [made]), (expected if several else [expected])
     if isinstance(made, tuple | list) != several or len(given) != len(wanted):

@@ -1,14 +1,14 @@
 """Rewrite complex numbers as pairs of real ones: the real and the imaginary part.
 
-TensorRT has no complex dtype. A rule of ``RULES`` says an operator on pairs, in torch, and ``decompose`` puts its trace
-in place of the node as it does with a decomposition. It is part of ``decompose``, and no stage before it, because each
-needs the other: what a composite operator is made of is seen there first (``outer`` of complex tensors is a product),
-and what rules are made of may be taken apart further.
+TensorRT has no complex dtype. A rule of ``RULES`` expresses an operator on pairs, in torch, and ``decompose`` replaces
+the node by the rule's trace, as with a decomposition. This is part of ``decompose`` and not a stage before it, because
+each needs the other: only decomposing shows the parts of a composite operator (``outer`` of complex tensors is a
+product), and the parts of rules may be decomposed further.
 
 Before: ``mul(view_as_complex(x), freqs)``. After: ``complex(re, im)``, where re and im are sums of products of real
-nodes. Whoever has a rule reads re and im, so that ``complex`` is dead, and dropped, unless an operator without a rule
-or the program's end reads it: such values are put together (``complex``) and taken apart (``view_as_real``) in PyTorch.
-A constant is taken apart by its recipe.
+nodes. Operators with a rule read re and im, so ``complex`` is dead and dropped, unless an operator without a rule or
+the program's output reads it: such values are joined (``complex``) and split (``view_as_real``) in PyTorch. A constant
+is split by its recipe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.de
 
 
 def is_border(target: object) -> bool:
-    """Whether an operator takes complex values apart or puts them together."""
+    """Whether an operator splits complex values into parts or joins the parts."""
     return target in _BORDER
 
 
@@ -64,7 +64,7 @@ class ComplexValues:
         return tree_map(one, values)
 
     def pair(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
-        """The parts of a complex node: what it was put together from, or what ``view_as_real`` shows."""
+        """The parts of a complex node: those that it was joined from, or those that ``view_as_real`` returns."""
         if value not in self.parts:
             resolved = self.call(aten.resolve_conj.default, (value,), meta)
             shown = self.call(aten.view_as_real.default, (resolved,), meta)
@@ -73,13 +73,13 @@ class ComplexValues:
         return self.parts[value]
 
     def part(self, shown: torch.fx.Node, index: int, meta: Mapping[str, object], name: str) -> Argument:
-        """A part of a complex value that ``view_as_real`` shows."""
+        """A part of a complex value, through ``view_as_real``."""
         args = (shown, -1, index)
         val = fake_result(self.mode, aten.select.int, args, {})
         return self.emit(aten.select.int, args, {}, {**meta, "val": val}, name)
 
     def together(self, results: object, meta: Mapping[str, object]) -> Argument:
-        """The results of a settled rule with a complex node in place of each tuple of parts."""
+        """The results of a settled rule, with a complex node in place of each tuple of parts."""
         if isinstance(results, list):
             return [self.together(r, meta) for r in results]
         if not isinstance(results, tuple):
@@ -90,7 +90,7 @@ class ComplexValues:
         return made
 
     def complex_like(self, part: torch.fx.Node) -> object:
-        """The fake of what is put together: the kernel of ``complex`` bakes sizes in where a part is strided."""
+        """The fake tensor of a joined value: the kernel of ``complex`` would fix sizes where a part is strided."""
         dtype = part.meta["val"].dtype.to_complex()
         return fake_result(self.mode, aten._to_copy.default, (part,), {"dtype": dtype})
 

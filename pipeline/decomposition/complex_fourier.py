@@ -1,8 +1,8 @@
 """Fourier transforms on pairs of reals, as products with matrices of roots of unity.
 
 TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one product; a longer one is split into two
-factors, and transforms of these lengths with a turn between them (Cooley and Tukey's), so that no matrix is larger than
-``LARGEST`` by ``LARGEST``. The matrices are constants, made in float64: a length must be known when compiling.
+factors, and transforms of these lengths with a rotation between them (Cooley and Tukey), so that no matrix is larger
+than ``LARGEST`` by ``LARGEST``. The matrices are constants, made in float64: a length must be known when compiling.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def real_to_complex(x: torch.Tensor, dim: Sequence[int], normalization: int, one
 
 
 def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Argument:
-    """aten._fft_c2r: the last of the dims has half of a spectrum that is its own mirror image, conjugated."""
+    """aten._fft_c2r: the last of the dims has half of a spectrum with Hermitian symmetry."""
     sizes = [*(z.real.shape[d] for d in dim[:-1]), last_dim_size]
     if not all(map(is_taken, sizes)):
         return NotImplemented
@@ -56,7 +56,7 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
 
 
 def is_taken(size: object) -> bool:
-    """Whether a length is known, and none of its prime factors is above ``LARGEST``."""
+    """Whether a length is supported: known, with no prime factor above ``LARGEST``."""
     return isinstance(size, int) and (size <= LARGEST or _factor(size) is not None)
 
 

@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 
 
 def bilinear(product: Rule) -> Rule:
-    """A product of two numbers, or a sum of such products; where one of the two is real, half of them."""
+    """Rule of a bilinear operator: four real products, or two if one of the operands is real."""
 
     def rule(a: Argument, b: Argument) -> Pair:
         if not isinstance(a, Pair):

@@ -1,11 +1,11 @@
 """Rules for operators on complex numbers in terms of pairs of reals: one table, ``RULES``.
 
-A rule takes the operator's arguments with a ``Pair`` for each complex tensor or number, and gives a ``Pair`` for each
-complex result. It is written in torch, and traced like a decomposition. Parts of a result may still be broadcast, and
-may have another dtype than the result: ``settled`` sees to both.
+A rule takes the operator's arguments with a ``Pair`` for each complex tensor or number, and returns a ``Pair`` for each
+complex result. It is written in torch, and traced like a decomposition. Parts of a result may still need broadcasting,
+and may have another dtype than the result: ``settled`` takes care of both.
 
-A real factor multiplies both parts, where eager multiplies by a complex number with the imaginary part 0: the results
-differ where a part is infinite (eager has NaN for 0 times inf).
+A real factor multiplies both parts; eager multiplies by a complex number with imaginary part 0. The results differ
+where a part is infinite (eager has NaN for 0 times inf).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Values, those of nodes, and those in sequences of either."""
+    """Yield values, the values of nodes, and those in sequences of either."""
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from leaves(item)
@@ -56,8 +56,9 @@ def _pairs(value: object) -> Argument:
 
 
 def settled(rule: Rule, expected: object) -> Rule:
-    """The rule, with the parts of its results as tensors of one shape, and of the dtype of the expected results. Where
-    these are real, a complex one loses its imaginary part. A pair is a plain tuple then, which fx leaves alone."""
+    """The rule, with the parts of its results as tensors of one shape, and of the dtype of the expected results. A
+    complex result loses its imaginary part where a real one is expected. Pairs become plain tuples, which fx leaves
+    alone."""
     dtype = next((v.dtype for v in leaves(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
@@ -78,7 +79,8 @@ def settled(rule: Rule, expected: object) -> Rule:
 
 
 def each_part(operator: Rule, *numbers: int) -> Rule:
-    """The operator on the real parts, and on the imaginary parts: what is linear, or moves numbers about.
+    """The rule of operators that are linear or only move numbers: apply them to the real parts and to the imaginary
+    parts.
 
     numbers: the positions of the arguments that may be real where others are complex (default: the first).
     """
@@ -157,7 +159,7 @@ def conjugate(z: Pair) -> Pair:
 
 
 def power(z: Argument, exponent: Argument) -> Argument:
-    """z to a whole power from -8 to 8, as products; another power has no rule."""
+    """z to an integer power from -8 to 8, as products; other powers have no rule."""
     if isinstance(exponent, Pair) or int(exponent) != exponent or not 0 < abs(exponent) <= 8:
         return NotImplemented
     result = z

@@ -21,8 +21,8 @@ Node = torch.fx.Node
 class Contents:
     """A search through decompositions, each traced once for each distinct signature.
 
-    ``wanted`` tells whether a call (target, args, kwargs, value) is one that is waited for. What depends on constants
-    alone does not count: it is folded, and no converter is called for it.
+    ``wanted`` decides whether a call (target, args, kwargs, value) is one to look for. Calls that depend only on
+    constants do not count: they are folded, and no converter is called for them.
     """
 
     program: Program
@@ -34,7 +34,7 @@ class Contents:
     def way(
         self, target: object, args: object, kwargs: object, value: object, constant: Mapping[Node, bool]
     ) -> Function | None:
-        """The first way to take a call apart at whose end a wanted one is found; None if there is none."""
+        """The first way to decompose a call that leads to a wanted one; None if there is none."""
         given = tuple(constant[node] for node in nodes_of(args, kwargs))
         for function in self.ways.apart(target):
             template = self._template(function, target, args, kwargs, value)
@@ -45,7 +45,8 @@ class Contents:
     def _template(
         self, function: Function, target: object, args: object, kwargs: object, value: object
     ) -> Template | None:
-        """The template of a way; None for a registered decomposition that raises, which is told where it is used."""
+        """The template of a way; None for a registered decomposition that raises; the error is reported where it is
+        used."""
         try:
             return self.templates.of(function, target, args, kwargs, value)
         except Exception:
@@ -70,6 +71,6 @@ class Contents:
         return False
 
     def contains(self, node: Node, constant: Mapping[Node, bool]) -> bool:
-        """Whether a call is wanted, or is made of one that is."""
+        """Whether a call is wanted, or decomposes to one that is."""
         call = (node.target, node.args, node.kwargs, node.meta.get("val"))
         return self.wanted(*call) or self.way(*call, constant) is not None

@@ -1,6 +1,6 @@
-"""Constant folding with recipes: the second half of ``decompose``.
+"""Fold constants and keep their recipes: the second half of ``decompose``.
 
-A node is constant if it is deterministic, has a static shape and reads constants only. Constants that others read
+A node is constant if it is deterministic, has a static shape and reads only constants. Constants that other nodes read
 become placeholders, each with the recipe that makes it. A result much larger than its inputs (an expanded mask, say) is
 left to the engine.
 """
@@ -31,7 +31,7 @@ FREE_ELEMENTS = 1 << 20
 every call, and write it to memory just as it is read from there."""
 
 FREE_SPREAD = 1 << 16
-"""Of what repeats elements, so many: a kernel that reads what they spread need not have it spread out in memory."""
+"""The same for operators that repeat elements: a kernel that reads their result need not have it expanded in memory."""
 
 _UNDEFINED = (
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -39,13 +39,13 @@ _UNDEFINED = (
 )
 
 KEPT: Final = frozenset({operators.dequantize.default, operators.fake_quantize.default})
-"""Operators that engines do even where all they read is constant: weights stay in the bits that they have. So do those
-of quantized forms that nothing takes apart."""
+"""Operators that engines run even if all their inputs are constant, so that weights stay in few bits. Quantized forms
+that nothing takes apart are kept as well."""
 
 
 def fold(program: Program) -> Program:
-    """The program with constant subgraphs as recipes, and without dead nodes. Its graph is changed in place: it is the
-    caller's fresh copy."""
+    """Return the program with constant subgraphs as recipes, and without dead nodes. Its graph is changed in place, so
+    it must be the caller's own copy."""
     graph = program.graph
     constant: dict[torch.fx.Node, bool] = {}
     for node in graph.nodes:
@@ -92,7 +92,7 @@ class _Recipes:
         self.known[placeholder] = Recipe(name, results[node], tuple(steps.values()), node.meta["val"].dtype)
 
     def _step(self, node: torch.fx.Node, results: dict[torch.fx.Node, Ref]) -> Step:
-        """The call of a node, with what its arguments are in the recipe."""
+        """The call of a node, with its arguments' names in the recipe."""
         if node not in self._steps:
             self._steps[node] = unlike(node.name, self._taken)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), results.__getitem__)  # type: ignore[arg-type]
@@ -121,12 +121,12 @@ def _is_quantizer(target: object) -> bool:
 
 
 def is_codes(target: object) -> bool:
-    """Whether an operator gives codes, which are smaller than the numbers that they are made of."""
+    """Whether an operator returns codes, which are smaller than the numbers that they are made from."""
     return does(target) is Does.QUANTIZES
 
 
 def is_pure(target: object) -> bool:
-    """Whether an operator always gives the same for the same arguments, and changes none of them."""
+    """Whether an operator always returns the same for the same arguments, and changes none of them."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and target._schema.name.split("::")[1] not in _UNDEFINED

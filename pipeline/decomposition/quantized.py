@@ -1,6 +1,7 @@
-"""Quantized graphs in one form: every operator of `FORMS` as plain operators and those of `pipeline.aten.quantized`.
+"""Normalize quantized graphs: rewrite every operator of `FORMS` as plain operators and those of
+`pipeline.aten.quantized`.
 
-It comes before ``decompose`` takes anything apart, since a pair of steps is recognised by its operators.
+It runs before ``decompose`` takes anything apart, since pairs are recognised by their operators.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 
 HELD: Final = frozenset({torch.int8, torch.float8_e4m3fn})
-"""The dtypes of weights that stay what they are, when a graph casts them to numbers."""
+"""The dtypes of weights that stay as they are if a graph casts them to numbers."""
 
 NUMBERS: Final = ("quant_min", "quant_max", "fake_quant_enabled")
 """Arguments that decide what a graph becomes."""
@@ -41,14 +42,15 @@ FEW: Final = 1024
 
 
 def normalized(program: Program) -> Program:
-    """The program with its quantizers in one form; itself if it has none. What no form takes stays as it is."""
+    """Return the program with its quantizers in one form; itself if it has none. Operators that no form takes stay as
+    they are."""
     if not any(map(_is_quantizer, program.graph.nodes)) and not _holds_bits(program):
         return program
     return paired_casts(_Normalizer(program).run())
 
 
 def runs_anywhere(program: Program) -> bool:
-    """Whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs on a GPU alone."""
+    """Whether PyTorch runs a program's own operators on any device: ModelOpt's INT8 runs only on a GPU."""
     return not any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes)
 
 
@@ -57,7 +59,8 @@ def _is_quantizer(node: Node) -> bool:
 
 
 def schema_name(target: Argument) -> str:
-    """``torchao::quantize_affine``, with the overload if it has a name; empty for what is no operator."""
+    """The name in the schema, ``torchao::quantize_affine``, with the overload if it has a name; empty if the target is
+    not an operator."""
     return target.name() if isinstance(target, torch._ops.OpOverload) else ""
 
 
@@ -71,7 +74,7 @@ def _is_held(node: Node) -> bool:
 
 
 class _Normalizer:
-    """One rewriting; ``constant`` says of each node of the program's graph whether it is constant."""
+    """One rewriting; ``constant`` says whether each node of the program's graph is constant."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, torch.fx.Graph()
@@ -118,7 +121,7 @@ class _Normalizer:
         return pasted(graph, nodes_of(args, {}), emit)
 
     def form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """The function that says what a node means, and what it is called with."""
+        """The function that expresses a node in plain operators, and its arguments."""
         name = schema_name(node.target)
         if name in FORMS and takes_part(node, name, FORMS):
             given = dict(zip(names_of(node.target), self.bound(node), strict=True))
@@ -140,7 +143,7 @@ class _Normalizer:
         return [int(self.value(v)) if name in NUMBERS and self.constant.get(v) else v for name, v in rows]
 
     def partner(self, node: Node, name: str, given: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
-        """A pair at once: of a step back from codes whose step to codes has the same scales."""
+        """The quantizing step of a dequantizing one with the same scales: both are rewritten at once."""
         first = next(iter(given.values()))
         if name not in PAIRS or not isinstance(first, Node) or schema_name(first.target) != PAIRS[name]:
             return None
@@ -170,7 +173,7 @@ class _Normalizer:
         more: tuple[Argument, ...],
         count: int | None = None,
     ) -> tuple[Argument, Argument]:
-        """A form with what is known of the arguments."""
+        """Call a form with the known facts about the arguments."""
         tensors = {name: value for name, value in given.items() if isinstance(value, Node)}
         constant = {name for name, value in given.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
@@ -181,7 +184,7 @@ class _Normalizer:
         return _named(lambda *a: form(known, *a, *more), f"{form.__name__}{names}{known.zero}{bool(more)}"), args
 
     def zero(self, zero: Argument) -> int | None:
-        """The zero point of all elements, as far as the program's own tensors tell."""
+        """The zero point of all elements, if the program's own tensors determine it."""
         if zero is None or isinstance(zero, int):
             return zero or 0
         if not self.constant.get(zero):
@@ -193,7 +196,7 @@ class _Normalizer:
         return int(first) if bool((value == first).all()) and float(first).is_integer() else None
 
     def value(self, node: Node) -> torch.Tensor:
-        """The value of a constant: of zero points, which decide what a graph becomes."""
+        """The value of a constant, for zero points, which decide how a graph is rewritten."""
         if node.op == "placeholder":
             return self.program.constants[node.name].evaluate(self.program.parameters)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
@@ -202,7 +205,7 @@ class _Normalizer:
 
 
 def _named(function: Argument, name: str, *first: Argument) -> Argument:
-    """A function under a name of its own, by which traces of it are told apart."""
+    """A function under its own name, which distinguishes its traces."""
 
     def call(*args: Argument) -> Argument:
         return function(*first, *args)

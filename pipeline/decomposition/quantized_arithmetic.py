@@ -1,8 +1,9 @@
-"""What every form of quantization becomes: codes and a scale where TensorRT has layers for it, else plain arithmetic.
+"""Express every form of quantization: codes and a scale where TensorRT has layers for it, else plain arithmetic.
 
-Weights become codes that are never folded to floats. Activations become a pair of layers where their scale is a
-constant number and their codes are a whole type; what has zero points, scales made from data or a narrower range is
-computed as its library does, element by element. That is right and one engine, but nothing is multiplied in few bits.
+Weights become codes that are never folded to floats. Activations become a pair of layers if their scale is a constant
+number and their codes use the full range of a type. With zero points, scales made from data or a narrower range, they
+are computed element by element as their library does. That is correct and stays in one engine, but no product runs in
+few bits.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Tensor: TypeAlias = torch.Tensor
 
 @frozen
 class Known:
-    """What is known of a call's arguments before it runs: which are constant, and the zero point, if there is one for
-    all elements."""
+    """The facts known about a call's arguments before it runs: which are constant, and the zero point, if all elements
+    share one."""
 
     constant: frozenset[str] = frozenset()
     zero: int | None = 0
@@ -36,8 +37,8 @@ class Known:
 class Codes:
     """How numbers become codes: the least and greatest code; the elements that share a scale along each dim.
 
-    ``inverse`` is the scale's reciprocal, where it is a Python number that was worked out in float64; ``early``: zero
-    points are added before rounding, as quantizers of tokens do.
+    ``inverse``: the scale's reciprocal, if the scale is a Python number, computed in float64. ``early``: zero points
+    are added before rounding, as quantizers of tokens do.
     """
 
     low: int
@@ -47,17 +48,17 @@ class Codes:
     early: bool = False
 
     def type_less(self, zero: int) -> str | None:
-        """The type that has these codes less a zero point; None if none has."""
+        """The type whose range these codes have after subtracting a zero point; None if there is none."""
         low, high = self.low - zero, self.high - zero
         return next((name for name in ("int4", "int8") if TYPES[name].low <= low and high <= TYPES[name].high), None)
 
     def is_whole(self, zero: int | None) -> bool:
-        """Whether the codes less a zero point are all of INT8, as layers have them."""
+        """Whether the codes minus a zero point use all of INT8, as layers do."""
         return zero is not None and (self.low - zero, self.high - zero) == (-128, 127)
 
 
 def blocks(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, ...]:
-    """A block as the operators have it: -1 where all elements of a dim share a scale."""
+    """A block in the operators' form: -1 where all elements of a dim share a scale."""
     return tuple(
         b if isinstance(b, int) and not (isinstance(s, int) and b >= s) else -1
         for s, b in zip(shape, block, strict=True)
@@ -70,14 +71,14 @@ def channel(rank: int, axis: int) -> tuple[int, ...]:
 
 
 def per_block(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
-    """Scales or zero points with a dim for each dim of their tensor, one element a block."""
+    """Scales or zero points with a dim for each dim of their tensor, one element per block."""
     if numbers.numel() == 1:
         return numbers.reshape(())
     return numbers.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
 
 
 def per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
-    """What broadcasts to a number for each element."""
+    """Expand scales or zero points to a shape that broadcasts to the tensor."""
     numbers = per_block(numbers, shape, block)
     for dim, each in enumerate(block):
         if numbers.dim() and each > 1:
@@ -86,7 +87,7 @@ def per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]
 
 
 def fake(known: Known, x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Tensor:
-    """``x`` as its codes have it, in its own dtype."""
+    """Round ``x`` to its codes and back, in its own dtype."""
     if known.has("input"):
         return as_weights(known, integers(x, scale, zero, codes), scale, zero, codes, x.dtype)
     if known.has("scale") and scale.numel() == 1 and codes.is_whole(known.zero):
@@ -104,7 +105,7 @@ def integers(x: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes) -> Ten
 
 
 def numbers(q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
-    """What codes stand for, in a dtype: ``(q - zero) * scale``."""
+    """The numbers that codes stand for, in a dtype: ``(q - zero) * scale``."""
     wide = torch.float32 if not scale.dtype.is_floating_point else torch.promote_types(scale.dtype, dtype)
     q = q.to(wide)
     if zero is not None:
@@ -113,8 +114,8 @@ def numbers(q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: 
 
 
 def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, codes: Codes, dtype: torch.dtype) -> Tensor:
-    """What constant codes stand for. They stay codes: one zero point for all is taken off the codes, as are those of
-    few bits, and others off the numbers."""
+    """The numbers that constant codes stand for. They stay codes: a zero point shared by all is subtracted from the
+    codes, as are those of few bits; others are subtracted from the numbers."""
     each, block = per_block(scale, q.shape, codes.block), list(codes.block)
     less = 0 if known.zero is None else known.zero
     type = None if known.zero is None else codes.type_less(less)
@@ -133,19 +134,19 @@ def as_weights(known: Known, q: Tensor, scale: Tensor, zero: Tensor | None, code
 
 
 def numbers_of(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The numbers of codes, which stay codes where they are constant."""
+    """The numbers that codes stand for; constant codes stay codes."""
     made: Tensor = operators.dequantize(codes, scale, type, list(block), dtype)
     return made
 
 
 def paired(x: Tensor, scale: Tensor, type: str) -> Tensor:
-    """A pair of layers, of one scale for all elements."""
+    """Make a pair of layers with one scale for all elements."""
     made: Tensor = operators.fake_quantize(x, scale.reshape(()), type, [-1] * x.dim())
     return made
 
 
 def fake_float8(known: Known, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """``x`` as E4M3 numbers times a scale have it."""
+    """Round ``x`` to E4M3 numbers times a scale."""
     each = per_block(scale, x.shape, block)
     if known.has("input"):
         codes = operators.quantize(x, each, "fp8", list(block), True)

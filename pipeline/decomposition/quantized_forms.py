@@ -1,7 +1,7 @@
 """The one table of the forms that quantized models are exported in: NVIDIA ModelOpt's operators, torchao's PT2E and
-``quantize_``, and torch's own. Operators are known by their schemas' names: none of these libraries is needed.
+``quantize_``, and torch's own. Operators are recognised by their schemas' names, so none of these libraries is needed.
 
-A form gives, for a call's arguments, what it means in plain operators and those of `pipeline.aten.quantized`.
+A form expresses a call in plain operators and those of `pipeline.aten.quantized`.
 """
 
 from __future__ import annotations
@@ -276,11 +276,11 @@ def _step(
 
 
 PAIR: Final = object()
-"""What says that a call stands for a pair: its numbers become codes and are numbers again."""
+"""Marks a call as a pair: its numbers become codes and then numbers again."""
 
 
 def _block_of(scale: Tensor, x: Tensor) -> tuple[int, ...]:
-    """The block that a scale's shape tells, which broadcasts to that of its tensor or has one element a block."""
+    """The block that follows from a scale's shape, which broadcasts to its tensor's or has one element per block."""
     if scale.numel() == 1:
         return (-1,) * x.dim()
     sizes = [1] * (x.dim() - scale.dim()) + list(scale.shape)
@@ -339,4 +339,4 @@ PAIRS: Final = MappingProxyType(
     {name.replace("::quantize", "::dequantize"): name for name in FORMS if "::quantize_" in name and "ao" not in name}
     | {"torchao::dequantize_affine": "torchao::quantize_affine"}
 )
-"""The operators that undo another, which gives codes."""
+"""The dequantizing operators, each with the quantizing one that it undoes."""

@@ -1,8 +1,8 @@
-"""Quantized weights as TensorRT's builder fuses them.
+"""Lay out quantized weights so that TensorRT's builder fuses them.
 
-What moves the numbers of codes moves the codes instead, so that a linear layer's weight is ``[K, N]`` codes and no
-transposition of numbers is left; casts and scales that follow belong to the layer; weights of products of one tensor
-lie side by side; blocks lie along one dim; codes of 4 bits are packed where a product reads them. All of it is
+Operators that move dequantized numbers move the codes instead, so that a linear layer's weight is ``[K, N]`` codes
+without a transposition; casts and scales that follow become part of the dequantization; weights multiplied with one
+tensor lie side by side; blocks lie along one dim; codes of 4 bits are packed where a product reads them. All of this is
 folded: an engine gets codes and scales.
 """
 
@@ -70,17 +70,17 @@ class _Layout:
             self.settle(node)
 
     def drop_unread(self) -> None:
-        """Erases what nothing reads, so that it counts as no user; the graph is functional."""
+        """Erase nodes that nothing reads, so that they do not count as users; the graph is functional."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.op == "call_function":
                 self.graph.erase_node(node)
 
     def is_weight(self, node: Node) -> bool:
-        """Whether a node gives the numbers of constant codes."""
+        """Whether a node dequantizes constant codes."""
         return node.target is DEQUANTIZE and self.constant.get(node.args[0], False)
 
     def moved(self, node: Node, user: Node) -> Node | None:
-        """What takes the place of a user of a weight, if that can be said of the codes."""
+        """The replacement for a user of a weight, if the codes can be moved instead."""
         if user.target is aten.linear.default and user.args[1] is node and node.meta["val"].dim() == 2:
             return self.as_product(node, user)
         if user.target in (aten.mm.default, aten.matmul.default) and user.args[1] is node:
@@ -106,7 +106,7 @@ class _Layout:
         return product if bias is None else self.call(user, aten.add.Tensor, (product, bias))
 
     def transposed(self, node: Node, user: Node) -> Node:
-        """The weight of the codes with their dims in the order that the user gives the numbers."""
+        """The weight with the dims of its codes in the order that the user gives the numbers."""
         codes, scale, type, block, dtype = node.args
         order = _order(user, len(block))
         moved = self.call(user, aten.permute.default, (codes, order))
@@ -115,7 +115,7 @@ class _Layout:
         return self.dequantized(user, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshaped(self, node: Node, user: Node) -> Node | None:
-        """The same for another shape: of one scale for all, or of one a row that the new shape lays end to end."""
+        """The same for another shape: with one scale for all, or one per row if the new shape joins whole rows."""
         codes, scale, type, block, dtype = node.args
         shape, old = list(user.meta["val"].shape), node.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
@@ -132,7 +132,7 @@ class _Layout:
         return self.dequantized(user, self.call(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype)
 
     def scaled(self, node: Node, user: Node) -> Node | None:
-        """The weight with the scales that its numbers are multiplied by, in the place of ones."""
+        """The weight with the scales that its numbers are multiplied by, in place of ones."""
         codes, scale, type, _, dtype = node.args
         factor, shape = user.args[1], node.meta["val"].shape
         if not (_is_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
@@ -144,8 +144,7 @@ class _Layout:
         return self.dequantized(user, codes, factor, type, block, dtype)
 
     def scaled_after(self, node: Node, product: Node) -> None:
-        """The scales that a product's columns are multiplied by belong to its weight: products of codes that have them
-        are fused."""
+        """Move the scales of a product's columns into its weight: TensorRT fuses products of codes that have scales."""
         codes, scale, type, _, dtype = node.args
         user = next(iter(product.users)) if len(product.users) == 1 else None
         if user is None or user.target is not aten.mul.Tensor or not _is_one(scale) or len(node.users) != 1:
@@ -163,7 +162,7 @@ class _Layout:
             self.graph.erase_node(product)
 
     def settle(self, node: Node) -> None:
-        """Blocks along one dim; two codes of 4 bits in a byte."""
+        """Bring blocks to one dim, and pack two codes of 4 bits into a byte."""
         codes, scale, type, block, dtype = node.args
         shape, block = list(node.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
@@ -185,7 +184,7 @@ class _Layout:
     def cut(
         self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
     ) -> tuple[Argument, list[int]] | None:
-        """Scales in blocks along the first dim of a matrix, since TensorRT takes INT4 in blocks only."""
+        """Cut a matrix into blocks along its first dim, since TensorRT takes INT4 in blocks only."""
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
         length = next((n for n in LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
@@ -197,8 +196,8 @@ class _Layout:
     def along_one(
         self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
     ) -> tuple[Argument, list[int]]:
-        """Scales of which one dim is in blocks, and every other has one for each place, where they are not along one
-        dim alone."""
+        """Scales with blocks along one dim, and one scale for each place of every other dim, if they do not lie along a
+        single dim."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
         dim = max(range(len(block)), key=lambda d: (block[d] > 1, block[d] == -1, shape[d]))
@@ -215,8 +214,8 @@ class _Layout:
     def by_channel(
         self, node: Node, scale: Argument, block: list[int], shape: Sequence[int]
     ) -> tuple[Argument, list[int]]:
-        """The scale of a convolution's weight for each place along its first dim: RTX 1.6 leaves out the scales of a
-        convolution of FP8 by FP8 if each is one for all (a result of 3e5 for 9 on an H200)."""
+        """Give a convolution's weight a scale for each place along its first dim: RTX 1.6 ignores the scales of a
+        convolution of FP8 by FP8 if each is a single number (a result of 3e5 for 9 on an H200)."""
         if not any(does(user.target) is Does.CONVOLVES and user.args[1] is node for user in node.users):
             return scale, block
         one = self.call(node, aten.reshape.default, (scale, [1] * len(shape)))
@@ -224,12 +223,12 @@ class _Layout:
         return self.call(node, aten.expand.default, (one, [shape[0], *[1] * rest])), [1, *[-1] * rest]
 
     def repeated(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
-        """Scales of which each is repeated along a dim, up to a size."""
+        """Repeat each scale along a dim, up to a size."""
         made = self.call(node, aten.repeat_interleave.self_int, (scale, times, dim))
         return self.call(node, aten.slice.Tensor, (made, dim, 0, size))
 
     def dequantized(self, user: Node, *args: Argument) -> Node:
-        """A weight before a user of what it takes the place of."""
+        """Insert a weight before a user of the one that it replaces."""
         return self.call(user, DEQUANTIZE, args)
 
     def call(self, before: Node, target: Argument, args: tuple[Argument, ...], **kwargs: Argument) -> Node:

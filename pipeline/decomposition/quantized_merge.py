@@ -1,11 +1,12 @@
-"""Products with codes as TensorRT-RTX's builder fuses them: of rows, and of one tensor's rows with all its weights.
+"""Rewrite products with codes so that TensorRT-RTX's builder fuses them: of rows, and of one tensor's rows with all its
+weights.
 
-The builder merges products of one tensor itself, with the weights of query, key and value say, and dequantizes their
-weights to do so: when it builds, which loses the saving, or by a kernel of its own. One product with their columns side
-by side reads codes. Products of tensors with more dims than a matrix are fused for some sizes only. RTX 1.6 dequantizes
-apart for rows that are moved elements, as of an attention's result or of several batches, and for those that are the
-larger of themselves and themselves it does not. The kernel of one row reads no INT8 and no FP8: two equal rows are
-multiplied, whose mean is either.
+The builder itself merges products of one tensor (with the weights of query, key and value, say) and dequantizes their
+weights to do so: either when it builds, which loses the saving, or in a separate kernel. One product with the columns
+side by side reads codes instead. Products of tensors with more dims than a matrix are fused for some sizes only. RTX
+1.6 dequantizes separately if the rows are moved elements, as of an attention's result or of several batches, but not if
+a layer takes the maximum of the rows and themselves. The kernel for one row reads neither INT8 nor FP8: two equal rows
+are multiplied instead, and their mean is the result.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PAIRS = (operators.fake_quantize.default, operators.fake_quantize_blocks.default
 
 
 def merge_products(layout: Argument) -> None:
-    """Rewrite the products of a graph with weights laid out: ``layout`` makes nodes and knows which are constant."""
+    """Rewrite a graph's products with laid-out weights: ``layout`` makes nodes and knows which are constant."""
     for node in list(layout.graph.nodes):
         if node.target is aten.mm.default and layout.is_weight(node.args[1]):
             _keep_dims(layout, node)
@@ -109,7 +110,7 @@ class _Merger:
         self.share(made, ends, columns)
 
     def beside(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
-        """The weights as one, with their columns side by side."""
+        """Join the weights into one, with their columns side by side."""
         if len(weights) == 1:
             return weights[0]
         codes = self.call(aten.cat.default, ([weight.args[0] for weight in weights], 1))
@@ -125,7 +126,7 @@ class _Merger:
 
     @property
     def is_lone(self) -> bool:
-        """Whether one row is multiplied, of which no kernel of its own reads the codes."""
+        """Whether a single row is multiplied, whose kernel does not read the codes."""
         *leading, _ = self.first.args[0].meta["val"].shape
         type = self.first.args[1].args[2]
         return bool(leading) and type in LONE and statically_known_true(math.prod(leading) == 1)
@@ -147,7 +148,7 @@ class _Merger:
         return [n if isinstance(n, int) else self.call(aten.sym_size.int, (x, dim)) for dim, n in enumerate(found)]
 
     def share(self, made: Node, ends: Sequence[Node], columns: Sequence[int]) -> None:
-        """Puts the columns of the one result in the places of the results that there were."""
+        """Replace the previous results by columns of the joint result."""
         dim, bounds = made.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
         parts = [made]
         if len(columns) > 1:
@@ -159,7 +160,7 @@ class _Merger:
                     self.layout.graph.erase_node(node)
 
     def bias_of(self, product: Node) -> Node | None:
-        """The sum of a product and a constant row, if that is all that reads it."""
+        """The sum of a product and a constant row, if nothing else reads the product."""
         user = next(iter(product.users))
         if len(product.users) != 1 or user.target is not aten.add.Tensor or user.args[0] is not product or user.kwargs:
             return None
@@ -170,13 +171,13 @@ class _Merger:
         return user if same and value.dtype == product.meta["val"].dtype else None
 
     def row(self, weight: Node, columns: int) -> Node:
-        """A weight's scales, one a column."""
+        """A weight's scales, one per column."""
         scale = weight.args[1]
         one = scale.meta["val"].numel() == 1
         return self.call(aten.expand.default, (scale, [1, columns])) if one else scale
 
     def hoist(self, node: Node) -> None:
-        """Moves what a constant is made of before the first product."""
+        """Move the nodes that compute a constant before the first product."""
         if self.places[node] < self.places[self.first]:
             return
         for source in node.all_input_nodes:
@@ -185,5 +186,5 @@ class _Merger:
         self.places[node] = -1
 
     def call(self, target: Argument, args: tuple[Argument, ...]) -> Node:
-        """A call before the first product."""
+        """Insert a call before the first product."""
         return self.layout.call(self.first, target, args)

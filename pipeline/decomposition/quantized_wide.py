@@ -1,6 +1,6 @@
-"""Codes of activations between rounding and product, in int32: TensorRT-RTX has INT8 of weights and pairs only.
+"""Keep codes of activations in int32 between rounding and product: TensorRT-RTX has INT8 only in weights and pairs.
 
-Codes that were clamped to INT8's range are the same numbers in int32. What only moves them goes along.
+Codes that were clamped to INT8's range are the same numbers in int32. Operators that only move them run in int32, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOVES: Final = (Does.COPIES, Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
 
 def widen_codes(layout: Argument) -> None:
-    """Cast clamped numbers to int32 instead of int8, where all readers move them or cast them on."""
+    """Cast clamped numbers to int32 instead of int8, if all readers move them or cast them further."""
     for node in list(layout.graph.nodes):
         if _rounds(layout, node) and _only_moved(node):
             _widen(layout, node, layout.call(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32))
@@ -52,7 +52,7 @@ def _is_cast(node: Node) -> bool:
 
 
 def _widen(layout: Argument, node: Node, wide: Node) -> None:
-    """Puts a node in the place of another of a narrower dtype, and so on for what moves it."""
+    """Replace a node of a narrower dtype, and so on for nodes that move it."""
     for user in list(node.users):
         if _is_cast(user):
             user.replace_input_with(node, wide)

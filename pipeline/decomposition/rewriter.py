@@ -1,4 +1,4 @@
-"""Copy a graph node by node, with traced decompositions in the place of the nodes that they apply to."""
+"""Copy a graph node by node, with traced decompositions in place of the nodes that they apply to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pipeline.aten.arguments import bind
 from pipeline.aten.graphs import copied_node, pasted
 from pipeline.aten.naming import origin
 from pipeline.aten.support import function_name
+from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.converters.claims import Claims
 from pipeline.converters.experts import known_as
@@ -31,16 +32,9 @@ from pipeline.program import Program, is_operator
 aten = torch.ops.aten
 Accepts: TypeAlias = Callable[[torch.fx.Node], bool]
 
-_CONVOLUTIONS = frozenset(
-    {
-        *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-        *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
-    }
-)
-
 
 class Rewriter:
-    """One rewriting of a program's graph. ``applied`` are the operators whose registered decomposition was used."""
+    """One rewriting of a program's graph. ``applied``: the operators whose registered decomposition was used."""
 
     def __init__(self, program: Program, claims: Claims, ways: Ways) -> None:
         self.program, self.claims, self.ways = program, claims, ways
@@ -54,11 +48,11 @@ class Rewriter:
         self.open: set[str] = set()
 
     def rewrite(self) -> torch.fx.Graph:
-        """The whole graph in the registry's opset."""
+        """Rewrite the whole graph in the registry's opset."""
         return self._copied(lambda node, args, kwargs: self.emit(node.target, args, kwargs, node.meta, node.name))
 
     def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
-        """The graph with these nodes as they would be had the user no converter of them, and all others as they are."""
+        """Rewrite these nodes as if the user had no converter of them, and copy all others."""
 
         def made(node: torch.fx.Node, args: object, kwargs: object) -> Argument:
             if node.name in refused or node.target is operator.getitem:
@@ -91,7 +85,7 @@ class Rewriter:
         name: str | None = None,
         refused: bool = False,
     ) -> Argument:
-        """The value of a call in the new graph: a node, or what its decomposition gives."""
+        """The value of a call in the new graph: a node, or the result of its decomposition."""
         if target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
         if kept_in_torch(target, meta, self.claims.lookup.settings):
@@ -115,14 +109,15 @@ class Rewriter:
         return node
 
     def note(self, node: torch.fx.Node) -> None:
-        """Remember whether a node is constant, if somebody will ask."""
+        """Remember whether a node is constant, if that is needed later."""
         if self.claims.targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def settle(
         self, target: Target, args: Argument, kwargs: Argument, meta: Any, name: str | None, accepts: Accepts
     ) -> object:
-        """The call itself if a converter takes it or nothing takes it apart; else what torch's decomposition gives."""
+        """The call itself if a converter takes it or nothing decomposes it; else the result of torch's
+        decomposition."""
         node = self.add(target, args, kwargs, meta, name)
         if not is_operator(node) or accepts(node):
             return node
@@ -140,7 +135,7 @@ class Rewriter:
     def inline_first(
         self, target: object, args: object, kwargs: object, meta: Mapping[str, object], name: str | None
     ) -> tuple[object] | None:
-        """What takes a call apart before converters are asked: the way to an operator of the user's, or a registered
+        """Decompose a call before converters are asked, if it leads to a user's operator or has a registered
         decomposition."""
         claimed = bool(self.claims.targets)
         way = self.contents.way(target, args, kwargs, meta.get("val"), self.constant) if claimed else None
@@ -158,7 +153,7 @@ class Rewriter:
         meta: Mapping[str, object],
         name: str | None,
     ) -> tuple[object] | None:
-        """`inline` of a registered decomposition, which may be a user's: what it does wrong is told by its name."""
+        """`inline` a registered decomposition, which may be a user's: errors name it."""
         try:
             inlined = self.inline(target, function, args, kwargs, meta)
             if inlined is not None:
@@ -174,7 +169,7 @@ class Rewriter:
     def inline_pairs(
         self, target: object, args: object, kwargs: object, meta: Mapping[str, object]
     ) -> tuple[object] | None:
-        """The outputs of an operator's rule on pairs, put together where they are complex; None if there is none."""
+        """The outputs of an operator's rule on pairs, joined where they are complex; None if it has no rule."""
         rule = RULES.get(known_as(target))
         if rule is None:
             return None
@@ -186,8 +181,8 @@ class Rewriter:
     def inline(
         self, target: object, function: Function, args: object, kwargs: object, meta: Mapping[str, object]
     ) -> tuple[object] | None:
-        """The outputs of the decomposition, emitted into the new graph; None if it does not apply here, or would come
-        back to itself: torch's composites end at operators that ours say by composites."""
+        """The outputs of the decomposition, emitted into the new graph; None if it does not apply here, or would lead
+        back to itself: torch's composites end at operators that our decompositions express by composites."""
         template = self.templates.of(function, target, args, kwargs, meta.get("val"))
         if template is None or template.key in self.open:
             return None
@@ -198,7 +193,7 @@ class Rewriter:
             self.open.remove(template.key)
 
     def pasted(self, template: Template, args: object, kwargs: object, meta: Mapping[str, object]) -> object:
-        """What a template gives for a call's arguments."""
+        """The results of a template for a call's arguments."""
 
         def emit(node: torch.fx.Node, args: object, kwargs: object) -> Argument:
             return self.emit(node.target, args, kwargs, {**origin(meta), "val": node.meta.get("val")})
@@ -207,10 +202,12 @@ class Rewriter:
 
 
 def _as_convolution(node: torch.fx.Node) -> tuple[object, ...] | None:
-    """The arguments of ``aten.convolution`` for what is a convolution by another name, and needs no trace to tell."""
-    if node.target not in _CONVOLUTIONS:
+    """The arguments of ``aten.convolution`` for a convolution by another name, found without a trace."""
+    if does(node.target) is not Does.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)
+    if len(rest) > 3:
+        return None  # aten.convolution itself
     dims = x.meta["val"].dim() - 2
     output_padding, groups, dilation = rest if len(rest) == 3 else ([0] * dims, rest[1], rest[0])
     spatial = (stride, padding, dilation, output_padding)

@@ -38,7 +38,7 @@ class Templates:
     def of(
         self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
     ) -> Template | None:
-        """The function's template for a call that gives ``expected``; None if the decomposition does not apply."""
+        """The function's template for a call that returns ``expected``; None if the decomposition does not apply."""
         flat, spec = tree_flatten((args, kwargs))
         key = f"{function_name(function)} of {target} {signature(flat)} {spec}"
         if key not in self.known:
@@ -55,7 +55,7 @@ def nodes_of(args: object, kwargs: object) -> list[torch.fx.Node]:
 def _trace(
     function: Callable[..., object], flat: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
-    """The decomposition's graph over the nodes among ``flat``; None where it gives the operator itself back."""
+    """The decomposition's graph over the nodes among ``flat``; None if it returns a call of the operator itself."""
     fakes = _told_apart([v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)])
 
     def call(*values: object) -> Argument:
@@ -96,8 +96,8 @@ def _makes_symbols(node: torch.fx.Node) -> bool:
 
 
 def _told_apart(fakes: list[object]) -> list[object]:
-    """Each placeholder gets a fake tensor object of its own: tracing tells tensors apart by identity, and nodes that
-    came from one template share theirs."""
+    """Give each placeholder its own fake tensor object: tracing identifies tensors by identity, and nodes from one
+    template share theirs."""
     return [
         f.detach() if isinstance(f, torch.Tensor) and any(f is g for g in fakes[:i]) else f for i, f in enumerate(fakes)
     ]

@@ -1,4 +1,4 @@
-"""Report converters and decompositions of the user's that nothing used, each with the reason."""
+"""Report the user's converters and decompositions that nothing used, each with the reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def unreached(
 ) -> tuple[Unreached, ...]:
     """The user's converters and decompositions that nothing used, though the model has their operators.
 
-    ``refusals`` has the reasons of converters for calls that are not in the program any more. Nothing is traced unless
+    ``refusals`` has the reasons of converters for calls that are no longer in the program. Nothing is traced unless
     something was not used.
     """
     taken = [(verdict.target, verdict.choice) for verdict in verdicts.values() if verdict.choice is not None]
@@ -75,7 +75,7 @@ class _Search:
     templates: Templates
 
     def converters(self, idle: list[Declaration]) -> Iterator[Unreached]:
-        """Those of these converters whose operator is in the model."""
+        """The converters among these whose operator is in the model."""
         for declaration in idle:
             found = self.found(declaration.key)
             if found is not None:
@@ -83,7 +83,7 @@ class _Search:
                 yield Unreached(name, *self.why(declaration, found))
 
     def decompositions(self, left: frozenset[Any]) -> Iterator[Unreached]:
-        """Those of these operators' decompositions whose operator is in the model."""
+        """The decompositions of these operators that are in the model."""
         for op in sorted(left, key=str):
             found = self.found(op)
             if found is not None:
@@ -91,13 +91,13 @@ class _Search:
                 yield Unreached(name, *self.why_whole(op, found))
 
     def found(self, target: object) -> Node | None:
-        """A call of an operator, or of what is made of it, in the model as it is now or was captured."""
+        """A call of an operator, or of a composite of it, in the model as it is now or was captured."""
         nodes: list[Node] = list(self.program.graph.nodes)
         direct = next((node for node in nodes if node.target is target), None)
         return direct if direct is not None else self.found_in(self.program.source or self.program, target)
 
     def found_in(self, program: Program, target: object) -> Node | None:
-        """The first call in a program that an operator is part of."""
+        """The first call in a program that contains an operator."""
         contents = Contents(program, self.templates, Ways(self.ways.registered), lambda op, *_: op is target)
         constant: dict[Node, bool] = {}
         nodes: list[Node] = list(program.graph.nodes)
@@ -138,14 +138,14 @@ class _Search:
         return "what the operator computes is made of constants, or is part of something larger"
 
     def why_passed(self, found: Node) -> str:
-        """Why a call that a converter would take is not given to it."""
+        """Why a converter does not get a call that it would take."""
         verdict = self.verdicts[found.name]
         if verdict.choice is None:
             return f"{found.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}"
         return f"{verdict.choice.support.name} is asked before it, and takes {found.name}"
 
     def entries(self, idle: list[object]) -> Iterator[Unreached]:
-        """Entries of ``torch_executed_ops``, and what of the model is made of their operators."""
+        """Entries of ``torch_executed_ops``, and the model's composites of their operators."""
         for entry in idle:
             found = self.found(entry) if isinstance(entry, OpOverload) else None
             name = f"{entry_name(entry)} in torch_executed_ops"

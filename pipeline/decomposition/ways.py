@@ -23,7 +23,7 @@ Function: TypeAlias = Callable[..., Any]
 
 @frozen
 class Ways:
-    """How operators are taken apart: by the registered decompositions, or by torch's; ``disabled`` ones are not."""
+    """The ways to decompose operators: by the registered decompositions, or by torch's; not those in ``disabled``."""
 
     registered: DecompositionTable
     disabled: frozenset[Op] = frozenset()
@@ -33,13 +33,13 @@ class Ways:
         return None if target in self.disabled else self.registered.get(known_as(target))
 
     def torchs(self, target: object) -> Function | None:
-        """torch's way to take an operator apart, if it has one that we use."""
+        """torch's way to decompose an operator, if it has one that we use."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
         return _table()[target] if target in torch_enabled_decompositions else _composite(target)
 
     def apart(self, target: object) -> Iterator[Function]:
-        """Every way to take an operator apart until a user's appears. Core ATen operators are not made of others."""
+        """Every way to decompose an operator while looking for a user's. Core ATen operators are not decomposed."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
             ways = (self.own(target), _table()[target] if whole else None, self.torchs(target))
@@ -53,7 +53,7 @@ def _table() -> Mapping[Argument, Function]:
 
 
 def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
-    """The operator itself, which torch's dispatcher takes apart, if it is a composite."""
+    """The operator itself, which torch's dispatcher decomposes, if it is a composite."""
     name = target.name()
     kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"
     return target if kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None

@@ -1,1 +1,2 @@
-"""From what a user has to a ``Program``: capture, inputs, ranges, functionalization, and what torch traces with."""
+"""Turn a user's model into a ``Program``: capture, inputs, ranges, functionalization, and replacements of torch's
+functions while it traces."""

@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from pipeline.aten.kinds import LIFTS
+from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.errors import PipelineError
 from pipeline.frontend.fakes import quietly, unnamed_sizes
@@ -20,23 +22,18 @@ aten = torch.ops.aten
 
 Node: TypeAlias = torch.fx.Node
 
-FRESH = frozenset(
-    {
-        *("linear", "conv1d", "conv2d", "conv3d", "batch_norm", "layer_norm", "group_norm", "matmul", "silu"),
-        *("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"),
-    }
+FRESH = (
+    *(Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS),
+    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS),
 )
-"""Composite operators that never return their input; others may, unless their schema says that they do."""
-
-LIFTS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
-"""What makes a tensor out of a literal, anew at each call."""
+"""What composite operators do that never return their input; other composites may, even if their schema denies it."""
 
 
 class Unknown(PipelineError):  # noqa: N818 - capture then traces the graph again
-    """What a graph writes to cannot be told from the graph."""
+    """The graph does not show which memory is written to."""
 
     def __init__(self, node: object) -> None:
-        super().__init__(f"{node} shares memory in a way that no rule tells")
+        super().__init__(f"{node} shares memory in a way that no rule covers")
 
 
 def mutates(node: Node) -> bool:
@@ -59,7 +56,7 @@ def may_alias(node: Node) -> bool:
         return target is operator.getitem
     if any(r.alias_info is not None for r in target._schema.returns):
         return True
-    return _is_composite(target) and target._schema.name.removeprefix("aten::") not in FRESH
+    return _is_composite(target) and does(target) not in FRESH and target is not aten.matmul.default
 
 
 def touched(graph: torch.fx.Graph) -> set[Node]:
@@ -85,7 +82,7 @@ def _top(above: dict[Node, Node], node: Node) -> Node:
 
 
 def is_tensor(node: Node) -> bool:
-    """Whether a node is a tensor or several."""
+    """Whether a node's value is a tensor or several."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor | tuple | list)
 
@@ -94,7 +91,7 @@ def viewed(node: Node, mode: FakeTensorMode) -> View | None:
     """The view that a node is of another; None if it has memory of its own.
 
     Raises:
-        Unknown: it shares memory in a way that no rule tells.
+        Unknown: it shares memory in a way that no rule covers.
     """
     if node.op != "call_function" or not may_alias(node) or node.target in MULTIPLE:
         return None
@@ -142,5 +139,5 @@ def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """Which storage a tensor lies in, fake ones too; None for a sparse one, which has several."""
+    """The storage of a tensor, also of a fake one; None for a sparse one, which has several."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None

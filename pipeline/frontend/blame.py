@@ -1,4 +1,4 @@
-"""Name the inputs whose dtype or device the model does not take, where eager's error names an operator."""
+"""Name the inputs whose dtype or device the model does not take, instead of the operator that eager's error names."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SPEAKS_OF_DATA = re.compile(r"[Dd]ata-dependent")
 
 
 def check_dtypes(program: Program) -> None:
-    """Raise where eager would refuse what torch's fake tensors let pass.
+    """Raise an error if eager would refuse dtypes that torch's fake tensors accept.
 
     Raises:
-        DtypeError: it is because of an input's dtype; the message names the input, the operator and its line.
+        DtypeError: an input's dtype is the cause; the message names the input, the operator and its line.
         CaptureError: the model itself brings two dtypes together.
     """
     inputs = {port.name for port in program.inputs}
@@ -45,7 +45,7 @@ def check_dtypes(program: Program) -> None:
                 name = next(port.name for port in program.inputs if port.name in sources)
                 raise DtypeError(name, short(misfit.found), misfit.due, _told(node, misfit))
         if found:
-            have = f"{_told(node, found[0])}, not {short(found[0].found)} where {found[0].due} is due"
+            have = f"{_told(node, found[0])}, not {short(found[0].found)} where {found[0].due} is expected"
             raise CaptureError(f"the model cannot run: {have}", "cast in the model: eager refuses it as well")
 
 
@@ -67,10 +67,10 @@ def _told(node: torch.fx.Node, misfit: Misfit) -> str:
 
 
 def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]) -> Exception:
-    """What to say of an export that failed: of the inputs whose device or dtype is wrong, if others let it pass.
+    """The error for a failed export: it names the inputs whose device or dtype is wrong, if the export passes with
+    others.
 
-    Only what the error says to be about dtypes is tried again, with all inputs of one dtype in another, and then with
-    fewer of them.
+    Only errors about dtypes are retried: first with all inputs of one dtype cast to another, then with fewer of them.
     """
     if _SPEAKS_OF_DTYPES.search(str(error)) and not _SPEAKS_OF_DATA.search(str(error)):
         leaves = [(p, v) for p, v in tree_flatten_with_path(inputs, is_leaf=is_input)[0] if hasattr(v, "dtype")]

@@ -79,20 +79,20 @@ def capture(
         kwargs: the same by keyword.
         dynamic_shapes: as in ``torch.export.export``; added to the ranges that ``Input`` gives.
         settings: the settings that stages read; default ones if None.
-        device: ``"cuda"`` captures as on a GPU, whether or not there is one: the model and torch decide as there. The
-            model, its tensors and the inputs stay where they are. None: ``settings.device``.
+        device: ``"cuda"`` captures as on a GPU, whether or not there is one: the model and torch decide as they would
+            there. The model, its tensors and the inputs stay where they are. None: ``settings.device``.
         output_names: the names of the outputs, in order; None: their keys in what the model returns (``logits``,
-            ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by place.
+            ``hidden_states.0``), ``output`` for a single tensor, ``output.0`` by position.
         profiles: several ``dynamic_shapes``, or `Input` has several: each call has to fit one of them. The model is
             captured once, for the range over all.
 
     Raises:
         CaptureError: torch.export cannot capture the module (its message is kept), or a weight has no value;
-            or a node of TorchScript has no meaning here (it names the node, file and line).
-        DtypeError: an input has a dtype that the model does not take; the message names it, and the one that is due.
+            or a node of TorchScript is not supported (the message names the node, file and line).
+        DtypeError: an input has a dtype that the model does not take; the message names it, and the expected one.
         TypeError: ``model`` is none of these, or ``forward`` does not take these inputs.
-        ValueError: ``dynamic_shapes`` names what is not there; inputs given beside an ExportedProgram do not fit it;
-            ``output_names`` are not one for each output.
+        ValueError: ``dynamic_shapes`` names a missing input or dim; inputs given beside an ExportedProgram do not fit
+            it; the number of ``output_names`` is not that of the outputs.
     """
     given, model = model, interpreted(model) if is_script(model) else model
     settings = settings or CompilationSettings()
@@ -160,7 +160,7 @@ def _export(
     dynamic_shapes: object,
     device: str | None,
 ) -> tuple[ExportedProgram, object]:
-    """The export, and what was asked of its dims."""
+    """The export, and the ranges requested for its dims."""
     shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
     if getattr(model, "training", False):
         log.warning(
@@ -219,7 +219,7 @@ def _relaxed(
     kwargs: dict[str, Argument],
     shapes: object,
 ) -> bool:
-    """Whether an export that may ask for more of its dims than was given is one for these dims."""
+    """Whether an export with relaxed ranges is still one for these dims."""
     wishes = ranges.wishes(exported, model, args, kwargs, shapes)
     return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
 
@@ -228,7 +228,7 @@ def _tied(error: UserError, shapes: Spec) -> object:
     """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
 
     Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
-    Their ranges are what was asked for: a suggestion that narrows one, or makes it a number, is not taken.
+    Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
     """
     try:
         tied = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)

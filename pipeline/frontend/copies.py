@@ -1,7 +1,7 @@
 """Keep a buffer's shape and dtype when torch.export traces a copy into it.
 
-``run_decompositions`` puts the source of a copy into a buffer in the place of its result, for every reader, even where
-the copy casts or expands (torch 2.11 to 2.13).
+For every reader of a copy into a buffer, ``run_decompositions`` replaces the copy's result by its source, even if the
+copy casts or expands (torch 2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.shapes.environment import shape_of
 
 
 def without_plain_copies(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, object]:
-    """What torch calls to leave copies into buffers out: only those that change nothing go."""
+    """Replaces torch's removal of copies into buffers: removes only those that change nothing."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [n for n in module.graph.nodes if n.name in written and _is_plain_copy(n)]:

@@ -1,9 +1,9 @@
 """A device guard for CUDA in builds of torch that have none, so that fake tensors on ``cuda`` can be traced.
 
-torch asks a device's guard which of its devices is the current one: for ``x[0]``, ``x.to("cuda")``, for gradients. In
-builds with CUDA and no GPU ``FakeTensorMode`` puts a guard there that answers 0; builds for the CPU have no guard, and
-raise "not linked with support for cuda devices" (torch 2.11 to 2.13). This module puts one there: torch's own base for
-guards written in Python. No tensor with values can be made on ``cuda`` by it.
+torch asks a device's guard for the current device: for ``x[0]``, ``x.to("cuda")``, for gradients. In builds with CUDA
+and no GPU ``FakeTensorMode`` installs a guard that answers 0; builds for the CPU have no guard, and raise "not linked
+with support for cuda devices" (torch 2.11 to 2.13). This module installs one: torch's own base for guards written in
+Python. It does not allow tensors with values on ``cuda``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _lock = threading.Lock()
 
 
 def ensure_cuda_guard() -> None:
-    """Give torch a guard for CUDA if it has none. It stays, as torch's own does.
+    """Install a guard for CUDA if torch has none. It stays installed, as torch's own does.
 
     Raises:
-        CaptureError: torch cannot be given one.
+        CaptureError: torch accepts none.
     """
     if torch.backends.cuda.is_built():
         return
@@ -51,9 +51,9 @@ def _registry() -> object:
 
 
 def _ensure(registry: Any) -> None:
-    """Have torch register a guard for the type of device that is free for everyone's use, and move it to CUDA's place.
+    """Let torch register a guard for its device type for private use, and move it to CUDA's place.
 
-    Whoever uses that type gets its guard back.
+    A previous guard of that type is restored.
     """
     types: Any = torch._C._autograd.DeviceType
     acc: Any = torch._C._acc

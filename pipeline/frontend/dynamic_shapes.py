@@ -1,7 +1,7 @@
 """Merge the ranges of ``pipeline.Input`` with torch.export's ``dynamic_shapes``.
 
-torch.export takes a size of 0 or 1 in an example, and in the range of a dim that no input has by itself, to say that
-the size is at least 2. Here examples are made larger, and such dims counted from 2, so that a range is what it says.
+torch.export specializes a size of 0 or 1 in an example, and reads one in the range of a dim that no input has by itself
+as at least 2. Here examples are made larger, and such dims are counted from 2, so that ranges mean what they say.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ def is_input(value: object) -> bool:
 
 
 def is_dynamic(value: object) -> bool:
-    """Whether it is an Input with a range."""
+    """Whether a value is an Input with a range."""
     return isinstance(value, Input) and value.is_dynamic
 
 
 def merged_dynamic_shapes(
     model: torch.nn.Module, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], given: Any
 ) -> object:
-    """torch.export's dynamic_shapes for these inputs: what Inputs say and what was given beside them.
+    """torch.export's dynamic_shapes for these inputs: the Inputs' ranges merged with those that were passed beside
+    them.
 
     Raises:
-        CaptureError: both say something of one dim, and they differ.
+        CaptureError: both give a range for one dim, and the ranges differ.
     """
     inputs = bound(model, args, kwargs)
     check_shapes(model, inputs, given)
@@ -61,14 +62,14 @@ def merged_dynamic_shapes(
 
 @define
 class _Merger:
-    """Joins Inputs and dims; dims that got a range from an Input have it wherever they stand. ``names`` are taken."""
+    """Joins Inputs and dims; a dim that gets a range from an Input has it wherever it is used. ``names`` are taken."""
 
     names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)
     count: int = -1
 
     def merge(self, path: str, value: Argument, spec: Spec) -> object:
-        """The dims of an input, in the form that torch.export takes."""
+        """Merge the dims of an input, in torch.export's form."""
         if isinstance(value, Input):
             self.count += 1
             return self.of_input(path, value, _by_dim(spec)) or None
@@ -85,7 +86,8 @@ class _Merger:
         return self.of_container(path, value, spec)
 
     def of_container(self, path: str, value: object, spec: object) -> object:
-        """Named tuples and other dicts keep their type, as torch.export wants it; what is registered becomes a list."""
+        """Merge a container: named tuples and other dicts keep their type, as torch.export requires; registered classes
+        become lists."""
         parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
         if len(parts) == 1 and parts[0] is value:
             return spec
@@ -105,7 +107,7 @@ class _Merger:
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
     def renamed(self, dim: Any) -> object:
-        """The dim under a name that no other has: the sizes of an Input are its own in every place where it stands."""
+        """The dim under a unique name: an Input that is used in several places has independent sizes in each."""
         name = dim.__name__
         while name in self.names:
             name += "_"
@@ -113,7 +115,7 @@ class _Merger:
         return Dim(name, min=dim.min, max=dim.max)
 
     def agreed(self, where: str, low: int, high: int, entry: Spec) -> object:
-        """The dim, where its range is the Input's or open."""
+        """The dim, if its range is open or equals the Input's."""
         ends = _ends(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
             return None
@@ -188,10 +190,10 @@ def _derived(entry: Spec, root: Any, by: int) -> object:
 
 
 def relaxed(shapes: object) -> Iterator[object]:
-    """The same ranges, in which torch.export may ask for more than that (``s % 4 == 0``): in those of dims by
-    themselves, and then in those of derived dims as well.
+    """The same ranges, relaxed so that torch.export may demand more of them (``s % 4 == 0``): first those of plain
+    dims, then those of derived dims as well.
 
-    What it asks for then becomes a relation, checked at each call.
+    What it demands becomes a relation, checked at each call.
     """
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     for derived in sorted({hasattr(d, "root") for d in dims}):
@@ -206,7 +208,7 @@ def _opened(entry: object, derived: bool) -> object:
 
 
 def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
-    """Whether torch's error says of dims by themselves alone, and of no derived one, that their ranges are too wide."""
+    """Whether torch's error complains only about ranges of plain dims, not of derived ones."""
     dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
     found = re.match(r"Constraints violated \(([^)]*)\)", str(violation))
@@ -214,7 +216,7 @@ def is_of_plain_dims(violation: Exception, shapes: object) -> bool:
 
 
 def specialised(exported: ExportedProgram, shapes: object) -> bool:
-    """Whether a dim that was given a range has one size in the export."""
+    """Whether a dim with a range has a single size in the export."""
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
     sizes = [size for v in values if isinstance(v, torch.Tensor) for size in v.shape]
@@ -223,11 +225,11 @@ def specialised(exported: ExportedProgram, shapes: object) -> bool:
 
 
 Wish: TypeAlias = tuple[Any, Any]
-"""A size of an input, and what was asked of it."""
+"""A size of an input, and the request for it."""
 
 
 def asked(wishes: Iterable[Wish]) -> dict[str, tuple[int, int | None]]:
-    """The least and the greatest size that was asked for, by the symbol that it has in the export; None: no bound."""
+    """The requested least and greatest size, by the export's symbol; None: no bound."""
     found = dict[str, tuple[int, int | None]]()
     for size, entry in wishes:
         for symbol, low, high in _of_symbol(expression(size), *_ends(entry)):
@@ -243,7 +245,7 @@ def wishes(
     kwargs: Mapping[str, object],
     shapes: object,
 ) -> Iterator[Wish]:
-    """Each size of an input for which something was asked, and what."""
+    """Yield each size of an input that has a requested range or dim, and the request."""
     inputs = bound(model, args, kwargs)
     found = _as_given(model, args, kwargs, _mapped(lambda value, spec: _Asked(_by_dim(spec)), inputs, shapes))
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
@@ -253,8 +255,8 @@ def wishes(
 
 
 def unified(wishes: Iterable[Wish]) -> bool:
-    """Lets sizes of one ``Dim`` be one symbol, as was asked, where the export of relaxed ranges knows of no ``Dim``.
-    False if they are not one size in the example inputs."""
+    """Give sizes of one ``Dim`` one symbol, as requested; an export of relaxed ranges knows no ``Dim``. False if they
+    differ in the example inputs."""
     first: dict[str, Argument] = {}
     sizes = list(wishes)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
@@ -265,7 +267,7 @@ def unified(wishes: Iterable[Wish]) -> bool:
 
 
 def attended(exported: ExportedProgram) -> None:
-    """Lets keys and values be of one length, which torch does not conclude from an attention to them."""
+    """Equate the lengths of keys and values, which torch does not conclude from an attention to them."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
             key, value = (argument(node, name).meta["val"] for name in ("key", "value"))
@@ -287,7 +289,7 @@ def _of_symbol(size: Argument, low: int | None, high: int | None) -> Iterator[tu
 
 @frozen
 class _Asked:
-    """What was said of the dims of one input."""
+    """The requests for the dims of one input."""
 
     entries: Mapping[int, Any]
 
@@ -308,8 +310,8 @@ def examples(
     shapes: object,
     place: Callable[[Input], torch.device],
 ) -> tuple[tuple[object, ...], dict[str, Argument]]:
-    """Tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of their own, and
-    other values as they are."""
+    """Example inputs: tensors in place of Inputs, of size 2 or more where a dim may vary; other tensors in storages of
+    their own; other values unchanged."""
     derived = any(hasattr(d, "root") for d in tree_flatten(shapes)[0])
 
     def example(value: object, spec: object) -> Argument:
@@ -325,7 +327,7 @@ def examples(
 def _as_given(
     model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], made: Mapping[str, object]
 ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-    """What was made of the inputs, by the names of parameters, in the places of the inputs."""
+    """Arrange values by the names of parameters in the structure of the inputs."""
     first = inspect.signature(model.forward).bind_partial(*args)
     first.arguments.update({name: made[name] for name in first.arguments})
     rest = {name: value for each in made.values() if type(each) is dict for name, value in each.items()}
@@ -333,7 +335,7 @@ def _as_given(
 
 
 def _mapped(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
-    """``function(leaf, spec)`` over containers; the spec is None where it says nothing."""
+    """``function(leaf, spec)`` over containers; the spec is None if there is none."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
         return type(value)(_mapped(function, v, s) for v, s in zip(value, given, strict=True))

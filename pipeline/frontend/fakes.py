@@ -1,4 +1,4 @@
-"""Compute the fake tensor of a new node, without computing its value."""
+"""Compute the fake tensor of a new node without computing its value."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
 
 @contextmanager
 def quietly(mode: FakeTensorMode) -> Iterator[None]:
-    """Inside the program's own fake mode, and adding no guard to its symbols."""
+    """A context: the program's own fake mode, in which no guard is added to its symbols."""
     environment = mode.shape_env
     with mode, tracing(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
 
 
 def unnamed_sizes(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
-    """Within it, sizes that data decides belong to no node: torch would look for those of a trace that nobody keeps in
-    what is traced next."""
+    """A context in which data-dependent sizes belong to no node: otherwise torch would look for those of a discarded
+    trace in the next one."""
     environment = mode.shape_env
     return environment.ignore_fresh_unbacked_symbols() if environment is not None else nullcontext()
 
 
 def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Argument) -> Argument:
-    """What a call gives for the fake values of the nodes among its arguments."""
+    """The fake result of a call, from the fake values of the nodes among its arguments."""
     args, kwargs = map_arg((args, kwargs), lambda node: node.meta.get("val"))
     with torch.no_grad(), quietly(mode), enable_python_dispatcher():  # as in torch.export, whose kernels know symbols
         return target(*args, **kwargs)
 
 
 def signature(value: object) -> str:
-    """What of an argument decides the fake value of a call: equal calls have equal signatures."""
+    """The properties of an argument that determine a call's fake value: equal calls have equal signatures."""
     if isinstance(value, (tuple, list)):
         return f"({' '.join(map(signature, value))})"
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Functionalize an exported program: remove mutation, as every later stage expects it.
+"""Functionalize an exported program: remove mutation, as every later stage expects.
 
-Writes are taken out by rewriting (``frontend.mutation``), in linear time. What no rule tells (writes to parameters,
-training, operators of the user's own that write, autocast within the model) goes through torch's own functionalisation,
-which traces the whole program again.
+Rewriting (``frontend.mutation``) removes writes in linear time. Cases without a rule (writes to parameters, training,
+user-defined operators that write, autocast within the model) go through torch's own functionalization, which traces the
+whole program again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.frontend.tracing import exporting
 def functional(
     exported: ExportedProgram,
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """The same program without mutation, its graph and signature; what is passed in is not changed."""
+    """Return the same program without mutation, its graph and signature; the argument is not changed."""
     module, signature = shared(inlined(exported.graph_module), exported)
     nodes = list(module.graph.nodes)
     lost = [n for n in exported.graph.nodes if _has_own_size(n) or _is_unread(n)]
@@ -41,21 +41,22 @@ def functional(
 def _traced_again(
     exported: ExportedProgram, lost: Sequence[torch.fx.Node]
 ) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """What torch's functionalisation gives; ``lost``: nodes whose sizes come from what was read wrongly at first."""
+    """The result of torch's functionalization; ``lost``: nodes whose sizes come from values that the first trace read
+    wrongly."""
     with torch.no_grad(), exporting(), _unbound(lost):
         retraced = exported.run_decompositions({})
     return retraced, retraced.graph_module, retraced.graph_signature
 
 
 def _has_own_size(node: torch.fx.Node) -> bool:
-    """Whether a slice has a size that its inputs do not tell, as those have that were exported before torch 2.13."""
+    """Whether a slice has a size that its inputs do not determine, as in exports before torch 2.13."""
     if node.target is not torch.ops.aten.slice.Tensor:
         return False
     return bool(_unbacked(node) - {s for n in node.all_input_nodes for s in _unbacked(n)})
 
 
 def _is_unread(node: torch.fx.Node) -> bool:
-    """Whether sizes tell a number that Python reads from a tensor, and the export made up a symbol for it."""
+    """Whether sizes determine a number that Python reads from a tensor, but the export created a symbol for it."""
     return is_told(node) and bool(_unbacked(node))
 
 
@@ -66,7 +67,8 @@ def _unbacked(node: torch.fx.Node) -> set[object]:
 
 @contextmanager
 def _unbound(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """While torch traces the nodes again: it is not told which symbols they made, which are theirs no longer."""
+    """A context for tracing the nodes again: their records of the symbols that they introduced are hidden, since these
+    change."""
     made = [node.meta.pop("unbacked_bindings", None) for node in nodes]
     try:
         yield

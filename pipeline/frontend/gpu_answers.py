@@ -1,7 +1,7 @@
 """Answer torch's questions about a GPU while it traces for one on a machine that has none.
 
-Models and torch ask ``torch.cuda`` about the GPU, and torch chooses its kernel of attention by it, whose result lies in
-memory in another way than that of plain attention. Where there is a GPU, it answers for itself.
+Models and torch ask ``torch.cuda`` about the GPU, and torch chooses its attention kernel accordingly, whose result has
+another memory layout than that of plain attention. If there is a GPU, its own answers count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability th
 
 @contextmanager
 def assuming(capability: str) -> Iterator[None]:
-    """Within it the answers are those of a GPU of this compute capability."""
+    """A context in which the answers are those of a GPU of this compute capability."""
     major, minor = map(int, capability.split("."))
     token = _capability.set((major, minor))
     try:
@@ -59,7 +59,7 @@ def no(own: Kernel) -> Kernel:
 
 
 def attention(own: Kernel) -> Kernel:
-    """The kernel of attention on the GPU, torch's own elsewhere."""
+    """Choose the GPU's attention kernel for tensors on the GPU, torch's own choice elsewhere."""
 
     def by_device(query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
         return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
@@ -68,7 +68,7 @@ def attention(own: Kernel) -> Kernel:
 
 
 def constant(own: Kernel) -> Kernel:
-    """A copy of the values that torch keeps beside a constant while it traces: they stay on the CPU."""
+    """Copy the values that torch keeps beside a constant while it traces: they stay on the CPU."""
 
     def copied(self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
         return own(self, device=None if device is not None and device.type == "cuda" else device, **rest)
@@ -87,7 +87,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The shape of an attention's result, and how it lies in memory: a kernel writes the heads of each position side by
+    """The shape of an attention's result, and its memory layout: a kernel writes the heads of each position side by
     side, plain attention the positions of each head."""
     if not _has_kernel(query, key, value, attn_mask, enable_gqa):
         leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]

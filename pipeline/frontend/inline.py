@@ -1,5 +1,5 @@
-"""Regions that torch.export sets apart, such as ``torch.no_grad()`` and ``torch.autocast(enabled=False)``: where they
-change nothing, their operators stand in the graph like any other."""
+"""Inline regions that torch.export sets apart, such as ``torch.no_grad()`` and ``torch.autocast(enabled=False)``, if
+they change nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Node: TypeAlias = torch.fx.Node
 
 
 def wraps(node: Node) -> bool:
-    """Whether a node is a region."""
+    """Whether a node runs a region."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and "wrap" in node.target.name()
 
 
 def inlined(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The module without regions that change nothing; itself if it has none."""
+    """Return the module without regions that change nothing; itself if it has none."""
     nodes = list(module.graph.nodes)
     if not any(_has_body(node, module) for node in nodes):
         return module
@@ -67,9 +67,9 @@ class _Inliner:
         self.graph, self.taken = torch.fx.Graph(), names
 
     def copy(self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, named: bool = True) -> Argument:
-        """Appends a graph, given its inputs, or its placeholders if there are none; gives its results.
+        """Append a graph, with the given inputs or its own placeholders; return its results.
 
-        named: the nodes keep their names, by which a signature calls them.
+        named: the nodes keep their names, which a signature refers to.
         """
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_has_body(user, module) for user in node.users)):
@@ -83,7 +83,7 @@ class _Inliner:
         return None
 
     def value(self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], named: bool) -> Argument:
-        """A node in the new graph; of a region, what it gives."""
+        """A node's value in the new graph; for a region, its results."""
         found = _body(node, module) if wraps(node) else None
         if found is not None:
             body, args = found

@@ -1,4 +1,4 @@
-"""Check the model and inputs that a user passes, where a mistake can still be told in the user's own words."""
+"""Check the model and inputs that a user passes, while a mistake can still be explained in the user's terms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENTRIES = "torch.export.Dim, Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, a number or None
 
 
 def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    """``args`` and ``kwargs`` as a tuple and a dict. `TypeError` where they are none."""
+    """Return ``args`` and ``kwargs`` as a tuple and a dict; `TypeError` if they are something else."""
     if isinstance(args, torch.Tensor | Input | str | bytes) or not isinstance(args, Sequence):
         raise TypeError(f"args is a {type(args).__name__}: pass a tuple of inputs, such as args=(x,)")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -39,10 +39,10 @@ def arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], dict[st
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise where no engine can be made of a module, whatever its inputs.
+    """Raise an error if no engine can be made of a module, whatever its inputs.
 
     Raises:
-        TypeError: it is compiled already.
+        TypeError: the module is compiled already.
         CaptureError: a parameter or buffer has no value.
     """
     if isinstance(model, CompiledModule):
@@ -51,7 +51,7 @@ def check_module(model: torch.nn.Module) -> None:
 
 
 def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """`CaptureError` for a parameter or buffer without a value."""
+    """Raise `CaptureError` for a parameter or buffer without a value."""
     for name, tensor in tensors:
         if tensor.is_meta:
             raise CaptureError(
@@ -61,7 +61,7 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def check_device(exported: ExportedProgram, device: str | None) -> None:
-    """`ValueError` for a program that was exported on another type of device: its graph is made."""
+    """Raise `ValueError` for a program that was exported on another type of device, since its graph cannot change."""
     values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
     found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
     if device is not None and found - {device}:
@@ -72,9 +72,9 @@ def check_device(exported: ExportedProgram, device: str | None) -> None:
 
 
 def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callable[[Input], torch.device]:
-    """Where the example of an Input lies: where it says itself, or beside the model's tensors, or else the inputs'.
+    """The device of an Input's example: its own, or else that of the model's tensors, or else that of the other inputs.
 
-    shown: the device that the model is captured as on, if that is said: all examples are then shown there.
+    shown: the device that the capture pretends, if any: all examples then appear to be there.
     """
     cpu = torch.device("cpu")
     if shown is not None:
@@ -86,10 +86,10 @@ def places(model: torch.nn.Module, inputs: object, shown: str | None) -> Callabl
 
 
 def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
-    """The inputs by the names of ``forward``'s parameters, as torch.export's dynamic_shapes has them.
+    """The inputs by the names of ``forward``'s parameters, as in torch.export's dynamic_shapes.
 
     Raises:
-        TypeError: ``forward`` does not take these inputs; the message has its parameters.
+        TypeError: ``forward`` does not take these inputs; the message lists its parameters.
     """
     signature = inspect.signature(model.forward)
     try:
@@ -99,10 +99,10 @@ def bound(model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str,
 
 
 def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], given: object) -> None:
-    """Raise where ``dynamic_shapes`` speaks of inputs or dims that are not there: nothing that it says is passed over.
+    """Raise an error if ``dynamic_shapes`` names missing inputs or dims, so that no entry is silently ignored.
 
     Raises:
-        TypeError: it, or an entry, is of no kind that torch.export takes.
+        TypeError: it, or an entry, has a type that torch.export does not take.
         ValueError: it names an input or a dim that the module does not have, or has another length.
     """
     if given is None or callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
@@ -131,7 +131,7 @@ def _keywords(model: torch.nn.Module, inputs: Mapping[str, Any]) -> Iterable[str
 
 
 def _check_spec(path: str, value: object, spec: object) -> None:
-    """What is said of one input; containers are followed as far as both have the same form."""
+    """Check the entry of one input; containers are followed as far as both have the same form."""
     if spec is None:
         return
     if isinstance(value, torch.Tensor | Input):
@@ -156,15 +156,15 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
         if not isinstance(dim, int) or not -rank <= dim < rank:
             raise ValueError(f"dynamic_shapes of {path} has dimension {dim!r}; the input has rank {rank}")
         if not (entry is None or isinstance(entry, int | Dim | _DimHint)):
-            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: {ENTRIES} is due")
+            raise TypeError(f"dynamic_shapes of dimension {dim} of {path} is {entry!r}: expected {ENTRIES}")
 
 
 def leaves(exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
-    """Inputs given beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
+    """The inputs passed beside an ExportedProgram, in its order: they choose the sizes to tune engines for.
 
     Raises:
-        TypeError: they have another structure than those it was exported with.
-        ValueError: one has another dtype, rank, size or range; the message has both.
+        TypeError: their structure differs from that of the exported inputs.
+        ValueError: one has another dtype, rank, size or range; the message names both.
     """
     if not args and not kwargs:
         return []
@@ -182,7 +182,7 @@ def leaves(exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[
 
 
 def check_apart(exported: ExportedProgram) -> None:
-    """Warn of a program that was exported with one tensor in two places: torch.export takes those for one input."""
+    """Warn about a program that was exported with one tensor passed twice: torch.export treats it as one input."""
     if exported.example_inputs is None:
         return
     signature = exported.graph_signature
@@ -222,7 +222,7 @@ def _check_fits(name: str, value: Input, expected: torch.Tensor, exported: Expor
 
 
 def described(value: torch.Tensor, exported: ExportedProgram, like: Input | None = None) -> Input:
-    """An exported input as an Input, with the optimal sizes of another where its ranges have them."""
+    """Describe an exported input as an Input, with another's optimal sizes if they are within its ranges."""
     ends = [_ends(size, exported) for size in value.shape]
     low, high = tuple(a for a, _ in ends), tuple(b for _, b in ends)
     if low == high:

@@ -1,10 +1,10 @@
 """Track numbers that Python reads from tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
 
-torch makes up a symbol for each number that is read while it traces, and then no engine knows what comes of it. Here a
-tensor of ints that is made from sizes and numbers carries its largest element, an expression, along through what moves
-elements and arithmetic on them; of a tensor with one element that is the number that is read. It is kept where torch
-itself keeps what was read (`FakeTensor.item_memo`), which forgets it when the tensor is written to. Numbers that
-floats make are left to torch: Python computes in another precision.
+torch creates a new symbol for each number that is read while it traces, and no engine can compute with that. Here a
+tensor of ints that is made from sizes and numbers carries its largest element, an expression, through arithmetic and
+operators that move elements; for a tensor with one element that is the number that is read. It is kept where torch
+itself keeps numbers that were read (`FakeTensor.item_memo`), which is cleared when the tensor is written to. Numbers
+computed from floats are left to torch: Python computes in another precision.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from pipeline.aten.kinds import LIFTS
 from pipeline.aten.traits import SAME, Does, targets
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.program import READS_DATA
@@ -51,7 +52,7 @@ def _clamped(a: object, min: object = None, max: object = None) -> object:
 
 
 def _differs(a: object, b: object) -> object:
-    """``b != 0`` is how torch asks if a bool is true."""
+    """``a != b``; torch checks by ``b != 0`` whether a bool is true."""
     if isinstance(a, torch.SymBool):
         return a if isinstance(b, int) and b == 0 else None
     return a != b
@@ -68,19 +69,16 @@ MADE: Mapping[object, Rule] = {
     aten.arange.start: _last,
     aten.arange.start_step: _last,
 }
-"""What makes tensors out of numbers: the largest element."""
-
-LIFTED = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-"""What makes a tensor of the program out of a constant."""
+"""The largest element of tensors made from numbers."""
 
 MOVED = targets(*SAME, Does.CASTS) | {aten.max.default, aten.amax.default}
-"""What keeps the largest element; of a tensor without elements there is none to read."""
+"""Operators that keep the largest element; a tensor without elements has none to read."""
 
 ADDED: Mapping[object, Rule] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda a, b, alpha=1: a + b * alpha),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b, alpha=1: a - b * alpha),
 }
-"""What is added to all elements is added to the largest."""
+"""Operators that add a number to all elements, and so to the largest."""
 
 COMPUTED: Mapping[object, Rule] = {
     **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b, alpha=1: b - a * alpha),
@@ -97,23 +95,23 @@ COMPUTED: Mapping[object, Rule] = {
     },
     aten.ne.Scalar: _differs,
 }
-"""What computes with tensors of one element."""
+"""Operators that compute with tensors of one element."""
 
 ON_BOOLS = MOVED | {aten.ne.Scalar}
-"""What bools go through; all else would compute with them."""
+"""Operators that pass bools on; all others would compute with them."""
 
 WRITES: Mapping[object, object] = {
     getattr(getattr(aten, f"{name}_"), overload): getattr(getattr(aten, name), overload)
     for name in ("add", "sub", "mul")
     for overload in ("Tensor", "Scalar")
 }
-"""Operators in place, and those that give what they write."""
+"""In-place operators, and those that return the written value."""
 
 RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED}
 
 
 def noting(dispatch: Function) -> Callable[..., object]:
-    """`FakeTensorMode.dispatch`, which notes what is known of the tensors that it makes."""
+    """Wrap `FakeTensorMode.dispatch` to note the known numbers of the tensors that it makes."""
 
     def dispatch_and_note(
         mode: object, func: Target, types: object, args: Argument = (), kwargs: Argument = None
@@ -129,7 +127,7 @@ def noting(dispatch: Function) -> Callable[..., object]:
 
 
 def _known(func: Target, made: Argument, args: Argument, kwargs: Argument) -> Number | None:
-    """The largest element of what a call makes, if it is known."""
+    """The largest element of a call's result, if it is known."""
     if not isinstance(made, FakeTensor) or made.dtype not in (torch.int64, torch.int32, torch.bool):
         return None
     if not _is_exact(func, args, kwargs):
@@ -161,8 +159,9 @@ def _number(tensor: torch.Tensor) -> object:
 
 
 def indexing(override: Callable[..., object]) -> Callable[..., object]:
-    """What torch.export makes of a call in the model: indices are known numbers in the place of tensors, of which torch
-    takes the value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are tensors)."""
+    """Wrap torch.export's handling of a call in the model: index tensors are replaced by their known numbers. torch
+    would fix their value in the example (2.11 when it reads; 2.13 when it writes, or beside indices that are
+    tensors)."""
 
     def override_indices(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
         if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
@@ -182,7 +181,7 @@ def _indices(index: Argument) -> object:
 
 
 def is_told(node: torch.fx.Node) -> bool:
-    """Whether sizes and constants alone tell the number that a node reads from a tensor."""
+    """Whether sizes and constants alone determine the number that a node reads from a tensor."""
     waiting, seen = list(node.all_input_nodes), set[torch.fx.Node]()
     while waiting:
         source = waiting.pop()
@@ -191,5 +190,5 @@ def is_told(node: torch.fx.Node) -> bool:
         if source.target not in RULES and source.target not in WRITES:
             return False
         seen.add(source)
-        waiting += source.all_input_nodes if source.target not in LIFTED else ()
+        waiting += source.all_input_nodes if source.target not in LIFTS else ()
     return node.target in READS_DATA

@@ -1,7 +1,7 @@
-"""Models that NVIDIA ModelOpt has quantized, as it exports them: its library is asked where the program has loaded it.
+"""Export models that NVIDIA ModelOpt has quantized in ModelOpt's own way, if its library is loaded.
 
-On a CPU it writes INT8 out as arithmetic that looks at its scales' values, which no trace can follow; here, as on a
-GPU, a quantizer is one operator.
+On a CPU ModelOpt computes INT8 by arithmetic that inspects its scales' values, which cannot be traced; here a quantizer
+is one operator, as on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _places: dict[Argument, Places] = {}
 
 @contextmanager
 def quantizers_whole() -> Iterator[None]:
-    """While torch exports: quantizers of ModelOpt are in their mode for exports, and operators on every device."""
+    """A context for exports: ModelOpt's quantizers are in their export mode, and are operators on every device."""
     module, utilities = sys.modules.get(MODULE), sys.modules.get(UTILITIES)
     if module is None or utilities is None:
         yield

@@ -1,8 +1,8 @@
 """Functionalize by rewriting: turn an exported graph with mutation into one without, in linear time.
 
-torch's own functionalisation traces the program again. Here each write becomes a new value of the tensor that is
-written to and of those that it views, by the rules of ``views``; who reads another view of them afterwards gets that
-view made anew. What was written to inputs and buffers is returned beside the outputs, as torch.export has it.
+torch's own functionalization traces the program again. Here each write becomes a new value of the written tensor and of
+those that it views, by the rules of ``views``; later readers of another view get that view of the new value. New values
+of inputs and buffers are returned beside the outputs, as torch.export does.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ OPERATORS = {"__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bi
 def without_mutation(
     module: torch.fx.GraphModule, signature: ExportGraphSignature
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
-    """The graph without mutation, and the signature that returns what was written.
+    """Return the graph without mutation, and the signature that returns written values.
 
     Raises:
-        Unknown: no rule tells what a write does.
+        Unknown: no rule covers a write.
     """
     rewriter = _Rewriter(module.graph)
     rewriter.rewrite()
@@ -56,8 +56,8 @@ def without_mutation(
 
 
 class _Rewriter:
-    """Copies a graph node by node. Of nodes that share memory with what is written to, it knows which they view and at
-    which version of the memory their new value was made."""
+    """Copies a graph node by node. For nodes that share memory with a written one, it tracks which node they view and
+    at which version of the memory their new value was made."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()
@@ -71,7 +71,7 @@ class _Rewriter:
         self.taken = {node.name for node in graph.nodes}
 
     def rewrite(self) -> None:
-        """Copies all nodes but the output."""
+        """Copy all nodes except the output."""
         for node in self.old.nodes:
             self.current = node
             if node.op == "output":
@@ -82,7 +82,7 @@ class _Rewriter:
                 self.copy(node)
 
     def copy(self, node: Node) -> None:
-        """A node that writes to nothing, reading the present values of its arguments."""
+        """Copy a node that does not write, reading the current values of its arguments."""
         found = viewed(node, self.mode) if node in self.touched else None
         self.env[node] = copied_node(node, self.graph, self.read)
         if found is not None:
@@ -99,14 +99,14 @@ class _Rewriter:
         return self.versions.get(self.root(self.same.get(source, source)), 0)  # type: ignore[arg-type]
 
     def mutate(self, node: Node) -> None:
-        """A write, as a new value of the node that is written to."""
+        """Express a write as a new value of the written node."""
         written = _written(node)
         written = self.same[node] = self.same.get(written, written)
         if node.target is not aten.detach_.default:
             self.write(written, self.value(node, written))
 
     def value(self, node: Node, written: Node) -> Node:
-        """What is written."""
+        """The value that is written."""
         if node.target is aten.copy_.default and _is_plain_copy(node):
             return self.read(node.args[1])  # type: ignore[arg-type]
         target = functional_variant(node.target)
@@ -123,7 +123,7 @@ class _Rewriter:
         return self.emit(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
 
     def write(self, node: Node, value: Node) -> None:
-        """Gives a node, and all that it views, new values."""
+        """Give a node, and all that it views, new values."""
         root = self.root(node)
         before: list[tuple[Node, Node]] = []
         while node in self.views:
@@ -140,7 +140,7 @@ class _Rewriter:
         self.env[root], self.made_at[root] = value, self.versions[root]
 
     def read(self, node: Node) -> Node:
-        """A node's value as it is now."""
+        """A node's current value."""
         node = self.same.get(node, node)
         stale = []
         while node in self.views and self.made_at[node] != self.versions[self.root(node)]:
@@ -158,14 +158,14 @@ class _Rewriter:
         return node
 
     def emit(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
-        """A new node on behalf of the present one."""
+        """Create a node on behalf of the current one."""
         node = self.graph.call_function(target, args, kwargs)
         node.name = unlike(f"{self.current.name}_{target._opname}", self.taken)
         node.meta = {**origin(self.current.meta), "val": val}
         return node
 
     def finish(self, signature: ExportGraphSignature) -> list[OutputSpec]:
-        """Appends the output: what was written to inputs and buffers, and the outputs; gives what each is."""
+        """Append the output: the values written to inputs and buffers, and the outputs; return the kind of each."""
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
         values = [self.env[node] for node in written]
@@ -194,7 +194,7 @@ def _written(node: Node) -> Node:
 
 
 def functional_variant(target: object) -> Argument:
-    """The operator that gives what another writes to its first argument; None if there is none like it."""
+    """The operator that returns what another writes to its first argument; None if there is none."""
     name, _, overload = str(target).removeprefix("aten.").partition(".")
     name = OPERATORS.get(name, name.removesuffix("_") if name.endswith("_") else "")
     packet = getattr(torch.ops.aten, name, None) if name else None
@@ -208,7 +208,7 @@ def _types(target: Target) -> list[str]:
 
 
 def _is_of_one_dtype(node: Node) -> bool:
-    """Whether nothing that a write reads can promote what it gives to another dtype."""
+    """Whether none of a write's operands can promote its result to another dtype."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
     others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]

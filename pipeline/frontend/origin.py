@@ -19,11 +19,11 @@ Original: TypeAlias = "torch.nn.Module | torch.jit.ScriptFunction[Any, Any]"
 
 @frozen(eq=False, repr=False)
 class Origin:
-    """A module, and how it was when it was captured.
+    """A module, and its state when it was captured.
 
     modes: whether each of its parts was in training. autocast: the dtypes that autocast had around it, by device.
-    graph, constants: of the program that was captured. changed: whether a stage made another of it.
-    Copies are the same record; a pickle has no module.
+    graph, constants: those of the captured program. changed: whether a stage has changed the program. Copies share the
+    record; a pickle has no module.
     """
 
     reference: weakref.ReferenceType[Original] | None = None
@@ -35,7 +35,7 @@ class Origin:
 
     @property
     def model(self) -> Original | None:
-        """Return the module, if it is still there."""
+        """Return the module, if it still exists."""
         return self.reference() if self.reference is not None else None
 
     def __copy__(self) -> Origin:
@@ -51,8 +51,7 @@ class Origin:
 
 
 def with_origin(program: Program, model: object) -> Program:
-    """A program that was captured from a model now, with its origin; none of an ``ExportedProgram``, which is a graph
-    itself."""
+    """Return a newly captured program with its origin; an ``ExportedProgram`` has none, since it is a graph itself."""
     if not isinstance(model, torch.nn.Module | torch.jit.ScriptFunction):
         return program
     autocast, graph = FrozenDict(autocast_dtypes()), weakref.ref(program.graph_module)
@@ -60,7 +59,8 @@ def with_origin(program: Program, model: object) -> Program:
 
 
 def origin_of(program: Program) -> Origin | None:
-    """The origin of a program; of one that is not decomposed yet, ``changed`` where it is not what was captured."""
+    """The origin of a program; before `decompose`, ``changed`` says whether the program differs from the captured
+    one."""
     origin: Origin | None = program.origin
     if origin is None or origin.graph is None or program.source is not None:
         return origin

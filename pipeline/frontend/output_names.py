@@ -15,16 +15,16 @@ from pipeline.program import Program
 
 
 def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, ...]:
-    """A name for each output: ``logits``, ``hidden_states.0``; ``output`` where the model returns one tensor, and
-    ``output.0`` where its place is all that tells it. Keys that read alike are told apart: ``a.b``, ``a.b_1``.
+    """A name for each output: ``logits``, ``hidden_states.0``; ``output`` if the model returns one tensor, and
+    ``output.0`` for positions. Keys that read alike get numbers: ``a.b``, ``a.b_1``.
 
     Args:
         spec: the structure that the model returns.
-        given: the names that are wanted instead, in order.
+        given: the names to use instead, in order.
 
     Raises:
-        TypeError: ``given`` is no sequence of strings.
-        ValueError: it has not one name for each output, an empty name, or one twice.
+        TypeError: ``given`` is not a sequence of strings.
+        ValueError: the number of names is not that of the outputs, or a name is empty or used twice.
     """
     if given is None:
         taken: set[str] = set()
@@ -41,7 +41,7 @@ def output_names(spec: Spec, given: Sequence[str] | None = None) -> tuple[str, .
 
 
 def named(program: Program, given: Sequence[str] | None = None) -> Program:
-    """The program with names for its outputs; what is written to goes by its own name."""
+    """Return the program with named outputs; written inputs and buffers keep their own names."""
     names = iter(output_names(program.out_spec, given))
     outputs = (evolve(o, name=next(names) if o.kind == "user" else o.target) for o in program.outputs)
     return evolve(program, outputs=tuple(outputs))

@@ -25,7 +25,7 @@ Profiles: TypeAlias = tuple[FrozenDict[str, Range], ...]
 
 @frozen
 class Wish:
-    """What one profile says of one input: the least, the best and the greatest size of dims."""
+    """One profile's ranges for one input: the least, the best and the greatest size of dims."""
 
     leaf: int
     ranges: Mapping[int, Range]
@@ -38,7 +38,7 @@ def stated(
     dynamic_shapes: Spec,
     profiles: Sequence[Spec] | None,
 ) -> tuple[Spec, list[list[Wish]]]:
-    """Return the ``dynamic_shapes`` over all profiles, or as given without any, and what each profile wishes.
+    """Return the ``dynamic_shapes`` over all profiles (without any, those given), and the ranges of each profile.
 
     Raises:
         TypeError: profiles are given twice, or beside ``dynamic_shapes``.
@@ -97,7 +97,7 @@ def _joined(
 
 
 def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
-    """What a spec says of a part of a value, by its key or place."""
+    """The entry of a spec for a part of a value, by its key or index."""
     if isinstance(spec, Mapping):
         return spec.get(key)
     at = key if place is None else place
@@ -107,7 +107,7 @@ def _part(spec: Spec, key: object, place: int | None = None) -> Spec:
 def _union(
     path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], wishes: list[list[Wish]]
 ) -> dict[int, Any]:
-    """The range of each dim over all profiles; what each profile says is noted."""
+    """The range of each dim over all profiles; each profile's own range is noted."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
@@ -139,14 +139,14 @@ def _ends(entry: Any, size: int) -> Ends:
         return int(entry.min), int(entry.max)
     if entry is None:
         return size, size
-    raise TypeError(f"a profile has {entry!r} for a dim: a number, torch.export.Dim with min and max, or None is due")
+    raise TypeError(f"a profile has {entry!r} for a dim: expected a number, torch.export.Dim with min and max, or None")
 
 
 def resolved(wishes: Sequence[Sequence[Wish]], inputs: Sequence[Port], shapes: ShapeEnvironment) -> Profiles:
-    """The ranges of symbols in each profile, by what it says of the inputs' sizes.
+    """The ranges of symbols in each profile, from its ranges of the inputs' sizes.
 
     Raises:
-        ValueError: a profile leaves a size no value.
+        ValueError: a profile leaves no value for a size.
     """
     return tuple(FrozenDict(_symbols(at, each, inputs, shapes)) for at, each in enumerate(wishes))
 
@@ -164,7 +164,7 @@ def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: Sh
 
 
 def _told(wish: Wish, port: Port) -> Iterator[tuple[str, Range]]:
-    """The symbols of an input's sizes with what a profile's sizes make of them."""
+    """The symbols in an input's sizes, with the values that a profile's sizes give them."""
     for dim, given in wish.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:

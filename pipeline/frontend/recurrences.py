@@ -1,7 +1,7 @@
 """Keep recurrent layers whole during export, so that the length of a sequence may be dynamic.
 
-torch.export infers the shapes of ``aten.lstm`` and its like by writing the steps out, which takes a length for a
-constant and time that grows with it. Here their shapes are worked out from those of their inputs.
+torch.export infers the shapes of ``aten.lstm`` and the like by unrolling the steps, which fixes the length and takes
+time that grows with it. Here their shapes are computed from those of their inputs.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ KEY: Final = DispatchKey.CompositeImplicitAutograd
 
 
 def whole(shapes: Kernel) -> Callable[[Kernel], Kernel]:
-    """What gives these shapes in the place of torch's own kernel."""
+    """Make the replacement of torch's kernel that computes only these shapes."""
     return lambda own: shapes

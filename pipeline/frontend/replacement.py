@@ -1,8 +1,9 @@
-"""Replace functions of torch's while we trace, and for the tracing thread alone.
+"""Replace torch's functions while we trace, and only for the tracing thread.
 
-torch looks its kernels up in tables that all threads read. Here a place in such a table gets a function that asks which
-thread calls it: one that traces for us gets ours, every other one torch's own, whatever it exports meanwhile. Places
-are torch's again as soon as nobody traces for us. A lock guards the places while they change, and nothing else.
+torch looks up its kernels in tables that all threads read. Here an entry of such a table gets a function that checks
+which thread calls it: a thread that traces for us gets our function, every other one torch's own, even if it exports
+meanwhile. Entries are restored as soon as no thread traces for us. A lock guards the entries while they change, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ _now: ContextVar[frozenset[When]] = ContextVar("pipeline traces", default=frozen
 
 @frozen(eq=False)
 class Replacement:
-    """A function of ours in the place of one of torch's.
+    """A function of ours in place of one of torch's.
 
     Attributes:
-        owner: where torch looks it up: a module, a class, a table, or an operator with kernels in Python.
-        name: what torch looks up there: an attribute, a key, or a dispatch key.
-        make: gives ours for torch's own.
+        owner: the object in which torch looks it up: a module, a class, a table, or an operator with kernels in Python.
+        name: the name that torch looks up: an attribute, a key, or a dispatch key.
+        make: makes ours from torch's own.
         why: what torch does without it.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional; ``"gpu"``:
-            while torch traces for a GPU that is not there; ``"modelopt"``: while a model of ModelOpt's is exported.
-        before: the first version of torch that does without; None: none does.
+            while torch traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is
+            exported.
+        before: the first version of torch that does not need it; None: all versions do.
     """
 
     owner: Any
@@ -54,7 +56,7 @@ class Replacement:
 
     @property
     def applies(self) -> bool:
-        """Whether the torch at hand needs it."""
+        """Whether the installed torch needs it."""
         return (self.before is None or self.before > VERSION) and self._is_there
 
     @property
@@ -64,13 +66,13 @@ class Replacement:
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
     def read(self) -> Argument:
-        """What is in the place; None for an operator without a kernel in Python, and for what a class inherits."""
+        """The current entry; None for an operator without a kernel in Python, and for an inherited attribute."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
 
     def write(self, value: Argument) -> None:
-        """Put there what `read` gave, or another."""
+        """Set the entry: to the result of `read`, or to another function."""
         if isinstance(self.owner, OpOverload):
             _set_kernel(self.owner, self.name, value)
         elif isinstance(self.owner, dict):
@@ -81,7 +83,7 @@ class Replacement:
             setattr(self.owner, self.name, value)
 
     def beside(self, own: Kernel | None) -> Kernel:
-        """Ours for threads that trace, torch's own for others."""
+        """A function that calls ours in threads that trace, torch's own in others."""
         theirs: Kernel = self._elsewhere() if own is None else own
         ours, during = self.make(theirs), self.during
 
@@ -109,7 +111,7 @@ def _set_kernel(operator: Operator, key: Argument, kernel: Kernel | None) -> Non
 
 @define(eq=False)
 class Places:
-    """The places of torch's that replacements stand in, and who traces at the moment."""
+    """The entries of torch that are replaced, and the threads that trace at the moment."""
 
     table: Sequence[Replacement]
     _lock: Any = field(factory=threading.Lock)
@@ -120,7 +122,7 @@ class Places:
 
     @contextmanager
     def taken(self, during: When) -> Iterator[None]:
-        """Within it this thread gets the replacements of a kind."""
+        """A context in which this thread gets the replacements of a kind."""
         if during in _now.get():
             yield
             return
@@ -147,7 +149,7 @@ class Places:
         return self._needed[during, version]
 
     def _beside(self, row: Replacement, own: Any) -> Kernel:
-        """What stands in a place, made once for each own of torch's."""
+        """The function in an entry, made once for each of torch's own."""
         known = self._made.get(row)
         if known is None or known[0] is not own:
             self._made[row] = known = (own, row.beside(own))

@@ -1,7 +1,7 @@
 """Compute views among the results of a Dynamo graph in PyTorch, from the tensors that the program returns.
 
-A program gives every result memory of its own, while what Dynamo runs after a graph may write to a view of an input, or
-to one of two results that share memory, and read the other.
+A program returns every result in its own memory, but code that Dynamo runs after a graph may write to a view of an
+input, or to one of two results that share memory, and read the other.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ METHODS = frozenset(
 
 @frozen
 class ReturnedViews:
-    """A graph of which PyTorch takes the views that it returned.
+    """A graph split in two: PyTorch computes the views that it returned.
 
-    ``core`` gives what is not a view; ``results`` gives all results, of the arguments of Dynamo's graph and of what
-    ``core`` gives.
+    ``core`` computes the results that are not views; ``results`` returns all, given the arguments of Dynamo's graph and
+    the results of ``core``.
     """
 
     core: GraphModule
@@ -42,7 +42,7 @@ class ReturnedViews:
 
 
 def returned_views(module: GraphModule) -> ReturnedViews:
-    """Dynamo's graph, apart from views of its inputs and of its results that it returns. The graph is not changed."""
+    """Split Dynamo's graph into its core and the returned views of inputs and results. The graph is not changed."""
     returned = _returned(module.graph)
     bases = _bases(module.graph, returned)
     taken = {node: base for node, base in bases.items() if node is not base and _is_taken(node, base)}
@@ -79,7 +79,7 @@ def _bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
 
 
 def _is_taken(node: Node, base: Node) -> bool:
-    """Whether a node is made of its base, and of sizes, by functions that change nothing alone."""
+    """Whether a node is computed from its base and sizes by functions that change nothing."""
     if base.op != "placeholder" and not base.meta["example_value"].is_contiguous():
         return False  # as the program gives it, it lies in memory otherwise, where views of it may fail
     stack = [node]
@@ -136,7 +136,7 @@ class _Tail:
         return GraphModule(self.module, self.graph).forward
 
     def node(self, node: Node) -> Node:
-        """A copy of a node, after what it needs."""
+        """Copy a node, after those that it needs."""
         if node not in self.env:
             self.env[node] = self.graph.node_copy(node, self.node)
         return self.env[node]

@@ -1,5 +1,5 @@
-"""Tensors that a model holds in two places. torch.export lifts what lies outside of modules (in a cache object, say) as
-a constant, though it is a buffer as well: what is written to one is written to both."""
+"""Handle tensors that a model holds in two places. torch.export lifts a tensor held outside of modules (in a cache
+object, say) as a constant, even if it is a buffer as well; a write to one is a write to both."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pipeline.program import version
 
 @contextmanager
 def unwritten(model: torch.nn.Module) -> Iterator[None]:
-    """Within it torch traces a model whose buffers it does not change: to those of one element that it meets outside of
-    modules it writes in earnest."""
+    """A context in which tracing does not change the model's buffers: torch really writes to those of one element that
+    it meets outside of modules."""
     before = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
     try:
         yield
@@ -32,7 +32,7 @@ def unwritten(model: torch.nn.Module) -> Iterator[None]:
 def shared(
     module: torch.fx.GraphModule, exported: ExportedProgram
 ) -> tuple[torch.fx.GraphModule, ExportGraphSignature]:
-    """The graph and signature of an export, in which a constant that is a buffer is that buffer."""
+    """The graph and signature of an export, in which a constant that is also a buffer becomes that buffer."""
     signature = exported.graph_signature
     twins = _twins(exported)
     if not twins:

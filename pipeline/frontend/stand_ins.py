@@ -1,7 +1,7 @@
 """Capture as on another device: trace a copy of the model whose tensors are fakes there.
 
-torch takes the graph of a model from the device that its tensors say they are on, and fake tensors can say that they
-are on a GPU where there is none. They have no values, and take no memory; the program gets the user's own tensors.
+The graph that torch traces depends on the device of the tensors, and fake tensors can claim to be on a GPU that the
+machine does not have. They have no values and take no memory; the program gets the user's own tensors.
 """
 
 from __future__ import annotations

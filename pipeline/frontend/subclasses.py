@@ -1,5 +1,5 @@
-"""Parameters that are made of others, as torchao's quantized tensors are of codes and scales: each of these becomes a
-parameter of its own, called after what holds it (``linear.weight.qdata``)."""
+"""Flatten parameters that consist of others, as torchao's quantized tensors consist of codes and scales: each part
+becomes a parameter of its own, named after its holder (``linear.weight.qdata``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCESS = "export.access_subclass_inner_tensor.default"
 
 
 def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that one is made of, by name; itself if it is a plain one."""
+    """The tensors that a tensor consists of, by name; itself if it is a plain one."""
     if not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
         return
@@ -29,7 +29,7 @@ def inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def taken_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors by name, with those that are made of others replaced by these."""
+    """Tensors by name, with those that consist of others replaced by their parts."""
     return {name: part for outer, tensor in tensors.items() for name, part in inner(outer, tensor)}
 
 
@@ -64,7 +64,7 @@ def flattened(program: Program) -> Program:
 
 
 def _replace(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
-    """Placeholders for what is read of a parameter, in the place of the parameter."""
+    """Replace a parameter by placeholders for the parts that are read."""
     for user in list(node.users):
         if qualified_name(user.target) != ACCESS:
             continue

@@ -1,10 +1,9 @@
 """Kernels for symbolic sizes, where torch's own would lose a symbol or take it for a constant.
 
-torch 2.13 says the size of ``x[: n // 2]`` in terms of ``n``. Before it, torch made up a symbol that nothing tells, and
-took an exponent that varies (``x ** (n / 2)``) to stay what it was in the example. torch 2.11 to 2.13 divide by the
-size of a resized dim less 1, which may be 0; torch 2.11 adds up weights in whole numbers. Which versions need which
-kernel is in the table of ``tracing.py``. Sizes that do not vary, and indices of which not even the sign is known, are
-left to torch's own.
+torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Before, torch created a symbol without a definition,
+and fixed a varying exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide by the size of a
+resized dim minus 1, which may be 0; torch 2.11 adds up weights as integers. The table of ``tracing.py`` says which
+versions need which kernel. Sizes that do not vary, and indices of unknown sign, are left to torch's own kernels.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pipeline.frontend.replacement import Kernel
 
 
 def oblivious(own: Kernel) -> Kernel:
-    """The settings of symbolic shapes, as with ``backed_size_oblivious``."""
+    """The settings of symbolic shapes, with ``backed_size_oblivious``."""
     return lambda config, name: True if name == "backed_size_oblivious" else own(config, name)
 
 
 def sliced(own: Kernel) -> Kernel:
-    """A slice whose size is said in terms of its bounds."""
+    """Slice a tensor; the size is expressed in terms of the bounds."""
 
     def slice(
         mode: object,
@@ -53,7 +52,7 @@ def sliced(own: Kernel) -> Kernel:
 
 
 def _counted(index: Argument, size: Argument) -> Argument:
-    """Where an index of a slice stands, 0 to size; None if its sign is not known."""
+    """The position of a slice's index, 0 to size; None if its sign is unknown."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
             return index
@@ -73,7 +72,7 @@ def _taken(first: Argument, last: object, step: int) -> object:
 
 
 def raised(own: Kernel) -> Kernel:
-    """A power of or by a number that varies: by a tensor that holds it."""
+    """Compute a power with a varying base or exponent, through a tensor that holds it."""
 
     def pow(self: object, exponent: object) -> Argument:
         """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor; pow.Scalar(Scalar self, Tensor exponent)"""
@@ -93,7 +92,7 @@ def _tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
 
 
 def scaled(own: Kernel) -> Kernel:
-    """The scale of a resized dim, also of one that may be of size 1."""
+    """Compute the scale of a resized dim, also of one that may be of size 1."""
 
     def compute_scale(in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
         """The step between two elements of a resized dim; one element alone is the first, whatever the step."""
@@ -105,7 +104,7 @@ def scaled(own: Kernel) -> Kernel:
 
 
 def weighed(own: Kernel) -> Kernel:
-    """Weights that are added up in their own kind of numbers."""
+    """Add up weights in their own kind of numbers."""
 
     def bincount(mode: object, func: object, self: object, weights: Any = None, minlength: object = 0) -> object:
         """bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor"""

@@ -1,4 +1,4 @@
-"""The table of what replaces torch's own functions while it traces, and when."""
+"""The table of replacements for torch's functions while it traces, and when they apply."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLE: Final = (
         op_implementations_dict,
         aten.slice.Tensor,
         symbolic_kernels.sliced,
-        "makes up a symbol for the size of x[: n // 2], which nothing tells",
+        "makes up a symbol for the size of x[: n // 2], which nothing defines",
         before=(2, 13),
     ),
     *(
@@ -101,7 +101,7 @@ TABLE: Final = (
             exported_program,
             name,
             lambda _: without_plain_copies,
-            "puts the source of a copy into a buffer in the place of its result, even where the copy casts or expands",
+            "replaces the result of a copy into a buffer by its source, even if the copy casts or expands",
             during="export",
         )
         for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
@@ -150,7 +150,7 @@ TABLE: Final = (
         during="gpu",
     ),
 )
-"""Everything that stands in for torch's own. Which versions of torch need a row is tested row by row."""
+"""All replacements of torch's functions. A test of each row checks which versions of torch need it."""
 
 _places = Places(TABLE)
 _exports = threading.RLock()
@@ -158,24 +158,25 @@ _exports = threading.RLock()
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """While torch traces: a size that varies may be 0 or 1, what is decided on that is a guard, and what an operator
-    makes of such a size is said in terms of it."""
+    """A context for tracing: a varying size may be 0 or 1, decisions on that become guards, and sizes that operators
+    compute from it are expressed in terms of it."""
     with _places.taken("trace"):
         yield
 
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """While torch exports a model, or makes a program functional: ours run one after the other, because torch.export
-    itself changes what all threads read; exports of others do not wait."""
+    """A context for exporting a model or making a program functional: our exports run one after the other, because
+    torch.export itself changes global state; other exports do not wait."""
     with _exports, tracing(), _places.taken("export"):
         yield
 
 
 @contextmanager
 def tracing_for(device: str | None, capabilities: Sequence[str]) -> Iterator[None]:
-    """While torch traces for ``device``: what ``torch.cuda`` refuses to say here is answered for a GPU of the least of
-    these compute capabilities, autocast for ``cuda`` is not switched off, and attention is a GPU's."""
+    """A context for tracing for ``device``: questions that ``torch.cuda`` cannot answer here are answered for a GPU of
+    the least of these compute capabilities, autocast for ``cuda`` is not switched off, and attention uses a GPU's
+    kernel."""
     if device != "cuda" or torch.cuda.is_available():
         yield
         return

@@ -1,4 +1,4 @@
-"""Copy example tensors so that torch tells them apart, from each other and from the model's own."""
+"""Copy example tensors so that torch distinguishes them from each other and from the model's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch.utils.dlpack import from_dlpack
 
 
 def unaliased(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that torch takes for no other: torch.export tells its inputs and the model's tensors apart by identity,
-    and what is written to one reaches every tensor of the same storage object.
+    """Make a tensor distinct from all others: torch.export identifies inputs and the model's tensors by identity, and a
+    write to one reaches every tensor of the same storage object.
 
     A plain tensor lends its memory to the new one; sparse, quantized and nested ones are copied.
     """

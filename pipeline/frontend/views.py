@@ -1,7 +1,7 @@
 """Rules for view operators: the new value of the viewed tensor when its view is written to.
 
-Each rule takes a ``View`` and the new value of the view, and gives the new value of the viewed tensor. Operators that
-have no rule are left to torch's functionalisation.
+Each rule takes a ``View`` and the new value of the view, and returns the new value of the viewed tensor. Operators
+without a rule are left to torch's functionalization.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class View:
         return emit(self.target, value, *self.args, val=self.node.meta["val"])
 
     def write(self, emit: Emit, before: Node, value: Node) -> Node | None:
-        """The viewed tensor, of value ``before``, after ``value`` is written to the view; None: no rule tells."""
+        """The viewed tensor, of value ``before``, after ``value`` is written to the view; None if there is no rule."""
         return RULES[self.target](self, emit, before, value)
 
 
 def view(node: Node) -> View | None:
-    """The view that a node is, if there is a rule for it; a piece of a split or unbound tensor is a slice of it."""
+    """Describe a node as a view, if there is a rule for it; a piece of a split or unbound tensor is a slice of it."""
     if node.target is operator.getitem:
         return _piece(node)
     if node.target not in RULES:
@@ -96,7 +96,7 @@ _PIECES: Mapping[Any, Function] = {
     aten.split.sizes: _of_sizes,
     aten.chunk.default: _chunk,
 }
-"""What gives several views of one tensor: each as a view of its own, from the shape of the tensor and an index."""
+"""Operators that return several views of one tensor: each as a separate view, from the tensor's shape and an index."""
 
 MULTIPLE = frozenset(_PIECES)
 
@@ -167,4 +167,4 @@ RULES: Mapping[object, Callable[..., Node | None]] = {
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unflatten.int), _reshaped),
     **dict.fromkeys((aten.reshape.default, aten.flatten.using_ints), _reshaped),
 }
-"""The rules. Those of reshapes hold where the result is a view: it is a copy where the elements do not lie so."""
+"""The rules. Those of reshapes hold if the result is a view; with other memory layouts it is a copy."""

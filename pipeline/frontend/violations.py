@@ -1,5 +1,5 @@
-"""What a model asks of sizes beyond their ranges, found by one export: torch.export ends with an error where a range is
-wider than the model takes, after it has traced all of it."""
+"""Find a model's conditions on sizes beyond their ranges with one export: torch.export raises an error for a range that
+is wider than the model accepts, but only after tracing the whole model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _kept: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violation
 
 @contextmanager
 def kept_violations() -> Iterator[list[ConstraintViolationError]]:
-    """Within it an export is finished although ranges are too wide; the errors are in the list."""
+    """A context in which an export finishes although ranges are too wide; the list receives the errors."""
     found: list[ConstraintViolationError] = []
     token = _kept.set(found)
     try:
@@ -27,7 +27,7 @@ def kept_violations() -> Iterator[list[ConstraintViolationError]]:
 
 
 def finishing(own: Callable[..., object]) -> Callable[..., object]:
-    """`produce_guards_and_solve_constraints`, of which an error is kept where somebody asked for it."""
+    """Wrap `produce_guards_and_solve_constraints` to keep an error instead of raising it, where requested."""
 
     def produce_guards_and_solve_constraints(fake_mode: Any, *args: object, **kwargs: object) -> Argument:
         try:

@@ -1,4 +1,5 @@
-"""Activation functions: one layer where TensorRT's is right for NaN and near zero, else in float32 and rounded once."""
+"""Activation functions: one layer if TensorRT's is right for NaN and near zero, else computed in float32 and rounded
+once."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def smooth(net: Net, kind: str, x: Value) -> ITensor:
 
 @block
 def tailed(net: Net, kind: str, x: Value) -> ITensor:
-    """An activation whose tail is small: bfloat16 is computed in float32 and rounded once, since RTX 1.4's own layers
+    """An activation with a small tail: bfloat16 is computed in float32 and rounded once, since RTX 1.4's own layers
     lose the tail (gelu gives -0.01465 for -0.01550, sigmoid 0 for 6.6e-36)."""
     x = floating(net, x)
     dtype = base.dtype_of(x)
@@ -45,7 +46,7 @@ def _tail_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @block
 def relu(net: Net, x: Value) -> ITensor:
-    """What is above zero, else zero; of integers as well."""
+    """``max(x, 0)``; of integers as well."""
     dtype = base.dtype_of(x)
     result = base.cast(net, activation(net, "RELU", base.tensor(net, x, arithmetic(dtype))), dtype)
     net.ctx.memo[RELU, id(result)] = (result, x)

@@ -1,5 +1,5 @@
-"""When TensorRT does an attention in one kernel: one table of conditions, read by the converter, and by the tests,
-which try each row both ways; and whether its attention layer is how to ask for it."""
+"""The conditions under which TensorRT computes an attention in one kernel: one table, read by the converter, and by the
+tests, which check each row both ways; and whether to ask for it by the attention layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ result. See docs/tensorrt.md."""
 
 @frozen
 class Case:
-    """An attention: shapes of ints, and of expressions where only the engine knows a size."""
+    """An attention: shapes of ints, and of expressions for sizes known only at run time."""
 
     dtype: torch.dtype
     query: tuple[Any, ...]
@@ -38,7 +38,7 @@ class Case:
 
 @frozen
 class Condition:
-    """What the layer needs, and whether a case has it."""
+    """A condition of the layer, and whether a case meets it."""
 
     needs: str
     holds: Callable[[Case], bool]
@@ -77,7 +77,7 @@ PADDED_HEAD = 16
 
 
 def fitted(case: Case) -> Case:
-    """The case as it reaches the kernel: with one head where it has no dim for heads, and head dims padded to one."""
+    """The case as it reaches the kernel: with one head if it has no dim for heads, and head dims padded to one size."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
         return case
     if case.mask is not None and len(case.mask) > len(case.query):
@@ -101,5 +101,5 @@ def _fitted(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
 
 
 def unmet(case: Case) -> Condition | None:
-    """The first condition that does not hold; None where the layer can do it."""
+    """The first condition that does not hold; None if the layer can compute it."""
     return next((condition for condition in CONDITIONS if not condition.holds(case)), None)

@@ -1,4 +1,4 @@
-"""What every building block needs: constants, casts, ranks, shapes, and dtypes by eager's rules.
+"""Helpers that every building block needs: constants, casts, ranks, shapes, and dtypes by eager's rules.
 
 A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python number; a *size* may be an int, a
 ``SymbolicInt`` or a 1-element ``ITensor``.
@@ -29,7 +29,7 @@ Value: TypeAlias = Any
 def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
     """A constant layer for a tensor, array or number, of at least ``rank`` (leading dims of size 1); made once.
 
-    Numbers take ``dtype`` as they are written; tensors are cast by a layer, since a weight stays what the model has.
+    Numbers are written in ``dtype``; tensors are cast by a layer, since a weight stays as the model has it.
     """
     given = isinstance(value, torch.Tensor)
     tensor = value if given else torch.as_tensor(value, dtype=dtype)
@@ -59,9 +59,9 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITe
     """``x`` in another dtype; ``x`` itself if it has it already.
 
     A cast from float32 to bfloat16 must not be the last that the kernel of a product or convolution does: RTX 1.4 gives
-    garbage then (docs/tensorrt.md). So the larger of the result and itself follows in that kernel, unless the cast is
-    part of what TensorRT recognises (``bare``), and the cast comes before the dims of a convolution are squeezed again.
-    Some products are cast in the next kernel: see `matmul`.
+    garbage then (docs/tensorrt.md). So the maximum of the result and itself follows in that kernel, unless the cast is
+    part of a pattern that TensorRT recognises (``bare``), and the cast comes before the dims of a convolution are
+    squeezed again. Some products are cast in the next kernel: see `matmul`.
     """
     wanted = to_trt(network_dtype(dtype))
     if x.dtype == wanted:
@@ -81,8 +81,8 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITe
 
 @block
 def is_zero(net: Net, x: ITensor) -> ITensor:
-    """Where a tensor is zero, or False; NaN is not. A bool is a comparison with zero and never a cast: RTX 1.4 drops
-    the two casts from int32 to bool and back, and 3 stays 3."""
+    """Where a tensor is zero, or False; NaN is not. Bools are made by a comparison with zero, never by a cast: RTX 1.4
+    drops the two casts from int32 to bool and back, and 3 stays 3."""
     dtype = dtype_of(x)
     if dtype == torch.bool:
         return unary(net, "NOT", x)
@@ -120,7 +120,8 @@ def byte(net: Net, x: ITensor) -> ITensor:
 
 
 def dims(x: Value) -> tuple[int, ...]:
-    """Sizes of a tensor, -1 where dynamic. Here TensorRT infers shapes: an ill-formed network raises."""
+    """Sizes of a tensor, -1 where dynamic. TensorRT infers shapes at this point: an ill-formed network raises an
+    error."""
     try:
         return tuple(x.shape)
     except ValueError:
@@ -146,7 +147,7 @@ def axes_mask(axes: Sequence[int], rank: int) -> int:
 
 
 def result_type(*values: Value) -> torch.dtype:
-    """eager's promotion: tensors before 0-d tensors before Python numbers, and only across categories."""
+    """eager's type promotion: tensors before 0-d tensors before Python numbers, and only across categories."""
     return promoted([_stand_in(v) for v in values])
 
 
@@ -212,7 +213,7 @@ def known_sizes(net: Net, x: Value) -> list[Size]:
 
 @fact
 def noted(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
-    """``x``, whose sizes the program knows if they are ints and ``SymbolicInt``s."""
+    """Remember the sizes of ``x``, if they are ints and ``SymbolicInt``s; return ``x``."""
     if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
         net.ctx.note_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
     return x
@@ -291,14 +292,14 @@ def _compute(net: Net, expr: Any) -> ITensor:
 
 @block
 def elementwise(net: Net, operation: str, a: ITensor, b: ITensor) -> ITensor:
-    """One elementwise layer, by the name of its operation; ranks and dtypes are the caller's."""
+    """One elementwise layer, by the name of its operation; the caller matches ranks and dtypes."""
     return net.add("elementwise", a, b, trt.ElementWiseOperation.__members__[operation]).get_output(0)
 
 
 @block
 def kept_apart(net: Net, x: ITensor) -> ITensor:
-    """The larger of ``x`` and itself: its own values, by a layer that TensorRT does not remove as it does an identity.
-    It keeps what comes before from being computed together with what comes after."""
+    """The maximum of ``x`` and itself: the same values, through a layer that TensorRT does not remove as it does an
+    identity. It keeps the layers before and after it from being computed together."""
     return elementwise(net, "MAX", x, x)
 
 
@@ -310,8 +311,8 @@ def unary(net: Net, operation: str, x: ITensor) -> ITensor:
 
 @block
 def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """``x`` with another shape of as many elements; one size may be -1. Dynamic sizes that stay at their place, and one
-    more, need no shape arithmetic."""
+    """``x`` in another shape with as many elements; one size may be -1. Dynamic sizes that stay in place, and one more,
+    need no shape arithmetic."""
     known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x

@@ -1,4 +1,4 @@
-"""The edge of `impl`: building blocks take a `Net`, and from converters elsewhere a context and a name."""
+"""Adapt building blocks, which take a `Net`, to converters elsewhere, which pass a context and a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows written into a cache: by TensorRT's cache update layer, whose output lies where its input does; or scattered."""
+"""Rows written into a cache: by TensorRT's cache update layer, which works in place, or scattered."""
 
 from __future__ import annotations
 

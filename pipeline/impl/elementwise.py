@@ -1,6 +1,6 @@
 """Elementwise layers on two or more tensors, with eager's promotion and broadcasting.
 
-No layer adds, orders or divides bools: they are computed by logic, or as int32.
+TensorRT has no layers that add, order or divide bools: they are computed by logic, or as int32.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 @block
 def promoted(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple[ITensor, ...]:
-    """The values as tensors of eager's common dtype (or ``dtype``) and of one rank. Integers become halves on the way
-    where that is the common dtype, as in eager: those that are too large are infinite."""
+    """The values as tensors of eager's common dtype (or ``dtype``) and of one rank. Integers become halves if that is
+    the common dtype, as in eager: those that are too large become infinite."""
     common = base.result_type(*values) if dtype is None or any(map(_is_whole, values)) else dtype
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
@@ -86,7 +86,7 @@ def is_number(value: Value) -> bool:
 
 
 def is_exact(value: Value, dtype: torch.dtype) -> bool:
-    """Whether a value loses nothing in a dtype; tensors have theirs."""
+    """Whether a value is exact in a dtype; tensors have their own."""
     if not is_number(value) or dtype not in HALVES:
         return True
     return math.isnan(value) or torch.tensor(value, dtype=dtype).item() == value
@@ -94,7 +94,8 @@ def is_exact(value: Value, dtype: torch.dtype) -> bool:
 
 @block
 def add(net: Net, operation: str, a: Value, b: Value, alpha: Any = 1) -> ITensor:
-    """``a + alpha * b``, or ``SUB``: in float32 for halves where eager rounds once and layers of halves would twice."""
+    """``a + alpha * b``, or ``SUB``: in float32 for halves if eager rounds once and layers of halves would round
+    twice."""
     dtype = base.result_type(a, b)
     if is_number(b):
         b, alpha = b * alpha, 1
@@ -138,8 +139,8 @@ def logical_not(net: Net, x: Value) -> ITensor:
 
 @block
 def logical(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``AND``, ``OR`` or ``XOR`` of what is not zero. With a constant they are int32 arithmetic: RTX 1.4 simplifies
-    such a layer wrongly (``x AND False`` gives ``x``)."""
+    """``AND``, ``OR`` or ``XOR`` of whether values are not zero. With a constant they become int32 arithmetic: RTX 1.4
+    simplifies such a layer wrongly (``x AND False`` gives ``x``)."""
     x, y = (b, a) if is_number(a) else (a, b)
     if is_number(y) and bool(y) == (operation == "AND"):
         return base.tensor(net, x, torch.bool)
@@ -164,7 +165,8 @@ def _bit(net: Net, value: Value, rank: int) -> ITensor:
 
 @block
 def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | None = None) -> ITensor:
-    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` says other."""
+    """``a`` where the condition holds, else ``b``; broadcast, in eager's common dtype unless ``dtype`` names
+    another."""
     dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
     compute = dtype if dtype == torch.bool else arithmetic(dtype)
     c = base.tensor(net, condition, torch.bool, rank=rank)
@@ -180,7 +182,7 @@ def is_nan(net: Net, x: ITensor) -> ITensor:
 
 @block
 def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
-    """``MAX`` or ``MIN``; NaN if either is, where TensorRT's layer may give the other operand (issue 4758)."""
+    """``MAX`` or ``MIN``; NaN if either is; TensorRT's layer may return the other operand (issue 4758)."""
     dtype = base.result_type(a, b)
     if not dtype.is_floating_point:
         return binary(net, operation, a, b)
@@ -216,7 +218,8 @@ def bounded(net: Net, x: ITensor, bound: ITensor, beyond: str) -> ITensor:
 
 @block
 def clamp(net: Net, x: Value, low: Value | None, high: Value | None) -> ITensor:
-    """``x`` between two bounds, the upper one winning; NaN stays, which TensorRT's CLIP does not grant (issue 4773)."""
+    """``x`` between two bounds, the upper one winning; NaN stays, which TensorRT's CLIP does not guarantee (issue
+    4773)."""
     given = [bound for bound in (low, high) if bound is not None]
     dtype = base.result_type(x, *given)
     x = base.tensor(net, x, dtype)  # of all three, before any bound is looked at

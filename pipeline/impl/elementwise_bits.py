@@ -1,5 +1,5 @@
-"""Bitwise operations. Bools have layers for them; integers are taken apart into digits of four bits, and the digits of
-two numbers together pick their result from a table."""
+"""Bitwise operations. Bools have layers for them; integers are split into digits of four bits, and the digits of two
+numbers together index a table of results."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def floor_divide(net: Net, a: Value, b: Value) -> ITensor:
 
 @block
 def fmod(net: Net, a: Value, b: Value) -> ITensor:
-    """What is left of ``a``, with its sign."""
+    """The remainder with the sign of ``a``."""
     dtype = base.result_type(a, b)
     if dtype.is_floating_point:
         x, y = promoted(net, a, b, dtype=wide(dtype))
@@ -51,7 +51,7 @@ def fmod(net: Net, a: Value, b: Value) -> ITensor:
 
 @block
 def remainder(net: Net, a: Value, b: Value) -> ITensor:
-    """What is left of ``a``, with the sign of ``b``."""
+    """The remainder with the sign of ``b``."""
     dtype = base.result_type(a, b)
     x, y = promoted(net, a, b, dtype=wide(dtype))
     if not dtype.is_floating_point:

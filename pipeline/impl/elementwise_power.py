@@ -1,4 +1,4 @@
-"""Powers. Small whole exponents are products, which are exact on integers and signed as eager's."""
+"""Powers. Small integer exponents become products, which are exact on integers and have eager's signs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def power(net: Net, a: Value, b: Value) -> ITensor:
 
 
 def _any_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """Of integers, a negative power is 0, but of 1 and -1 the positive one; TensorRT gives the largest int for 0."""
+    """A power with any exponent. Negative powers of integers are 0, except of 1 and -1; for 0 TensorRT returns the
+    largest int."""
     if dtype.is_floating_point:
         return layer(net, "POW", a, b, dtype)
     x, y = promoted(net, a, b, dtype=dtype)

@@ -16,7 +16,7 @@ from pipeline.network.net import Net
 
 @block
 def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
-    """The rows of ``weight`` that ``indices`` name."""
+    """The rows of ``weight`` at ``indices``."""
     return take(net, base.tensor(net, weight), indices, 0)
 
 
@@ -35,7 +35,7 @@ def embedding_bag(
     scale: Value | None = None,
     padding: int = -1,
 ) -> ITensor:
-    """For each bag, the sum, mean or maximum of the rows that its indices name; bag ``b`` starts at ``offsets[b]``. An
+    """For each bag, the sum, mean or maximum of the rows at its indices; bag ``b`` starts at ``offsets[b]``. An
     index that is ``padding`` does not count; a bag without indices is zero."""
     dtype = base.dtype_of(weight)
     compute = dtype if mode == "max" else _elementwise.wide(dtype)

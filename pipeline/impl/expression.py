@@ -1,4 +1,4 @@
-"""Sizes as sympy has them, taken apart into the whole-number operations that elementwise layers compute."""
+"""Split sympy expressions of sizes into the integer operations that elementwise layers compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Operation: TypeAlias = tuple[str, tuple[Any, ...]]
 
 
 def operation(expr: Any) -> Operation:
-    """The operation that gives an expression that is neither a number nor a symbol. ``NetworkError``: none does."""
+    """The operation that computes an expression that is neither a number nor a symbol. ``NetworkError`` if there is
+    none."""
     function = type(expr).__name__
     if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return "PROD", (expr.base,) * int(expr.exp)

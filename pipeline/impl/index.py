@@ -23,7 +23,7 @@ def take(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
 
 @block
 def index_select(net: Net, x: ITensor, dim: int, indices: Value) -> ITensor:
-    """The elements of a dim that a vector, or a single index, names; a 0-d tensor has one."""
+    """The elements of a dim at a vector of indices, or at a single index; a 0-d tensor has one."""
     if base.rank(x) == 0:
         return x
     if base.rank(indices) == 0:
@@ -41,14 +41,14 @@ def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
 
 @block
 def take_one(net: Net, x: ITensor, index: ITensor, dim: int) -> ITensor:
-    """The element of a dim that a 0-d tensor names, counted from either end."""
+    """The element of a dim at the index in a 0-d tensor, counted from either end."""
     size = base.size(net, x, dim)
     return take(net, x, wrapped(net, index, size), dim)
 
 
 @block
 def nonzero(net: Net, x: Value) -> ITensor:
-    """The coordinates of what is not zero, a row for each dim, as int64."""
+    """The coordinates of nonzero elements, a row for each dim, as int64."""
     layer = net.add("non_zero", base.tensor(net, x, torch.bool))
     return base.cast(net, layer.get_output(0), torch.int64)
 
@@ -78,7 +78,7 @@ def _iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tenso
 
 @block
 def wrapped(net: Net, indices: Value, size: Size) -> Value:
-    """Indices counted from the start: ``size`` is added to negative ones. Those of a constant are seen here."""
+    """Indices counted from the start: ``size`` is added to negative ones. Constant indices need no layer."""
     if isinstance(indices, torch.Tensor):
         if not indices.numel() or int(indices.min()) >= 0:
             return indices
@@ -124,8 +124,8 @@ def _flat_literal(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torc
 
 @block
 def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozenset[int] = frozenset()) -> ITensor:
-    """``x[indices]`` for integer index tensors and None. Dims that are indexed together become one, which is taken.
-    ``counted`` are the places of indices that are known not to be negative."""
+    """``x[indices]`` for integer index tensors and None. Dims that are indexed together become one, which is gathered.
+    ``counted``: the positions of indices that are known not to be negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
@@ -138,7 +138,8 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], counted: frozen
 
 @block
 def merge(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """``x`` with these dims as one, and its place: theirs if they are neighbours, else the first, as eager has it."""
+    """``x`` with these dims merged, and the new dim's position: theirs if they are neighbours, else the first, as in
+    eager."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0

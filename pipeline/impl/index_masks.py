@@ -1,4 +1,4 @@
-"""Masks: triangles, and elements that take the place of what a mask picks."""
+"""Masks: triangles, and elements that replace those that a mask selects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONSTANT = 1 << 16
 
 @block
 def triangle(net: Net, x: ITensor, diagonal: int, lower: bool) -> ITensor:
-    """``x`` on one side of a diagonal of its last two dims, which counts, and zero on the other."""
+    """``x`` on one side of a diagonal of its last two dims (including it), and zero on the other."""
     sizes = base.known_sizes(net, x)[-2:]
     if all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= CONSTANT:
         ones = torch.ones(tuple(sizes), dtype=torch.bool)
@@ -36,7 +36,7 @@ def triangle(net: Net, x: ITensor, diagonal: int, lower: bool) -> ITensor:
 
 @block
 def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
-    """``x`` with the elements of ``source``, in order, where the mask holds; a mask holds nowhere if there are none."""
+    """``x`` with the elements of ``source``, in order, where the mask holds; an empty mask holds nowhere."""
     if 0 in base.dims(source):
         return x
     mask = base.expand(net, base.tensor(net, mask), base.known_sizes(net, x))
@@ -45,7 +45,8 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
 
 @block
 def taken(net: Net, mask: ITensor, source: Value) -> ITensor:
-    """Where the mask holds, the elements of ``source`` in order: how many hold so far says which. Elsewhere, any."""
+    """The elements of ``source`` in order where the mask holds (a running count gives the index); any values
+    elsewhere."""
     sizes = base.known_sizes(net, mask)
     length = product(base.known_sizes(net, source))
     row = base.reshape(net, base.tensor(net, source), [length])
@@ -63,7 +64,7 @@ def taken(net: Net, mask: ITensor, source: Value) -> ITensor:
 
 @block
 def one_hot(net: Net, index: Value, classes: int) -> ITensor:
-    """1 where the new last dim's place is the index, else 0."""
+    """1 where the position in the new last dim equals the index, else 0."""
     values = base.constant(net, np.array([0, 1], dtype=np.int64))
     depth = base.constant(net, np.array(classes, dtype=np.int64))
     return net.add("one_hot", base.tensor(net, index), values, depth, -1).get_output(0)

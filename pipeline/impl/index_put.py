@@ -1,4 +1,4 @@
-"""Writing elements by index tensors that stand for several dims."""
+"""Writing elements by index tensors over several dims."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def index_put(
     accumulate: bool,
     counted: frozenset[int] = frozenset(),
 ) -> ITensor:
-    """``x`` with ``x[indices] = values``, or ``+=``: the dims that are indexed go first and become one. ``counted`` are
-    the places of indices that are known not to be negative."""
+    """``x`` with ``x[indices] = values``, or ``+=``: the indexed dims go first and are merged. ``counted``: the
+    positions of indices that are known not to be negative."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     rest = [i for i in range(base.rank(x)) if i not in axes]
     moved = base.permute(net, x, [*axes, *rest])
@@ -80,8 +80,8 @@ def _accumulated(net: Net, table: ITensor, place: Value, source: ITensor) -> ITe
 
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
-    """``x`` with ``x[mask] = values``, or ``+=``, for a mask over the dims from ``dim`` on; the values are the same for
-    all that it picks, or one for each."""
+    """``x`` with ``x[mask] = values``, or ``+=``, for a mask over the dims from ``dim`` on; there is one value for all
+    selected elements, or one for each."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)

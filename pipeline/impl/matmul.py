@@ -19,7 +19,7 @@ from pipeline.trt import CAPABILITIES, trt
 @block
 def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
     """``a @ b`` over the last two dims, the others broadcast; a 1-d operand is a vector. Accumulates in fp32, or, for
-    integers, exactly. ``empty``: sums of nothing are to be right as well."""
+    integers, exactly. ``empty``: make empty sums right as well."""
     result = _accumulated(net, a, b, transpose_b=transpose_b, empty=empty)
     return base.cast(net, result, base.result_type(a, b))
 
@@ -58,8 +58,8 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
 
 
 def _maybe_nothing(net: Net, operands: Iterable[ITensor], dims: Iterable[int]) -> Size | None:
-    """The size that a product sums over, where it may be 0 when the engine runs: RTX 1.4 then gives 0 for whatever it
-    computes in the same kernel, what is added to the product for one. A zero more makes no other sum."""
+    """The size that a product sums over, if it may be 0 at run time: RTX 1.4 then returns 0 for everything in the same
+    kernel, including terms added to the product. An additional zero does not change the sum."""
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
     return next((s for s in sizes if isinstance(s, SymbolicInt) and bounds_of(net, s.expr)[0] < 1), None)
 
@@ -85,9 +85,9 @@ def _rounded_apart(net: Net, product: ITensor) -> ITensor:
 
 @block
 def transposed(net: Net, x: Value) -> Value:
-    """A factor or the result of a product in float32 that is transposed before or after it. TensorRT-RTX 1.4 computes
-    such a product transposed, and may copy a factor's first batch for all (docs/tensorrt.md, "Numbers"). The larger of
-    it and itself keeps it from that, in the same kernel."""
+    """Protect a factor or result of a float32 product that is transposed before or after the product. TensorRT-RTX 1.4
+    computes such a product transposed, and may use a factor's first batch for all (docs/tensorrt.md, "Numbers"). Taking
+    the maximum of the tensor and itself prevents that, in the same kernel."""
     if CAPABILITIES.turned_products or not isinstance(x, trt.ITensor) or x.dtype != trt.float32:
         return x
     batches = base.dims(x)[:-2]
@@ -124,8 +124,8 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: bool = False) -> ITensor:
     """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed.
 
-    ``turned``: the result is transposed next. TensorRT-RTX 1.4 then computes it transposed, and may copy the input's
-    first batch for all (docs/tensorrt.md, "Numbers"). The larger of the result and itself keeps it from that, in the
+    ``turned``: the result is transposed next. TensorRT-RTX 1.4 then computes it transposed, and may use the input's
+    first batch for all (docs/tensorrt.md, "Numbers"). Taking the maximum of the result and itself prevents that, in the
     same kernel.
     """
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2)
@@ -138,7 +138,7 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: boo
 
 @block
 def plus_product(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
-    """``beta * x + alpha * (a @ b)``; ``x`` is not read where beta is 0, so that its NaN does not matter."""
+    """``beta * x + alpha * (a @ b)``; ``x`` is not read if beta is 0, so its NaN do not matter."""
     result, product = base.result_type(a, b), _accumulated(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:

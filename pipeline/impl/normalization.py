@@ -1,4 +1,4 @@
-"""Normalisation by TensorRT's layer, in float32 whatever the input is: statistics of halves would lose too much."""
+"""Normalisation by TensorRT's layer, in float32 for every input dtype: statistics of halves would lose too much."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _coefficient(net: Net, value: Value | None, shape: Shape, default: float) ->
 
 @block
 def layer_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
-    """Over the last ``normalized`` dims, each element of which has a weight of its own."""
+    """Normalize over the last ``normalized`` dims, with a weight for each of their elements."""
     rank = base.rank(x)
     axes = range(rank - normalized, rank)
     given = next((v for v in (weight, bias) if v is not None), None)
@@ -67,7 +67,7 @@ def layer_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, bias
 def channel_norm(
     net: Net, x: ITensor, axes: Sequence[int], weight: Value | None, bias: Value | None, eps: float, *, groups: int = 1
 ) -> ITensor:
-    """Over axes, with a weight for each channel (dim 1)."""
+    """Normalize over axes, with a weight for each channel (dim 1)."""
     shape = [1] * base.rank(x)
     shape[1] = base.dims(x)[1]
     return normalize(net, x, axes, weight, bias, shape, eps, groups=groups)
@@ -75,7 +75,7 @@ def channel_norm(
 
 @block
 def group_norm(net: Net, x: ITensor, groups: int, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
-    """Over the channels of each group and all dims after them, with a weight for each channel."""
+    """Normalize over the channels of each group and all dims after them, with a weight for each channel."""
     channels, rank = base.dims(x)[1], base.rank(x)
     if rank == 2:
         result = group_norm(net, base.unsqueeze(net, x, [2]), groups, weight, bias, eps)
@@ -116,7 +116,7 @@ def statistics(net: Net, x: ITensor, axes: Sequence[int], eps: float, *, keepdim
 
 @block
 def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
-    """``x`` as [N, groups, all the rest]."""
+    """``x`` reshaped to [N, groups, all the rest]."""
     return base.reshape(net, x, [base.size(net, x, 0), groups, -1])
 
 

@@ -18,7 +18,7 @@ MODES = {"constant": "FILL", "reflect": "REFLECT", "replicate": "CLAMP", "circul
 def pad(
     net: Net, x: ITensor, amounts: Sequence[Size], shape: Sequence[Size], mode: str = "constant", value: Value = 0
 ) -> ITensor:
-    """``x`` with more at both ends of its last dims, or less where an amount is negative.
+    """``x`` padded at both ends of its last dims, or cropped where an amount is negative.
 
     ``amounts`` are (before, after) of the last dim, then of the one before it, …; ``shape`` is the result's.
     """

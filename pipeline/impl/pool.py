@@ -1,4 +1,4 @@
-"""Pooling by TensorRT's layer, over the last one, two or three dims; averages in float32 whatever the input is."""
+"""Pooling by TensorRT's layer, over the last one, two or three dims; averages in float32 for every input dtype."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
 
 @block
 def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None) -> ITensor:
-    """The mean of each window: over the elements inside ``x``, or the border as well, or by a divisor of its own.
+    """The mean of each window: over the elements inside ``x``, or also the border, or with a given divisor.
 
-    Two averages of one tensor that differ only in what they count are one to RTX 1.4 and 1.6.1 (docs/tensorrt.md).
+    RTX 1.4 and 1.6.1 merge two averages of one tensor that differ only in what they count (docs/tensorrt.md).
     """
     wide, padding = base.cast(net, x, torch.float32), windows.padding
     if divisor is not None:

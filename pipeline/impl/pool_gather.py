@@ -1,6 +1,6 @@
-"""Pooling where TensorRT's layer has no such windows: dilated, adaptive, of integers, or with indices.
+"""Pooling that TensorRT's layer does not have: dilated, adaptive, of integers, or with indices.
 
-Dim after dim, the elements of each window are gathered beside one another.
+Dim after dim, the elements of each window are gathered next to each other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITen
 
 @block
 def gathered_argmax(net: Net, x: ITensor, places: Sequence[Places], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
-    """The highest element of each window and where it lies in the flattened dims: the first of equals, the last NaN."""
+    """The highest element of each window and its index in the flattened dims: the first of equals, the last NaN."""
     value, index = base.cast(net, x, arithmetic(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_by_dim(x, places), reversed(sizes), strict=True):

@@ -1,4 +1,4 @@
-"""What convolution and pooling need around their windows: borders, and elements set apart, of any size."""
+"""Helpers around windows of convolution and pooling: borders and spacing, also for dynamic sizes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def window(
     stride: Sequence[int] | None = None,
     fill: float | None = None,
 ) -> ITensor:
-    """``shape`` elements of ``x`` from ``start`` on; with ``fill``, what lies outside of ``x`` has that value."""
+    """``shape`` elements of ``x`` from ``start`` on; with ``fill``, elements outside of ``x`` have that value."""
     static = all(isinstance(s, int) for s in shape)
     sizes = tuple(shape) if static else (0,) * len(shape)
     layer = net.add("slice", x, tuple(start), sizes, tuple(stride or (1,) * len(shape)))
@@ -59,7 +59,7 @@ def window(
 
 @block
 def padded(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: float = 0.0) -> ITensor:
-    """``x`` with a border around its last dims: so many elements before and after each."""
+    """``x`` with a border around its last dims: the given number of elements before and after each."""
     if not any(pre) and not any(post):
         return x
     leading = base.rank(x) - len(pre)
@@ -83,7 +83,7 @@ def spread(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
 
 @frozen
 class Windows:
-    """Pooling windows over the last dims: ``sizes`` and ``results`` are None where only the engine knows them."""
+    """Pooling windows over the last dims: ``sizes`` and ``results`` are None where known only at run time."""
 
     kernel: list[int]
     stride: list[int]
@@ -100,12 +100,12 @@ class Windows:
 
     @property
     def rounds_up(self) -> bool:
-        """Whether the engine itself must find the last window that reaches beyond the border."""
+        """Whether the last window may reach beyond the border and its place is known only at run time."""
         return self.ceil_mode and not self.static
 
     @property
     def excess(self) -> list[int]:
-        """How far the last window reaches beyond the border, where that is known."""
+        """How far the last window reaches beyond the border, if that is known."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
             0 if size is None or result is None else max(0, (result - 1) * s + d * (k - 1) + 1 - size - 2 * p)
@@ -113,11 +113,11 @@ class Windows:
         ]
 
     def inside(self) -> Windows:
-        """The same windows over what has been given its border already: none reaches beyond it."""
+        """The same windows over a tensor that has its border already: none reaches beyond it."""
         return evolve(self, sizes=[None] * len(self.sizes), ceil_mode=False)
 
     def places(self) -> list[np.ndarray[Any, Any]]:
-        """For each dim, the places in the input of each window's elements."""
+        """For each dim, the input positions of each window's elements."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
             _rows([[o * s - p + j * d for j in range(k)] for o in range(result)], size)
@@ -127,7 +127,7 @@ class Windows:
 
 
 def adaptive_places(size: int, result: int) -> np.ndarray[Any, Any]:
-    """The places of each of ``result`` windows of nearly one size that cover a dim."""
+    """The positions of each of ``result`` windows of nearly equal size that cover a dim."""
     starts = [i * size // result for i in range(result)]
     ends = [-(-(i + 1) * size // result) for i in range(result)]
     return _rows([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], size)

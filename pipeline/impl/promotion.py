@@ -1,4 +1,4 @@
-"""Type promotion as eager does it, for any number of values."""
+"""Type promotion by eager's rules, for any number of values."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -8,8 +8,8 @@ import torch
 
 
 def promoted(values: Sequence[Any]) -> torch.dtype:
-    """The dtype of an operator of these values: tensors before 0-d tensors before Python numbers, and only across
-    categories. Tensors may be on "meta"; of their shapes only the rank counts."""
+    """The result dtype of an operator on these values: tensors before 0-d tensors before Python numbers, and only
+    across categories. Tensors may be on "meta"; only the rank of their shapes counts."""
     if len(values) == 2:
         return torch.result_type(*values)
     tensors = [v for v in values if isinstance(v, torch.Tensor)]

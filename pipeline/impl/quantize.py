@@ -22,22 +22,22 @@ NAMES: Final = MappingProxyType(
 
 
 def axis_of(block: Sequence[int]) -> int | None:
-    """The dim along which each place has its scale, where all else shares one; None for other blocks."""
+    """The only dim along which each place has its own scale; None for other blocks."""
     ones = [dim for dim, each in enumerate(block) if each == 1]
     return ones[0] if len(ones) == 1 and sum(each == -1 for each in block) == len(block) - 1 else None
 
 
 @building_block
 def codes(net: Net, value: torch.Tensor, type: str) -> ITensor:
-    """A constant layer of codes, in the bits that they have."""
+    """A constant layer of codes, stored in their own number of bits."""
     shape = (*value.shape[:-1], 2 * value.shape[-1]) if is_packed(value, type) else tuple(value.shape)
     return net.add("constant", shape, net.ctx.trt_codes(value, NAMES[type], shape)).get_output(0)
 
 
 @building_block
 def scale_of(net: Net, scale: Value, block: Sequence[int], dtype: torch.dtype) -> ITensor:
-    """Scales as the layers take them: one, one for each place along a dim, or one a block; those of blocks in the dtype
-    of the numbers, others in float32, since products of INT8 add up in the dtype of the scales."""
+    """Scales in the layers' form: one, one for each place along a dim, or one per block; those of blocks in the dtype
+    of the numbers, others in float32, since products of INT8 accumulate in the dtype of the scales."""
     if isinstance(scale, trt.ITensor):
         return scale
     if scale.dtype == torch.float8_e8m0fnu:
@@ -57,10 +57,10 @@ def _viewed(net: Net, value: torch.Tensor, shape: tuple[int, ...]) -> ITensor:
 
 @building_block
 def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int], dtype: torch.dtype) -> ITensor:
-    """The numbers that codes stand for: those of a constant tensor, or what `quantize` gave.
+    """The numbers that codes stand for: those of a constant tensor, or the result of `quantize`.
 
     RTX 1.6 multiplies INT4 by float32 in one kernel, which an H200 refuses ("cuDNN graph compilation failed"); the
-    larger of the numbers and themselves are read by a product of their own.
+    maximum of the numbers and themselves keeps the product in a kernel of its own.
     """
     x = codes(net, x, type) if isinstance(x, torch.Tensor) else x
     scales = scale_of(net, scale, block, dtype)
@@ -87,7 +87,7 @@ def _with_axis(layer: Any, block: Sequence[int]) -> ITensor:
 
 @building_block
 def fake_quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
-    """A tensor as its codes have it: a pair of layers, which products take into their kernel."""
+    """Round a tensor to its codes and back: a pair of layers, which products fuse into their kernel."""
     dtype = base.dtype_of(x)
     made = quantize(net, x, scale, type, block)
     return dequantize(net, made, scale, type, block, dtype)
@@ -95,7 +95,8 @@ def fake_quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[i
 
 @building_block
 def rounded(net: Net, x: Value, scale: Value, type: str) -> ITensor:
-    """The same by arithmetic, of one scale and whole codes, for products that TensorRT has no kernel of codes for."""
+    """The same by arithmetic, with one scale and integer codes, for products for which TensorRT has no kernel of
+    codes."""
     dtype, kind = base.dtype_of(x), TYPES[type]
     each = scale_of(net, scale, (), torch.float32)
     scaled = elementwise.binary(net, "PROD", base.tensor(net, x, torch.float32), base.unary(net, "RECIP", each))
@@ -106,7 +107,8 @@ def rounded(net: Net, x: Value, scale: Value, type: str) -> ITensor:
 
 @building_block
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
-    """The same with scales that the engine makes of each block along the last dim: E8M0, or E4M3 times ``scale``."""
+    """The same with scales that the engine computes for each block along the last dim: E8M0, or E4M3 times
+    ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
     of_scales = dtype_called(NAMES["e8m0" if scale is None else "fp8"])
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, dtype_called(NAMES[type]), of_scales)

@@ -1,4 +1,4 @@
-"""Recurrent layers. What the inputs contribute is one product for all steps; the steps are a loop, or written out."""
+"""Recurrent layers. The inputs' part is one product for all steps; the steps are a loop, or unrolled."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Step: TypeAlias = Callable[[ITensor, State], State]
 
 @frozen
 class Weights:
-    """Of one layer in one direction: ``input`` [gates * hidden, features], ``hidden`` [gates * hidden, output],
-    ``biases`` of both or (None, None), ``projection`` [output, hidden] of an LSTM or None."""
+    """The weights of one layer in one direction: ``input`` [gates * hidden, features], ``hidden`` [gates * hidden,
+    output], ``biases`` of both or (None, None), ``projection`` [output, hidden] of an LSTM or None."""
 
     input: Value
     hidden: Value
@@ -38,8 +38,8 @@ class Weights:
 
 @frozen
 class Cell:
-    """One step: (network, what the input contributes, state, weights) to the next state, whose first tensor is
-    the output. ``late_bias``: the hidden state's bias is not simply added to the input's."""
+    """One step: (network, the input's part, state, weights) to the next state, whose first tensor is the output.
+    ``late_bias``: the hidden state's bias is not simply added to the input's."""
 
     step: Callable[[Net, ITensor, State, Weights], State]
     late_bias: bool = False
@@ -98,7 +98,7 @@ def recurrent(
     """All layers of a recurrent module.
 
     x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: for each layer, for each
-    direction. Gives the output [steps, batch, directions * hidden] and the last states, shaped as the first are.
+    direction. Returns the output [steps, batch, directions * hidden] and the last states, shaped like the first.
     """
     x, directions = base.tensor(net, x), 1 + bidirectional
     first = [base.tensor(net, state) for state in states]

@@ -18,7 +18,7 @@ Dims = Sequence[int] | int | None
 
 
 def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
-    """Dims counted from the start; none given means all. Rank 0 has none, whatever is given."""
+    """Dims counted from the start; none given means all. Rank 0 never has any."""
     if rank == 0:
         return ()
     if isinstance(dim, int):
@@ -28,7 +28,7 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 
 @block
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
-    """One reduce layer, by the name of its ``trt.ReduceOperation``; nothing is reduced of rank 0."""
+    """One reduce layer, by the name of its ``trt.ReduceOperation``; a tensor of rank 0 is not reduced."""
     if base.rank(x) == 0:
         return x
     mask = base.axes_mask(dims, base.rank(x))
@@ -44,8 +44,8 @@ def total(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: t
 
 @block
 def extremum(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """``MAX`` or ``MIN`` of integers and floats; of bools, whether any or all hold. NaN where there is one: the layer
-    passes over it."""
+    """``MAX`` or ``MIN`` of integers and floats; of bools, whether any or all hold. NaN if there is one, which
+    TensorRT's layer ignores."""
     dtype, dims = base.dtype_of(x), all_dims(dim, base.rank(x))
     value = base.tensor(net, x, arithmetic(dtype))
     result = base.cast(net, reduce(net, operation, value, dims, keepdim), dtype)
@@ -63,7 +63,7 @@ def any_nan(net: Net, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor
 
 @block
 def any_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """Whether something is not zero; of nothing, False."""
+    """Whether any element is not zero; False without elements."""
     count = base.cast(net, base.tensor(net, x, torch.bool), torch.int32)
     found = reduce(net, "SUM", count, all_dims(dim, base.rank(x)), keepdim)
     return layer(net, "GREATER", found, 0, torch.int32)
@@ -71,6 +71,6 @@ def any_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
 
 @block
 def all_of(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """Whether nothing is zero; of nothing, True."""
+    """Whether all elements are not zero; True without elements."""
     zero = logical_not(net, base.tensor(net, x))
     return logical_not(net, any_of(net, zero, dim, keepdim))

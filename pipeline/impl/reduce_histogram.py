@@ -1,4 +1,4 @@
-"""Histograms: how many elements lie above each edge, and the differences of these numbers."""
+"""Histograms: count the elements above each edge, and take the differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.network.net import Net
 
 @block
 def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor:
-    """How many elements each of the bins of one width from ``low`` to ``high`` has; the last includes ``high``."""
+    """Count the elements in each of the equal bins from ``low`` to ``high``; the last includes ``high``."""
     dtype = base.dtype_of(x)
     edges = _edges(bins, low, high, dtype)
     column = base.reshape(net, base.tensor(net, x), [-1, 1])

@@ -19,7 +19,7 @@ from pipeline.network.net import Net
 
 @block
 def variance(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[ITensor, ITensor]:
-    """The variance over dims, divided by their size less the correction, and the mean."""
+    """The variance over dims (the sum divided by their size minus the correction), and the mean."""
     value, dims = widened(net, x), all_dims(dim, base.rank(x))
     mean = reduce(net, "AVG", value, dims, keepdim=True)
     centred = base.elementwise(net, "SUB", value, mean)
@@ -46,7 +46,8 @@ def _degrees(net: Net, x: Value, dims: tuple[int, ...], correction: float) -> Va
 
 @block
 def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
-    """The norm of an order over dims; of infinite order the largest or smallest, of order 0 how many are not zero."""
+    """The norm of an order over dims; for infinite order the largest or smallest magnitude, for order 0 the count of
+    nonzero elements."""
     value, dims = absolute(net, widened(net, x)), all_dims(dim, base.rank(x))
     if math.isinf(order):
         return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)
@@ -65,7 +66,7 @@ def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> I
 
 @block
 def log_sum_exp(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
-    """``log(sum(exp(x)))``, the largest element taken out of it, so that nothing overflows."""
+    """``log(sum(exp(x)))``, with the largest element factored out, so that nothing overflows."""
     value, dims = widened(net, x), all_dims(dim, base.rank(x))
     largest = reduce(net, "MAX", value, dims, keepdim=True)
     largest = where(net, base.unary(net, "ISINF", largest), 0.0, largest)

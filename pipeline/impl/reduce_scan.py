@@ -1,5 +1,5 @@
-"""Running sums, products and extrema along a dim. TensorRT's Cumulative layer sums; for the others each element is
-combined with the one 1, 2, 4, … places before it."""
+"""Running sums, products and extrema along a dim. TensorRT's Cumulative layer computes sums; for the others each
+element is combined with the one 1, 2, 4, … places before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST = (1 << 31) - 1
 
 @block
 def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """The sum of what lies before and at each place along a dim, in a dtype."""
+    """The running sum along a dim, in a dtype."""
     value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
     if base.rank(value) == 0:
         return base.cast(net, value, dtype)
@@ -32,7 +32,7 @@ def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
 
 @block
 def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
-    """The product of what lies before and at each place along a dim, in a dtype."""
+    """The running product along a dim, in a dtype."""
     length = _length(net, x, dim)
     value = base.cast(net, base.tensor(net, x, dtype), wide(dtype))
     one = base.tensor(net, 1, base.dtype_of(value))
@@ -44,7 +44,7 @@ def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITen
 
 @block
 def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[ITensor, ITensor]:
-    """The largest (or smallest) element before and at each place along a dim, and the index of the last such."""
+    """The running maximum (or minimum) along a dim, and the index of its last occurrence."""
     dtype, length = base.dtype_of(x), _length(net, x, dim)
     value = base.tensor(net, x, arithmetic(dtype))
     index = _indices(net, value, dim, length)

@@ -1,4 +1,4 @@
-"""Resizing the last dims, and sampling at given places: by TensorRT's layers."""
+"""Resizing the last dims, and sampling at given places, by TensorRT's layers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ class Resize:
 
     @property
     def nearest(self) -> bool:
-        """Whether each result is one element."""
+        """Whether each result copies one element."""
         return self.mode.startswith("nearest")
 
 
 @block
 def resize(net: Net, x: ITensor, how: Resize, sizes: Sequence[Size], scales: Sequence[float] | None) -> ITensor:
-    """``x`` with its last dims resized to ``sizes``; or, where ``scales`` are given, by them, which place the elements
-    as well."""
+    """``x`` with its last dims resized to ``sizes``; or by ``scales``, if given, which then also place the elements."""
     layer = net.add("resize", x)
     _set_mode(layer, how)
     if scales is not None:
@@ -67,7 +66,8 @@ def _set_mode(layer: Any, how: Resize) -> None:
 
 @block
 def grid_sample(net: Net, x: ITensor, grid: ITensor, interpolation: int, padding: int, align_corners: bool) -> ITensor:
-    """``x`` [N, C, H, W] at the places of ``grid`` [N, h, w, 2] in -1 … 1, in float32: halves would miss the place."""
+    """``x`` [N, C, H, W] at the places of ``grid`` [N, h, w, 2] in -1 … 1, in float32: halves are not exact enough for
+    places."""
     wide = [base.cast(net, value, torch.float32) for value in (x, grid)]
     layer = net.add("grid_sample", *wide)
     layer.interpolation_mode = trt.InterpolationMode.__members__[INTERPOLATION[interpolation]]

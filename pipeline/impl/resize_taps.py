@@ -1,5 +1,6 @@
-"""Resizing where TensorRT's layer would not place the elements as eager does: each result is a weighted sum of some
-elements, at places that are known when the network is built. Dim after dim, they are gathered, weighted and summed."""
+"""Resizing for cases in which TensorRT's layer would not place the elements as eager does: each result is a weighted
+sum of some elements, at places that are known when the network is built. Dim after dim, they are gathered, weighted and
+summed."""
 
 from __future__ import annotations
 

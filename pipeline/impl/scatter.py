@@ -1,5 +1,5 @@
-"""Writing elements by index. TensorRT's scatter writes each element once: where writes meet, indices are compared with
-every place and what falls on it is reduced."""
+"""Writing elements by index. TensorRT's scatter writes each element once: if several writes may go to one place,
+indices are compared with every place and the matching values are reduced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pipeline.trt import trt
 
 @block
 def scatter(net: Net, x: ITensor, dim: int, index: Value, source: Value) -> ITensor:
-    """``x`` with ``x[index[i][j]][j] = source[i][j]``, and so on. ``source`` may be larger than ``index``, or one."""
+    """``x`` with ``x[index[i][j]][j] = source[i][j]``, and so on. ``source`` may be larger than ``index``, or a single
+    number."""
     if base.rank(x) == 0:
         sizes: list[Size] = [1]
         return base.reshape(net, scatter(net, *_vectors(net, x, dim, index, source)), [])
@@ -102,8 +103,8 @@ OPERATIONS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "amax": "MAX", "amin"
 def scatter_reduce(
     net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor, reduction: str, include_self: bool = True
 ) -> ITensor:
-    """``x`` with all that ``index`` sends to a place reduced there, together with what ``x`` has (``include_self``) or
-    instead of it. ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
+    """``x`` with all values that ``index`` sends to a place reduced there, together with the element of ``x``
+    (``include_self``) or instead of it. ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide(given)
     dtype = _elementwise.arithmetic(dtype)
@@ -132,7 +133,7 @@ def _hits(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
 
 
 def neutral(reduction: str, dtype: torch.dtype) -> int | float:
-    """What changes nothing in a reduction."""
+    """The neutral element of a reduction."""
     if reduction in ("sum", "mean"):
         return -0.0 if dtype.is_floating_point else 0
     if reduction == "prod":
@@ -165,7 +166,7 @@ def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITens
 
 @block
 def grown(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
-    """``x`` with ``fill`` after its elements, up to these sizes."""
+    """``x`` extended with ``fill`` up to these sizes."""
     known = base.known_sizes(net, x)
     axes = [i for i, s in enumerate(sizes) if s != known[i]]
     if not axes:

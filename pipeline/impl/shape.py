@@ -102,7 +102,7 @@ def sampled(
     mode: str = "STRICT_BOUNDS",
     fill: ITensor | None = None,
 ) -> ITensor:
-    """A slice along some axes; ``mode`` (of ``trt.SampleMode``) says what lies outside of ``x``."""
+    """A slice along some axes; ``mode`` (of ``trt.SampleMode``) determines the elements outside of ``x``."""
     given = [start, sizes, [1] * len(axes) if stride is None else stride]
     plain = [all(isinstance(v, int) for v in values) for values in given]
     layer = net.add("slice", x, *(tuple(v) if p else (0,) * len(axes) for v, p in zip(given, plain, strict=True)))

@@ -1,4 +1,4 @@
-"""Slices by ATen's rules: bounds clamped, counted from the end where negative, known when the engine runs."""
+"""Slices by ATen's rules: bounds are clamped, counted from the end if negative, and may be known only at run time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.network.net import Net
 
 @block
 def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 1) -> ITensor:
-    """``size`` elements along a dim, from ``start`` on, in steps; all of them in order is ``x`` itself."""
+    """``size`` elements along a dim, from ``start`` on, in steps; ``x`` itself if that is all of them in order."""
     if start == 0 and step == 1 and size == base.known_sizes(net, x)[dim]:
         return x
     return sampled(net, x, [dim], [start], [size], stride=[step])
@@ -25,7 +25,7 @@ def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 
 
 @fact
 def first(net: Net, bound: Size | None, size: Size) -> Size:
-    """Where a slice starts in a dim of this size: ``bound`` counted from the start, and inside."""
+    """The start of a slice in a dim of this size: ``bound`` counted from the start and clamped."""
     if bound is None:
         return 0
     low, high, value = sympy.Integer(0), expression(size), expression(bound)
@@ -35,7 +35,7 @@ def first(net: Net, bound: Size | None, size: Size) -> Size:
 
 @fact
 def is_data(net: Net, size: Size) -> bool:
-    """Whether a size is a value that a tensor holds, not the size of a dim: TensorRT would want it on the host."""
+    """Whether a size is an element of a tensor, not the size of a dim: TensorRT would require it on the host."""
     sources = (
         [net.ctx.symbols.get(str(s), (None, 0)) for s in size.expr.free_symbols]
         if isinstance(size, SymbolicInt)
@@ -46,7 +46,7 @@ def is_data(net: Net, size: Size) -> bool:
 
 @block
 def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
-    """One element of a dim, which goes."""
+    """One element of a dim, which is removed."""
     sizes = base.known_sizes(net, x)
     one = narrow(net, x, dim, first(net, index, sizes[dim]), 1)
     rest = [s for i, s in enumerate(sizes) if i != dim]
@@ -82,7 +82,7 @@ def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
 
 @block
 def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> ITensor:
-    """``x`` shifted along some dims; what leaves at one end enters at the other."""
+    """``x`` shifted along some dims; elements that leave at one end enter at the other."""
     sizes = base.known_sizes(net, x)
     moves: dict[int, Size] = {}
     for shift, dim in zip(shifts, dims, strict=True):
@@ -101,7 +101,7 @@ def _start(shift: Size, size: Size) -> Size:
 
 @block
 def flattened(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
-    """``x`` with two dims last and as one; the order in which its dims stand then, and their sizes."""
+    """``x`` with two dims moved to the end and merged; the resulting order of its dims, and their sizes."""
     rank = base.rank(x)
     last = [base.axis(dim1, rank), base.axis(dim2, rank)]
     order = [*(i for i in range(rank) if i not in last), *last]
@@ -111,7 +111,7 @@ def flattened(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list
 
 
 def diagonal_start(offset: int, columns: Size) -> Size:
-    """Where a diagonal starts in a matrix that is flattened; its elements are ``columns + 1`` apart."""
+    """The start of a diagonal in a flattened matrix; its elements are ``columns + 1`` apart."""
     return offset if offset >= 0 else product([-offset, columns])
 
 

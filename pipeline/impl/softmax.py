@@ -1,4 +1,4 @@
-"""Softmax and its logarithm, in float32 whatever the input is."""
+"""Softmax and its logarithm, in float32 for every input dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order: the largest and smallest elements along a dim and where they are, all by TensorRT's TopK layer."""
+"""Order: the largest and smallest elements along a dim and their indices, all by TensorRT's TopK layer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Pair = tuple[ITensor, ITensor]
 
 @block
 def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
-    """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN counts as infinity, among
-    infinities in no order of its own."""
+    """The ``k`` largest (or smallest) along a dim, in order, and their int64 indices. NaN counts as infinity; the order
+    among NaN and infinities is undefined."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     value = base.tensor(net, x, arithmetic(dtype), rank=2)  # TopK takes no vector
     axis = base.axis(dim, max(rank, 1)) + base.rank(value) - max(rank, 1)
@@ -107,7 +107,7 @@ def index_of_extremum(net: Net, largest: bool, x: Value, dim: int | None, keepdi
 
 @block
 def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
-    """All elements along a dim in order, and where they were; ``stable``: equal ones keep theirs."""
+    """All elements along a dim in order, and their indices; ``stable``: equal ones keep their order."""
     if base.rank(x) == 0:
         return topk(net, x, 1, 0, descending)
     length = base.known_sizes(net, x)[dim]

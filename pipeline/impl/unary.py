@@ -22,19 +22,19 @@ def floating(net: Net, x: Value) -> ITensor:
 
 @block
 def widened(net: Net, x: Value) -> ITensor:
-    """``x`` as float32, for functions of several layers: they round once at the end, as eager does."""
+    """``x`` as float32, for functions of several layers, so that they round once at the end, as eager does."""
     return base.tensor(net, x, torch.float32)
 
 
 @block
 def real(net: Net, operation: str, x: Value) -> ITensor:
-    """A function of real numbers; of integers it is a float."""
+    """A function of real numbers; integers give a float."""
     return base.unary(net, operation, floating(net, x))
 
 
 @block
 def signed(net: Net, operation: str, x: Value) -> ITensor:
-    """``ABS``, ``NEG`` or ``SIGN``, of integers as well."""
+    """``ABS``, ``NEG`` or ``SIGN``, also of integers."""
     dtype = base.dtype_of(x)
     result = base.unary(net, operation, base.tensor(net, x, arithmetic(dtype)))
     return base.cast(net, result, dtype)
@@ -57,7 +57,7 @@ def absolute(net: Net, x: ITensor) -> ITensor:
 
 @block
 def is_negative(net: Net, x: ITensor) -> ITensor:
-    """Whether a float has the sign bit; the reciprocal tells it of -0."""
+    """Whether a float has the sign bit; for -0 the reciprocal shows it."""
     below = layer(net, "LESS", x, 0.0, base.dtype_of(x))
     zero = layer(net, "LESS", base.unary(net, "RECIP", x), 0.0, base.dtype_of(x))
     return base.elementwise(net, "OR", below, zero)
@@ -65,7 +65,7 @@ def is_negative(net: Net, x: ITensor) -> ITensor:
 
 @block
 def rounded(net: Net, operation: str, x: Value) -> ITensor:
-    """``FLOOR``, ``CEIL`` or ``ROUND`` (halves to even); integers are what they are."""
+    """``FLOOR``, ``CEIL`` or ``ROUND`` (ties to even); integers are unchanged."""
     x = base.tensor(net, x)
     return base.unary(net, operation, x) if base.dtype_of(x).is_floating_point else x
 
@@ -132,7 +132,7 @@ def kind_of_number(net: Net, operation: str, x: Value) -> ITensor:
 
 @block
 def atan2(net: Net, y: Value, x: Value) -> ITensor:
-    """The angle of the point ``(x, y)``: of the smaller side over the larger, then moved to its octant."""
+    """The angle of the point ``(x, y)``: that of the smaller coordinate over the larger, then moved to its octant."""
     rank = max(base.rank(x), base.rank(y))
     a, b = (base.tensor(net, v, torch.float32, rank=rank) for v in (x, y))
     width, height = absolute(net, a), absolute(net, b)
@@ -150,7 +150,7 @@ def atan2(net: Net, y: Value, x: Value) -> ITensor:
 
 @block
 def round_to(net: Net, x: Value, decimals: int) -> ITensor:
-    """Rounded to so many decimals, halves to even; before the point where they are negative."""
+    """Rounded to a number of decimals, ties to even; negative numbers round before the decimal point."""
     scale = 10.0 ** abs(decimals)
     before, after = ("PROD", "DIV") if decimals > 0 else ("DIV", "PROD")
     moved = layer(net, before, widened(net, x), scale, torch.float32)

@@ -1,4 +1,4 @@
-"""Passes over a program's graph that make better networks: each is small, has a name, and can be left out."""
+"""Passes that rewrite a program's graph for better networks: each is small, has a name, and can be left out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PASSES: Final = (
     split_products,
     round_before_views,
 )
-"""All passes, in the order in which they run: each leaves the graph as the next one wants it."""
+"""All passes, in the order in which they run: each leaves the graph in the form that the next one expects."""
 
 RENAMED: Final = {
     "gelus": "fuse_gelu",
@@ -51,6 +51,6 @@ RENAMED: Final = {
     "products": "merge_linears",
     "heads": "merge_head_views",
 }
-"""What passes were called before, for the error that says what they are called."""
+"""Former names of passes, for the error that gives the new ones."""
 
 __all__ = ["PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]

@@ -1,4 +1,4 @@
-"""fold_batch_norm: make the scale and shift after a convolution part of its weights."""
+"""fold_batch_norm: fold the scale and shift after a convolution into its weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ what TensorRT makes of them, for batches of 1, 2, 4 and 8, whether its weights a
 def fold_batch_norm(rewriting: Rewriting) -> None:
     """Fold the scale and shift of a batch norm into the kernel and bias of the convolution before it.
 
-    The new weights are made in float32 by a recipe, and rounded once. It is done where only the scaled result is read,
-    in float16 and for batches that are large enough: TensorRT then adds a residual in the convolution's own kernel,
-    which it does by itself for other dtypes, and which makes small batches slower (see ``BATCH``).
+    A recipe computes the new weights in float32 and rounds once. The pass applies if only the scaled result is read, in
+    float16, and for batches that are large enough: TensorRT then adds a residual in the convolution's own kernel. For
+    other dtypes it does so by itself, and small batches would become slower (see ``BATCH``).
     """
     for node in rewriting.nodes(aten.convolution.default):
         rows = expression(node.meta["val"].shape[0])

@@ -1,9 +1,9 @@
 """fuse_attention: recognize attention where a model spells it out, so that it is converted as one operator.
 
-The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere on the way, the scale before or after
-the product, and masks that are added, filled in or selected. It is replaced where TensorRT has one kernel for it, and
-where nothing else reads the scores; elsewhere it stays as it is. A row where nothing counts, all of it filled with
-minus infinity, is 0 afterwards, as PyTorch's own attention gives it, where softmax gives NaN.
+The form is ``softmax(query @ keyᵀ · scale + mask) @ value``, with casts anywhere in between, the scale before or after
+the product, and masks that are added, filled in or selected. It is replaced if TensorRT has one kernel for it and
+nothing else reads the scores; otherwise it stays as it is. A row that is masked completely, all of it filled with minus
+infinity, becomes 0, as in PyTorch's own attention, where softmax gives NaN.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ SDPA = aten.scaled_dot_product_attention.default
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
 
 BLOCKED = -1e4
-"""What is filled in for scores that do not count: this, or less."""
+"""Masked scores are filled with this number or a lower one."""
 
 
 @frozen
 class Scores:
-    """What a softmax is taken of: the product of query and key, times a scale, with masks.
+    """The input of a softmax: the product of query and key, times a scale, with masks.
 
-    ``allowed`` are conditions, each with whether it says what counts or what does not. ``finite``: what does not count
-    has a large negative number, so that a row where nothing counts becomes an average.
+    ``allowed``: conditions, each with whether it selects the positions that count or those that do not. ``finite``:
+    masked positions get a large negative number, so that a completely masked row becomes an average.
     """
 
     query: Node
@@ -99,7 +99,7 @@ def _is_softmax(node: object) -> bool:
 
 
 def _source(node: object) -> Argument:
-    """What a node is a copy or a cast of."""
+    """The node of which another is a copy or a cast."""
     while isinstance(node, Node) and (is_copy(node) or is_cast(node)):
         node = node.args[0]
     return node
@@ -175,7 +175,7 @@ def _selected(rewriting: Rewriting, node: Node) -> Scores | None:
 
 
 def _some_count(rewriting: Rewriting, scores: Scores) -> bool:
-    """Whether something counts in every row, as far as that can be told now."""
+    """Whether every row is known to have an unmasked position."""
     known = [(rewriting.literal(condition), allows) for condition, allows in scores.allowed]
     rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
     if len(rows) < len(known):

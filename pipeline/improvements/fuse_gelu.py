@@ -48,7 +48,7 @@ def _is_cube(node: Argument, x: Node) -> bool:
 
 
 def _times(rewriting: Rewriting, node: object, factor: float) -> Argument:
-    """What is multiplied by this factor."""
+    """The operand that is multiplied by this factor."""
     return _other(rewriting, _uncast(node), aten.mul.Tensor, factor)
 
 
@@ -76,7 +76,7 @@ def _calls(node: object, target: object) -> bool:
 
 
 def _uncast(node: object) -> Argument:
-    """What a node is a wider or narrower float of."""
+    """The node of which another is a cast between floats."""
     while isinstance(node, Node) and is_cast(node):
         node = node.args[0]
     return node

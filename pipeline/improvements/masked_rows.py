@@ -1,9 +1,9 @@
-"""masked_rows: give rows that have nothing to attend to PyTorch's value 0, where softmax gives NaN, at least cost.
+"""masked_rows: give completely masked rows PyTorch's value 0, where softmax gives NaN, at the least cost.
 
-To select them costs a kernel after each attention. A mask that is the same for all queries, of padding say, leaves
-whole batches nothing: their values are 0 instead, in the kernel that brings them into order anyway. Else, most often, a
-linear layer comes next, whose rows are then its bias: they are selected after it, where TensorRT has a kernel for
-elementwise operators anyway. The mask that the attention sees leaves everything in such rows.
+Selecting them costs a kernel after each attention. A mask that is the same for all queries (of padding, say) masks
+whole batches: their values are set to 0 instead, in the kernel that reorders them anyway. Otherwise a linear layer
+usually comes next, whose rows then equal its bias: they are selected after it, where TensorRT has a kernel for
+elementwise operators anyway. The mask that the attention sees hides nothing in such rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pipeline.shapes.environment import shape_of
 
 @frozen
 class Projection:
-    """The linear layer after an attention: its result [B, Q, N], and what it gives for rows of zeros."""
+    """The linear layer after an attention: its result [B, Q, N], and its value for rows of zeros."""
 
     node: Node
     bias: Node | None
@@ -48,7 +48,7 @@ class Projection:
 
 @frozen
 class Opened:
-    """A mask that leaves something in every row, and where the one that it was made of did: [B, H, Q, 1], and without
+    """A mask that leaves something in every row, and the rows in which the original mask did: [B, H, Q, 1], and without
     heads [B, Q, 1]."""
 
     mask: Node
@@ -58,8 +58,8 @@ class Opened:
 
 @improvement
 def masked_rows(rewriting: Rewriting) -> None:
-    """Give rows in which a mask hides everything the result 0, as eager does, where that costs least: by values of 0
-    where a whole batch is masked, else by a selection after the linear layer that follows the attention."""
+    """Give completely masked rows the result 0, as eager does, at the least cost: by values of 0 if a whole batch is
+    masked, else by a selection after the linear layer that follows the attention."""
     opened: dict[Node, Opened | None] = {}
 
     def once(mask: Node, before: Node) -> Opened | None:
@@ -85,7 +85,7 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 
 def _one_row(rewriting: Rewriting, mask: object) -> Node | None:
-    """What a mask is made of that has one row, for all queries and heads."""
+    """The one-row mask that another expands to all queries and heads."""
     if not isinstance(mask, Node):
         return None
     if rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-1]):

@@ -30,7 +30,7 @@ def merge_head_views(rewriting: Rewriting) -> None:
 
 @frozen
 class Part:
-    """A slice of a last dim, from ``start``, that ``view`` sees as ``heads`` of ``width`` elements."""
+    """A slice of a last dim, from ``start``, that ``view`` reshapes to ``heads`` of ``width`` elements."""
 
     view: Node
     start: int

@@ -1,5 +1,5 @@
-"""merge_slices: compute once what neighbouring slices of one tensor are put through alike, as rotations of queries and
-keys are."""
+"""merge_slices: compute equal chains on neighbouring slices of one tensor at once, such as rotations of queries and
+keys."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import is_pointwise
-from pipeline.aten.traits import Does, does, states_sizes
+from pipeline.aten.traits import CONTRACTIONS, Does, does, states_sizes
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of
 from pipeline.improvements.row_reads import rows_read
 
-PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS)
 MOVES = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.WRITES)
-BEHIND = frozenset(PRODUCTS + MOVES)
-"""What may read the slices in the end: TensorRT computes nothing else in the kernel that gives them."""
+BEHIND = frozenset(CONTRACTIONS + MOVES)
+"""The operators that may read the final slices: TensorRT fuses none of them into the kernel that computes the
+slices."""
 
 
 @improvement
 def merge_slices(rewriting: Rewriting) -> None:
-    """Compute what two neighbouring slices go through alike on both at once, and slice what comes of it.
+    """Compute equal chains of operators on two neighbouring slices at once, and slice the result.
 
-    Queries and keys of one projection are rotated so. A step of a Llama-like decoder has a kernel less in each layer:
-    keys are written into the cache where queries are rotated. What is alike has to end where kernels end, before a
-    product, a view or a write: half of a chain would be a kernel more.
+    Rotations of queries and keys of one projection are such chains. A step of a Llama-like decoder saves a kernel in
+    each layer: keys are written into the cache where queries are rotated. The chains must end where kernels end, before
+    a product, a view or a write: merging half of a chain would add a kernel.
     """
     for node in list(rewriting.graph.nodes):
         slices = [] if node._erased else sorted(_slices(node), key=lambda each: each.start)
@@ -128,14 +128,14 @@ class _Chain:
 
     @property
     def ends(self) -> list[tuple[Node, Node]]:
-        """The pairs behind the slices that something else reads."""
+        """The pairs after the slices that nodes outside the chain read."""
         inside = {*self.pairs, *self.pairs.values()}
         behind = list(self.pairs.items())[1:]
         return [pair for pair in behind if any(user not in inside for node in pair for user in node.users)]
 
     @property
     def pays(self) -> bool:
-        """Whether something is computed, and all that is read outside is read by what begins a kernel."""
+        """Whether the chain computes something, and all its readers outside begin a kernel."""
         inside, ends = {*self.pairs, *self.pairs.values()}, self.ends
         readers = {user for pair in ends for node in pair for user in node.users if user not in inside}
         return bool(ends) and any(map(is_pointwise, self.pairs)) and all(does(r.target) in BEHIND for r in readers)

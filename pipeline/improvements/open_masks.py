@@ -1,4 +1,4 @@
-"""Open masks: those that leave something to attend to in every row, and how a program says so of one."""
+"""Open masks: masks that leave something to attend to in every row, and how a program declares one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NOT = (aten.logical_not.default, aten.bitwise_not.default)
 
 
 def declared_open(rewriting: Rewriting, mask: Node, before: Node) -> Node:
-    """The mask as one that the program says is open; itself if it says so already."""
+    """Declare a mask as open in the program; itself if it is declared already."""
     return mask if is_open(mask) else rewriting.create(OPEN_MASK, (mask,), {}, before)
 
 
 def is_made_open(mask: Any) -> bool:
-    """Whether a mask shows by how it is made that something is left to attend to in every row: it has no minus
-    infinity, or it is another mask, and lets everything through where that has nothing."""
+    """Whether the way a mask is computed proves that every row has something to attend to: it has no minus infinity, or
+    it opens the rows of another mask that are completely masked."""
     while isinstance(mask, Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     if not isinstance(mask, Node):
@@ -38,7 +38,7 @@ def is_made_open(mask: Any) -> bool:
 
 
 def _has_nothing(rows: Any, mask: Any) -> bool:
-    """Whether one tensor says of each row of another that it has nothing: ``~mask.any(-1, keepdim=True)``."""
+    """Whether one tensor marks the completely masked rows of another: ``~mask.any(-1, keepdim=True)``."""
     some = rows.args[0] if isinstance(rows, Node) and rows.target in NOT else None
     if not isinstance(some, Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
         return False

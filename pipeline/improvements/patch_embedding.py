@@ -17,8 +17,8 @@ def patch_embedding(rewriting: Rewriting) -> None:
     """Replace a convolution with a large kernel and the same stride, without padding, groups or dilation, by a product
     of patches and weights.
 
-    TensorRT-RTX 1.4 has no fast kernel for it on an H200: the first layer of ViT-B/16 took 0.15 ms of 0.79. For small
-    kernels it has: as products, the 4 x 4 and 2 x 2 kernels of ConvNeXt took 1 % longer.
+    TensorRT-RTX 1.4 has no fast kernel for such a convolution on an H200: the first layer of ViT-B/16 took 0.15 ms of
+    0.79. It has one for small kernels: as products, the 4 x 4 and 2 x 2 kernels of ConvNeXt took 1 % longer.
     """
     for node in rewriting.nodes(aten.convolution.default):
         if _tiles(node) and rewriting.is_constant(node.args[1]):

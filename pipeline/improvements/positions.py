@@ -1,4 +1,4 @@
-"""Positions that follow one another: the first of them, where an index can be seen to count up from it."""
+"""Find the first of consecutive positions, if the graph shows that an index counts up from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADDS = (aten.add.Tensor, aten.add.Scalar)
 
 
 def first_position(rewriting: Rewriting, index: Node) -> Start | None:
-    """Return where an index starts whose last dim counts up by 1; None where that cannot be seen."""
+    """Return the first position of an index whose last dim counts up by 1; None if the graph does not show that."""
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index

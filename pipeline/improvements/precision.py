@@ -1,6 +1,6 @@
 """Rules of mixed precision: which operators run in halves, in float32, or in the dtype of their inputs.
 
-An operator that no rule names is computed in float32: what is not known to be safe in halves is not done in halves.
+An operator without a rule is computed in float32: only operators known to be safe in halves run in halves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch._ops import OpOverload, OpOverloadPacket
 
-from pipeline.aten.traits import PART, Does, does
+from pipeline.aten.traits import CONTRACTIONS, PART, Does, does
 from pipeline.settings import ModulePredicate, qualified_names
 
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
@@ -27,7 +27,7 @@ class Rule:
     """How an operator is computed, and why.
 
     ``"half"``: its float32 tensors are cast. ``"float32"``: in the dtypes that the model has. ``"inputs"``: in the
-    widest dtype of its inputs, parameters aside. ``"said"``: it says itself, or has no dtype.
+    widest dtype of its inputs, parameters aside. ``"said"``: the call states its dtype, or has none.
     """
 
     mode: Mode
@@ -44,7 +44,7 @@ SAID = Rule("said", "it says its dtype")
 OTHERS = Rule("float32", "norms, softmax, long sums, and what no rule names")
 
 BY_TRAIT: Final[Mapping[Does, Rule]] = {
-    **dict.fromkeys((Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS), PRODUCTS),
+    **dict.fromkeys(CONTRACTIONS, PRODUCTS),
     **dict.fromkeys((*PART, Does.MIXES), MOVES),
     **dict.fromkeys((Does.CASTS, Does.READS), SAID),
     Does.LOOKS_UP: LOOKUPS,
@@ -67,7 +67,7 @@ TABLE: Final[Mapping[Rule, str]] = {
     WINDOWS: "avg_pool1d avg_pool2d avg_pool3d batch_norm _native_batch_norm_legit_no_training",
     OTHERS: "grid_sampler grid_sampler_2d grid_sampler_3d",
 }
-"""The rules of operators that what they do does not tell: these go before."""
+"""The rules of operators whose kind does not determine them: these take precedence."""
 
 BY_NAME: Final = {name: rule for rule, names in TABLE.items() for name in names.split()}
 
@@ -76,7 +76,7 @@ STATISTICS: Final = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
 def name_of(target: object) -> str:
-    """``softmax`` for ``aten.softmax.int``; empty for what is no operator of ATen."""
+    """The operator's name, ``softmax`` for ``aten.softmax.int``; empty if the target is not an operator of ATen."""
     return target._schema.name.removeprefix("aten::") if isinstance(target, OpOverload) else ""
 
 
@@ -106,7 +106,7 @@ def _beyond_halves(node: torch.fx.Node) -> bool:
 
 
 def excluded_entries(value: object) -> tuple[Excluded, ...]:
-    """The entries of ``exclude``, checked: `TypeError` for what is no operator, pattern or predicate."""
+    """Check the entries of ``exclude``: `TypeError` for anything but an operator, pattern or predicate."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"exclude takes a collection of operators, patterns or predicates, not {value!r}")
     entries = tuple(value)
@@ -117,7 +117,7 @@ def excluded_entries(value: object) -> tuple[Excluded, ...]:
 
 
 def excludes(entry: Excluded, target: object, path: str) -> bool:
-    """Whether an entry means this operator, in the module at this path or in one above it."""
+    """Whether an entry matches this operator, in the module at this path or in one above it."""
     if isinstance(entry, OpOverload):
         return target is entry
     if isinstance(entry, OpOverloadPacket):

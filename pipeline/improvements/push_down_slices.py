@@ -1,10 +1,11 @@
-"""push_down_slices: select rows before the layers that compute each row by itself, not after them.
+"""push_down_slices: select rows before the layers that compute each row independently, not after them.
 
-A classifier that looks at one token needs no more of the last layer than that token.
+A classifier that reads one token needs only that token of the last layer.
 
-A selection moves before the operators that work on each row by itself, as far up as nothing else reads what they give.
-TensorRT selects where the model does, after all has been computed. Attention computes all of its rows: with fewer
-queries ViT's at batch 8 took an H200 no less time, and the product that gives them with keys and values was two.
+A selection moves up before operators that work on each row independently, as long as nothing else reads their results.
+TensorRT itself selects where the model does, after everything has been computed. Attention still computes all of its
+rows: with fewer queries ViT's at batch 8 took an H200 no less time, and the product for queries, keys and values was
+split in two.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class Selection:
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """What makes two selections of one tensor the same."""
+        """The key by which two selections of one tensor are equal."""
         return self.dim, self.start, self.stop
 
 
 @improvement
 def push_down_slices(rewriting: Rewriting) -> None:
-    """Move a selection of few rows before the operators that compute each row by itself."""
+    """Move a selection of few rows before the operators that compute each row independently."""
     for node in reversed(list(rewriting.nodes(aten.select.int, aten.slice.Tensor))):
         chosen = None if node._erased else _selection(node)
         if chosen is not None:
@@ -62,7 +63,7 @@ def push_down_slices(rewriting: Rewriting) -> None:
 
 
 def _selection(node: Node) -> Selection | None:
-    """What a node selects, if that is at most half of the rows there are."""
+    """The rows that a node selects, if they are at most half."""
     source = source_of(node)
     if not isinstance(source, Node) or source.op != "call_function" or node.kwargs:
         return None
@@ -120,7 +121,7 @@ class _Narrowing:
         self.made: dict[tuple[Node, int], Node] = {}
 
     def apply(self) -> None:
-        """Computes the rows alone, and lets all that selected them read them; nothing, if a converter is missing."""
+        """Compute only the rows, and let every selection of them read these; do nothing if a converter is missing."""
         for node in sorted(self.region):
             self.made[node, self.region[node]] = self._narrow(node, self.region[node])
         if all(map(self.rewriting.accepted, self.made.values())):

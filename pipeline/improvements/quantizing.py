@@ -1,4 +1,4 @@
-"""How operators are quantized to nearest: which can be, in which types, and by which scales."""
+"""Quantize operators by rounding to nearest: which can be quantized, to which types, with which scales."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weight_of(node: Node) -> Node | None:
 
 
 def block_of(type: str, node: Node) -> tuple[int, ...] | None:
-    """The block of a weight's scales: one for each output, or INT4's blocks along a row; None where none is."""
+    """The block of a weight's scales: one for each output, or INT4's blocks along a row; None if there is none."""
     weight = weight_of(node)
     assert weight is not None
     shape = weight.meta["val"].shape
@@ -46,7 +46,7 @@ def block_of(type: str, node: Node) -> tuple[int, ...] | None:
 
 
 def rounded(weight: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """A weight as its codes have it, of scales by the greatest size among the numbers that share one."""
+    """Round a weight to its codes and back, each scale from the greatest magnitude among its numbers."""
     rows, *rest = weight.shape
     length = block[-1] if block[-1] > 1 else -1
     groups = weight.float().reshape(rows, -1, length) if length > 1 else weight.float().reshape(rows, 1, -1)

@@ -1,4 +1,4 @@
-"""``Rewriting``: a fresh copy of a program's graph, and the ways in which a pass may change it."""
+"""``Rewriting``: a copy of a program's graph, and the changes that a pass may make to it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SMALL = 1 << 22
 
 @frozen
 class Claimed:
-    """The target, to passes of ours, of a call that a converter of the user's may take."""
+    """The target that hides a call from our passes, because a user's converter may take it."""
 
     target: Target
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """The operator's result: fx takes callables for targets."""
+        """Call the operator: fx requires targets to be callable."""
         return self.target(*args, **kwargs)
 
 
@@ -53,8 +53,8 @@ class Rewriting:
         self.made: dict[str, Argument] = {}
 
     def run_protected(self, each: Improvement) -> None:
-        """Apply a pass that leaves alone what a HIGH converter of the user's may take: the pass knows none of these
-        calls, and is undone where one of them is not needed any more."""
+        """Apply a pass without touching calls that a user's HIGH converter may take: the pass does not recognise them,
+        and is undone if one of them is no longer needed."""
         if not self.claims.high:
             return each.apply(self)
         self._hide()
@@ -80,13 +80,13 @@ class Rewriting:
                 node.target = node.target.target
 
     def nodes(self, *targets: object) -> Iterator[Node]:
-        """The calls of these operators, in order; the graph may change meanwhile."""
+        """Yield the calls of these operators, in order; the graph may change meanwhile."""
         for node in list(self.graph.nodes):
             if node.op == "call_function" and node.target in targets and not node._erased:
                 yield node
 
     def create(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], before: Node) -> Node:
-        """A call before a node and on behalf of it, with the fake value that it gives."""
+        """Create a call before a node and on behalf of it, with its fake value."""
         key = f"{target} {signature(args)} {signature(kwargs)}"
         if key not in self.made:
             self.made[key] = fake_result(self.mode, target, args, kwargs)
@@ -98,7 +98,7 @@ class Rewriting:
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
     ) -> Node | None:
-        """The call in the place of ``old``; None, and no change, if no converter takes it or it gives another type."""
+        """Replace ``old`` by a call; None, without any change, if no converter takes it or its type differs."""
         new = self.create(target, args, kwargs or {}, old)
         if self.accepted(new) and self.replace(old, new):
             return new
@@ -110,9 +110,10 @@ class Rewriting:
         return self.claims.accepts_surely(node)
 
     def replace(self, old: Node, new: Node) -> bool:
-        """Lets all who read ``old`` read ``new``, if both are of one dtype and shape, and erases what is not read then.
+        """Let all readers of ``old`` read ``new``, if dtype and shape are equal, and erase nodes that nothing reads any
+        more.
 
-        An output stays a tensor of its own: it becomes no input, no constant and no other output.
+        An output stays a separate tensor: it does not become an input, a constant or another output.
         """
         returned = is_output(old)
         if not alike(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
@@ -125,7 +126,7 @@ class Rewriting:
         return True
 
     def erase(self, node: Node) -> None:
-        """Erases a node without readers, and what only it has read."""
+        """Erase a node without readers, and the nodes that only it read."""
         waiting = [node]
         while waiting:
             dead = waiting.pop()
@@ -134,7 +135,8 @@ class Rewriting:
                 self.graph.erase_node(dead)
 
     def is_constant(self, node: object) -> bool:
-        """Whether a value is the same at every call, and folded: a number, or made of the model's tensors."""
+        """Whether a value is the same at every call and can be folded: a number, or computed from the model's
+        tensors."""
         if not isinstance(node, Node):
             return True
         if node.op == "placeholder":
@@ -144,7 +146,7 @@ class Rewriting:
         )
 
     def literal(self, node: Argument) -> torch.Tensor | None:
-        """The value of a small constant that none of the model's own tensors has a part in."""
+        """The value of a small constant that does not depend on the model's own tensors."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
@@ -158,13 +160,13 @@ class Rewriting:
         return float(found) if found is not None and found.numel() == 1 else None
 
     def finished(self) -> Program:
-        """The new program: what has become constant is folded, with its recipe."""
+        """The new program: nodes that have become constant are folded, with their recipes."""
         return fold(self.program.with_graph(self.graph))
 
 
 @frozen
 class Improvement:
-    """A pass: its name, and what it does to a graph. It finds what it can do for certain, and leaves the rest alone."""
+    """A pass: its name, and the function that changes a graph. It changes only what it recognises for certain."""
 
     name: str
     apply: Callable[[Rewriting], None]
@@ -195,21 +197,22 @@ def dtype_of(node: object) -> torch.dtype | None:
 
 
 def is_copy(node: Node) -> bool:
-    """Whether a node gives its input as it is: a copy, or a slice of everything, which torch 2.11 writes for ``:``."""
+    """Whether a node returns its input unchanged: a copy, or a slice of everything, which torch 2.11 writes for
+    ``:``."""
     if node.target is aten.slice.Tensor:
         return argument(node, "step") == 1 and alike(node, source_of(node))
     return does(node.target) is Does.COPIES
 
 
 def copied(node: Node) -> Node:
-    """What a node is a copy of; itself if it is none."""
+    """The node of which this one is a copy; itself if it is not a copy."""
     while is_copy(node):
         node = source_of(node)
     return node
 
 
 def is_cast(node: Node) -> bool:
-    """Whether a node casts to a float that networks have."""
+    """Whether a node casts to a floating-point dtype of networks."""
     return does(node.target) is Does.CASTS and dtype_of(node) in FLOATS
 
 
@@ -224,7 +227,7 @@ def source_of(node: Node) -> Argument:
 
 
 def only_reader(node: Node) -> Node | None:
-    """The one node that reads a node, if there is just one, and it is no output."""
+    """The only node that reads a node; None if there are several, or it is the output."""
     readers = list(node.users)
     return readers[0] if len(readers) == 1 and readers[0].op != "output" else None
 
@@ -240,12 +243,12 @@ def is_item(node: Node) -> bool:
 
 
 def is_transposed(node: Node) -> bool:
-    """Whether a node gives its input with the dims in another order."""
+    """Whether a node returns its input with the dims in another order."""
     return does(node.target) is Does.TRANSPOSES
 
 
 def permutation(node: Node) -> list[int]:
-    """The dims of a transposing node's input in the order of its result: where a tensor without elements has them."""
+    """The dims of a transposing node's input in the order of its result, found by transposing a tensor on "meta"."""
     sizes = range(2, rank_of(node) + 2)
     turned = node.target(torch.empty(tuple(sizes), device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]
     return [sizes.index(size) for size in turned.shape]

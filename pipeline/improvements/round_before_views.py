@@ -13,10 +13,11 @@ VIEWS = (Does.RESHAPES, Does.SQUEEZES, Does.TRANSPOSES)
 
 @improvement
 def round_before_views(rewriting: Rewriting) -> None:
-    """Let a cast from float32 to bfloat16 follow what computes, and views follow the cast: the values are the same.
+    """Move a cast from float32 to bfloat16 directly after the operator that computes, and views after the cast: the
+    values are the same.
 
-    RTX 1.4 rounds in the kernel of the product or convolution and moves afterwards. What keeps such a kernel right has
-    to follow the cast at once (`impl.base.cast`): behind a move it lies in the next kernel.
+    RTX 1.4 rounds in the kernel of the product or convolution and moves elements afterwards. The layer that keeps such
+    a kernel right must follow the cast directly (`impl.base.cast`): after a move it would be in the next kernel.
     """
     if CAPABILITIES.halves_after_products:
         return

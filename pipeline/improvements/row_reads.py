@@ -1,4 +1,5 @@
-"""``rows_read``: operators that compute each row of a dim by itself, and the rows of their arguments that these are."""
+"""``rows_read``: operators that compute each row of a dim independently, and the rows of their arguments that they
+read."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Dims: TypeAlias = Mapping[int, int]
 
 
 def rows_read(node: Node, dim: int) -> Dims | None:
-    """How an operator reads its arguments row by row to give rows of ``dim``; None if it does not."""
+    """How an operator reads its arguments row by row to compute rows of ``dim``; None if it does not."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None

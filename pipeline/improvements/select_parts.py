@@ -1,4 +1,4 @@
-"""select_parts: take equal parts of a projection from one view of it, where several profiles share its weights."""
+"""select_parts: take equal parts of a projection from one view of it, if several profiles share its weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, 
 
 @improvement
 def select_parts(rewriting: Rewriting) -> None:
-    """Replace the slices that cut a projection's last dim into equal parts, as gates are, by selections from one view.
+    """Replace slices that cut a projection's last dim into equal parts (gates, say) by selections from one view.
 
-    TensorRT-RTX 1.4 cuts the weights instead, or turns them round, each profile in its own way, and the engine has them
-    twice: 1.5 times a layer's weights for a Llama-like decoder with a profile for single tokens and one for prompts.
+    TensorRT-RTX 1.4 would cut or transpose the weights instead, differently for each profile, and the engine would hold
+    them twice: 1.5 times a layer's weights for a Llama-like decoder with a profile for single tokens and one for
+    prompts.
     """
     for node in rewriting.nodes(aten.linear.default) if len(rewriting.program.profiles) > 1 else ():
         parts = sorted(pieces(node), key=lambda part: part[1])

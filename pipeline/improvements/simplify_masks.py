@@ -1,7 +1,7 @@
-"""simplify_masks: replace attention masks that are known when a program is compiled to hide nothing or later positions,
-and say of those that hide with a finite number, or open rows that have nothing, that they leave something in every row.
+"""simplify_masks: replace attention masks that are known at compile time to hide nothing or only later positions, and
+declare masks as open if they hide with a finite number, or open completely masked rows.
 
-Models make masks out of counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
+Models make masks from counted positions, ``arange(n)[:, None] >= arange(n)``, whose sizes need not be known.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.improvements.rewriting import (
 from pipeline.shapes.environment import shape_of
 
 WRAPS = (aten.expand.default, aten._to_copy.default, aten.unsqueeze.default)
-"""Operators that leave the last two dims of a mask as they are, or whose shapes tell that they do not."""
+"""Operators that leave the last two dims of a mask as they are, or whose shapes show that they do not."""
 
 AND = (aten.bitwise_and.Tensor, aten.logical_and.default)
 
@@ -60,7 +60,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
 
 
 def constant_of(rewriting: Rewriting, node: object) -> float | None:
-    """The number that all elements of a tensor are; None where they differ or are not known."""
+    """The number that all elements of a tensor equal; None if they differ or are unknown."""
     bounds = _bounds(rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
@@ -72,13 +72,13 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
 
 
 Bounds: TypeAlias = tuple[float, float]
-"""Two numbers between which all elements of a tensor lie, as its dtype has them: what is too large is infinite."""
+"""Two numbers between which all elements of a tensor lie, rounded to its dtype: larger ones are infinite."""
 
 ANY_BOOL: Bounds = (0.0, 1.0)
 
 
 def _bounds(rewriting: Rewriting, node: object) -> Bounds | None:
-    """Between which numbers the elements of a tensor lie; None if that is not known."""
+    """The bounds of a tensor's elements; None if unknown."""
     if not isinstance(node, Node):
         return (float(node), float(node)) if isinstance(node, bool | int | float) and node == node else None
     found = rewriting.literal(node)
@@ -91,7 +91,7 @@ def _bounds(rewriting: Rewriting, node: object) -> Bounds | None:
 
 
 def _computed(rewriting: Rewriting, node: Node) -> Bounds | None:
-    """The bounds of what an operator gives, before its dtype rounds them."""
+    """The bounds of an operator's result, before rounding to its dtype."""
     args: Argument = node.args
     if node.target is aten.arange.default:
         return 0.0, math.inf

@@ -1,4 +1,4 @@
-"""transpose_weights: give products their weights as linear layers have them, where several profiles share them."""
+"""transpose_weights: store weights of products as linear layers do, if several profiles share them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
 def transpose_weights(rewriting: Rewriting) -> None:
     """Replace a product by a constant ``[K, N]``, as GPT-2 has them, by a linear layer with its weights as ``[N, K]``.
 
-    TensorRT-RTX 1.4 turns such a constant round in the profile for single tokens, and not in the one for prompts: an
+    TensorRT-RTX 1.4 transposes such a constant in the profile for single tokens, but not in the one for prompts: an
     engine with both has it twice. A linear layer's weights stay as they are in both.
     """
     for node in rewriting.nodes(*PRODUCTS) if len(rewriting.program.profiles) > 1 else ():

@@ -1,7 +1,8 @@
-"""update_in_place: update buffers that a program writes rows to, such as key and value caches, where they lie.
+"""update_in_place: update buffers that a program writes rows to, such as key and value caches, in place.
 
 A write of consecutive rows becomes ``pipeline::cache_update``, which engines run in place: its cache is the buffer
-itself, or its first batches, seen as [B, N, S, D]. One more output of the program says whether all rows were inside.
+itself, or its first batches, viewed as [B, N, S, D]. An additional output of the program says whether all rows were
+inside.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Held:
 
 @frozen
 class Checked:
-    """What has to hold of a write: start + length is at most size."""
+    """The condition of a write: start + length is at most size."""
 
     starts: Node
     update: Node
@@ -79,7 +80,7 @@ def update_in_place(rewriting: Rewriting) -> None:
 
 
 def _held(placeholder: Node, whole: Node) -> Held | None:
-    """The write to a buffer of which nothing else needs the old value; None if there is none that engines can take."""
+    """The write to a buffer whose old value nothing else needs; None if engines cannot run it in place."""
     value = placeholder.meta["val"]
     if whole.op == "placeholder" or not value.numel():
         return None
@@ -119,7 +120,7 @@ def _is_same_slice(view: Node, whole: Node) -> bool:
 
 
 def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] | None:
-    """Put an update in the place of a write, output number ``at``: its cache, and what has to hold of it."""
+    """Replace a write, output number ``at``, by an update; return its cache and the condition to check."""
     can = CAPABILITIES.kv_cache_update and held.placeholder.meta["val"].dtype in DTYPES
     write = write_of(rewriting, held.written) if can else None
     if write is None:
@@ -145,7 +146,7 @@ def _updated(rewriting: Rewriting, held: Held, at: int) -> tuple[Node, Checked] 
 
 
 def _write_outside(rewriting: Rewriting, held: Held, at: int) -> None:
-    """Have PyTorch write rows to a large buffer wherever an index says, if engines would copy it and may end there."""
+    """Let PyTorch write rows to a large buffer at indices, if engines would copy the buffer and may be cut there."""
     value = held.placeholder.meta["val"]
     if rewriting.program.settings.require_full_compilation or held.written is not held.whole:
         return

@@ -1,4 +1,4 @@
-"""Writes of consecutive rows, by whatever operator: ``index_copy``, ``index_put``, ``slice_scatter``."""
+"""Recognise writes of consecutive rows by different operators: ``index_copy``, ``index_put``, ``slice_scatter``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from attrs import frozen
 from pipeline.aten.arguments import bind
 from pipeline.improvements.positions import Start, first_position
 from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, rank_of
+from pipeline.program import READS_DATA
 from pipeline.shapes.environment import Expr, Shape, expression, shape_of
-
-READS = (aten.item.default, aten._local_scalar_dense.default)
 
 
 @frozen
 class Write:
-    """Rows written along ``dim``: ``update`` has the shape of what is written to but for its size there. ``starts`` is
-    [1], or [B] where each index of dim 0 has a start of its own."""
+    """Rows written along ``dim``: ``update`` has the shape of the written tensor, except for its size along ``dim``.
+    ``starts`` is [1], or [B] if each index of dim 0 has its own start."""
 
     dim: int
     starts: Node
@@ -27,7 +26,8 @@ class Write:
 
 
 def write_of(rewriting: Rewriting, node: Node) -> Write | None:
-    """Return the rows that a node writes to its first argument; None where they are not seen to be consecutive."""
+    """Return the rows that a node writes to its first argument; None if the graph does not show that they are
+    consecutive."""
     read = FORMS.get(node.target)
     if read is None:
         return None
@@ -75,7 +75,7 @@ def _slice_scatter(rewriting: Rewriting, node: Node, x: Node, given: Sequence[An
 
 
 def _written(source: Node, dim: int, length: Expr) -> Node:
-    """What is copied to a slice, before it was expanded to the size that the slice turns out to have."""
+    """The value copied to a slice, before it was expanded to the slice's size."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
         known = source.target in (aten.copy.default, aten.expand.default, aten.view.default)
@@ -163,7 +163,7 @@ def _wrapped(rewriting: Rewriting, start: Start, index: Node, x: Node, dim: int,
 
 def _starts(rewriting: Rewriting, start: Start, node: Node) -> Node:
     """A start as a tensor of one dim."""
-    if isinstance(start, Node) and start.target in READS and isinstance(start.args[0], Node):
+    if isinstance(start, Node) and start.target in READS_DATA and isinstance(start.args[0], Node):
         start = start.args[0]  # Python reads it from this very tensor
     if not isinstance(start, Node) or not isinstance(start.meta.get("val"), torch.Tensor):
         return rewriting.create(aten.full.default, ([1], start), {"dtype": torch.int64}, node)
@@ -182,4 +182,4 @@ FORMS: Final[Mapping[Any, Form]] = {
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
 }
-"""How each operator says where it writes."""
+"""For each operator, the function that reads where it writes."""

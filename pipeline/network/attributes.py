@@ -24,7 +24,7 @@ class Attribute:
 
 
 def dims(holder: object, name: str) -> tuple[int, ...] | None:
-    """Dims as a tuple, or None where TensorRT holds none: their length is then -1 on 1.4, None or an error since."""
+    """Read dims as a tuple; None if TensorRT has none (their length is -1 on 1.4, and None or an error since)."""
     try:
         value = getattr(holder, name)
         return None if value is None else tuple(value)
@@ -46,13 +46,13 @@ def dtype(layer: trt.ILayer, name: str) -> Value:
 
 
 def mask(layer: trt.ILayer, name: str) -> Value:
-    """TensorRT gives a set of axes as the bits of an integer."""
+    """Read a set of axes, which TensorRT stores as the bits of an integer."""
     bits = int(getattr(layer, name))
     return tuple(axis for axis in range(bits.bit_length()) if bits >> axis & 1)
 
 
 def permutation(layer: trt.ILayer, name: str) -> Value:
-    """Eight entries whatever the rank; the identity, which is the default, is None."""
+    """Read a permutation, which has eight entries for any rank; None for the identity, the default."""
     order = tuple(getattr(layer, name))
     return None if order == tuple(range(len(order))) else order
 
@@ -62,12 +62,12 @@ def floats(layer: trt.ILayer, name: str) -> Value:
 
 
 def scales(layer: trt.ILayer, name: str) -> Value:
-    """Only where no output shape was given: TensorRT warns when asked for scales that are not set."""
+    """Read scales only if no output shape was given: TensorRT warns when asked for scales that are not set."""
     return floats(layer, name) if dims(layer, "shape") is None else None
 
 
 def number(layer: trt.ILayer, name: str) -> Value:
-    """alpha and beta of a fill are floats, or int64 where they were set so."""
+    """Read alpha and beta of a fill: floats, or int64 if they were set as such."""
     value = getattr(layer, name)
     return int(value) if layer.is_alpha_beta_int64() else float(value)
 
@@ -77,7 +77,8 @@ def of_attention(read: Read) -> Read:
 
 
 def quantized_to(layer: trt.ILayer, name: str) -> Value:
-    """TensorRT logs an error when asked for a type that was not set; type and scale are only set together."""
+    """Read the quantized type only if there is a scale: both are set together, and TensorRT logs an error for an unset
+    type."""
     attention = layer.attention
     return None if attention.normalization_quantize_scale is None else dtype_name(getattr(attention, name))
 
@@ -87,7 +88,7 @@ def of_plugin(layer: trt.ILayer, name: str) -> Value:
 
 
 def serialized(layer: trt.ILayer, name: str) -> Value:
-    """A V2 plugin's own state, by its digest."""
+    """Read a V2 plugin's own state as a digest."""
     return digest(layer.plugin.serialize())
 
 
@@ -96,7 +97,7 @@ def of_core(layer: trt.ILayer, name: str) -> Value:
 
 
 def fields(layer: trt.ILayer, name: str) -> Value:
-    """A V3 plugin's own state: (name, type, digest of the data) of each field it serializes."""
+    """Read a V3 plugin's own state: (name, type, digest of the data) of each field that it serializes."""
     runtime = layer.plugin.get_capability_interface(trt.PluginCapabilityType.RUNTIME)
     return tuple((str(f.name), enum_name(f.type), digest(f.data)) for f in runtime.get_fields_to_serialize())
 
@@ -118,7 +119,7 @@ def attention_has(name: str) -> Callable[[Any], bool]:
 
 
 def later_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
-    """Attributes that later versions have."""
+    """Attributes that only later versions have."""
     return tuple(Attribute(name, read, exists=has(name)) for name in names)
 
 
@@ -127,7 +128,7 @@ def later_attention_rows(read: Read, *names: str) -> tuple[Attribute, ...]:
 
 
 def has_no_causal_kind(layer: trt.ILayer) -> bool:
-    """`causal_kind` took the place of `causal` in RTX 1.5 and 11.0."""
+    """Whether this version has `causal`, which `causal_kind` replaced in RTX 1.5 and 11.0."""
     return not hasattr(layer.attention, "causal_kind")
 
 

@@ -1,4 +1,4 @@
-"""Weights that are codes of few bits, in the memory of tensors of bytes."""
+"""Make weights of few-bit codes that lie in the memory of byte tensors."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def codes_of(tensor: torch.Tensor, dtype: str) -> Any:
 
 
 def held_as(tensor: torch.Tensor, weight: Weight) -> Any:
-    """The ``trt.Weights`` that a layer has for a weight, of the tensor that holds its numbers or its codes."""
+    """The ``trt.Weights`` of a layer's weight, from the tensor that holds its numbers or codes."""
     return codes_of(tensor, weight.dtype) if weight.dtype in PACKED else weights_of(tensor)

@@ -1,4 +1,4 @@
-"""``ConversionContext``: the network that converters append to, and what is known of the current node."""
+"""``ConversionContext``: the network that converters append to, and the facts about the current node."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pipeline.trt import Log, to_trt, trt, weights_of
 
 @frozen
 class SymbolicInt:
-    """A size that is known only when the engine runs: an expression over the program's symbols.
+    """A size known only at run time: an expression over the program's symbols.
 
-    Converters receive it where the graph has a symbolic int, and hand it to ``pipeline.impl`` as they would an int;
+    Converters receive it for a symbolic int in the graph, and pass it to ``pipeline.impl`` like an int;
     ``pipeline.impl.base.shape_tensor`` turns it into a tensor.
     """
 
@@ -54,13 +54,13 @@ class ConversionContext:
         symbols: where each symbol can be read: an input and its dim, or an input that is the symbol itself.
         constant_names: names of the constants given to converters, by ``id`` of the tensor.
         constants: these constants themselves.
-        literals: the weights that come from no parameter, by the names that their content gives them.
+        literals: the weights that come from no parameter, by names derived from their content.
         weights: the names of all weights, by the address at which they lie.
         recorded: the names that converters recorded weights by, by the same address.
-        memo: what building blocks made once for a network, with the values that their keys name by ``id``.
+        memo: results that building blocks make once per network, with the values that their keys refer to by ``id``.
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
         ranges: the values each symbol may take.
-        in_place: tensors that lie where an input of the network does; as outputs they stay what they are.
+        in_place: tensors in the memory of a network's input; as outputs they are not copied.
     """
 
     net: trt.INetworkDefinition
@@ -83,8 +83,8 @@ class ConversionContext:
     _used: Counter[str] = field(factory=Counter)
 
     def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
-        """Remember a tensor's shape as the program knows it: equal sizes are then seen to be equal, and a size that
-        depends on data can be read off the first tensor that has it."""
+        """Remember a tensor's shape as the program knows it, so that equal sizes are known to be equal, and a
+        data-dependent size can be read from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
         for dim, size in enumerate(shape):
             if not isinstance(size, int) and (size.is_Symbol or on_host(size)):
@@ -105,7 +105,8 @@ class ConversionContext:
         return self.unique(f"{name}.{count}") if count else name
 
     def add(self, name: str, kind: str, *args: object, **kwargs: object) -> Any:
-        """Add a layer by ``net.add_<kind>``, named ``name:kind``; an error with TensorRT's words if it makes none."""
+        """Add a layer with ``net.add_<kind>``, named ``name:kind``; if TensorRT refuses, raise an error with its
+        words."""
         mark = self.log.mark()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
@@ -114,8 +115,8 @@ class ConversionContext:
         return layer
 
     def record_weight(self, name: str, weight: torch.Tensor) -> None:
-        """Keep a weight that the network points at alive, under the name by which it will be refitted: the engine's
-        weight has this name, if it is one of the program's constants, and the constant's recipe."""
+        """Keep a weight that the network points at alive, under the name for refitting: if it is one of the program's
+        constants, the engine's weight gets this name and the constant's recipe."""
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
             raise TypeError(
                 f"record_weight takes a name and a torch.Tensor, not {name!r} and a {type(weight).__name__}"
@@ -128,12 +129,12 @@ class ConversionContext:
         self.cpu_weights_reference_holder.append(weight)
 
     def clear_cpu_weights_reference_holder(self) -> None:
-        """Let go of the tensors that the network points at, once its engine is built."""
+        """Release the tensors that the network points at, once its engine is built."""
         self.cpu_weights_reference_holder.clear()
 
     def constant_at(self, value: torch.Tensor) -> torch.Tensor | None:
-        """The constant that a tensor is: itself, or the one that lies where the tensor does, element by element in one
-        order (an array of its memory, a dim of size 1 more)."""
+        """The constant equal to a tensor: itself, or the one in the same memory with the same order of elements (an
+        array of its memory, an additional dim of size 1)."""
         if id(value) in self.constant_names:
             return value
         return self.constant_below(value) if value.is_contiguous() else None
@@ -159,19 +160,19 @@ class ConversionContext:
         return weights_of(tensor)
 
     def trt_codes(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return ``trt.Weights`` of a constant of codes of a dtype of TensorRT's, two a byte for those of 4 bits."""
+        """Return ``trt.Weights`` of constant codes in a TensorRT dtype, two per byte for 4 bits."""
         weights, tensor = self.trt_weights(value), self.cpu_weights_reference_holder[-1]
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
         return weights if weights.size == math.prod(shape) and tensor.dtype != torch.uint8 else codes_of(tensor, dtype)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:
-        """Return the weights that stand for an optional weight left out."""
+        """Return the weights that stand for an omitted optional weight."""
         return trt.Weights(to_trt(dtype))
 
 
 def literal_name(tensor: torch.Tensor) -> str:
-    """A weight that comes from no parameter is named by its content, so that equal networks print equally."""
+    """Name a weight that comes from no parameter by its content, so that equal networks print equally."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:
         return f"{dtype}{list(tensor.shape)} = {tensor.tolist()}"

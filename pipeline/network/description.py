@@ -1,6 +1,6 @@
-"""A finished TensorRT network as a frozen description: what is printed, compared, digested and interpreted.
+"""Describe a finished TensorRT network as a frozen record, to be printed, compared, digested and interpreted.
 
-`ATTRIBUTES` and `WEIGHTS`, the one table of what every layer kind has, come from attributes.py.
+The attributes and weights of every layer kind come from one table, attributes.py.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ __all__ = [
 
 @attrs.frozen
 class Tensor:
-    """A tensor between layers; dtype is torch's name, -1 a dimension known only when it runs.
+    """A tensor between layers; dtype is torch's name, -1 a dimension known only at run time.
 
     `dimension_names` are an input's, "" where one has none: dimensions of one name are of one size.
     """
@@ -75,14 +75,14 @@ class Layer:
     weights: tuple[tuple[str, str], ...] = ()
 
     def attribute(self, name: str, default: Value = None) -> Any:
-        """The attribute called `name`, or the default where the row has none."""
+        """The attribute called `name`, or the default if the row has none."""
         for known, value in self.attributes:
             if known == name:
                 return value
         return default
 
     def weight(self, role: str) -> str | None:
-        """The name of the weight in a role ("kernel"), or None where it is absent."""
+        """The name of the weight in a role ("kernel"), or None if it is absent."""
         return dict(self.weights).get(role)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Profile:
 
 @attrs.frozen
 class Network:
-    """A whole network. Compare by `digest`: `==` takes 1 for True and 1.0."""
+    """A whole network. Compare by `digest`: for `==`, 1 equals True and 1.0."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -123,21 +123,21 @@ class Network:
         return () if self.profile is None else (self.profile, *self.other_profiles)
 
     def layer(self, name: str) -> Layer:
-        """The layer called `name`; KeyError where there is none."""
+        """The layer called `name`; KeyError if there is none."""
         for layer in self.layers:
             if layer.name == name:
                 return layer
         raise KeyError(f"network {self.name!r} has no layer {name!r}")
 
     def weight(self, name: str) -> Weight:
-        """The weight called `name`; KeyError where there is none."""
+        """The weight called `name`; KeyError if there is none."""
         for weight in self.weights:
             if weight.name == name:
                 return weight
         raise KeyError(f"network {self.name!r} has no weight {name!r}")
 
     def kinds(self) -> Mapping[str, int]:
-        """How many layers there are of each kind, by name of the kind."""
+        """The number of layers of each kind, by the kind's name."""
         return dict(sorted(Counter(layer.kind for layer in self.layers).items()))
 
     @property
@@ -162,7 +162,7 @@ def printed(value: Value) -> str:
 
 @attrs.frozen
 class Held:
-    """Weights as a layer holds them: `values` is what the bindings give, `pointer` None where that has no address."""
+    """Weights as a layer holds them: `values` comes from the bindings; `pointer` is None if that has no address."""
 
     layer: str
     role: str
@@ -183,7 +183,7 @@ def held_weights(net: "trt.INetworkDefinition") -> Iterator[Held]:
 
 
 def weights_in(layer: trt.ILayer) -> Iterator[Held]:
-    """The weights of a layer that has the class of its kind."""
+    """The weights of a layer whose class is that of its kind."""
     for role in WEIGHTS.get(layer_kind(layer), ()):
         values = getattr(layer, role)
         dtype = dtype_name(values.dtype) if isinstance(values, trt.Weights) else str(values.dtype)
@@ -199,10 +199,10 @@ def describe(
     profile: Profile | None = None,
     weight_at: WeightAt | None = None,
 ) -> Network:
-    """The description of a finished network.
+    """Return the description of a finished network.
 
-    `weight_name` gives the weight at an address; `weight_at` that of a (layer name, role), and is asked first.
-    ValueError where a layer is invalid, cannot be read, or has weights that neither knows. Empty weights have no name.
+    `weight_name` names the weight at an address; `weight_at` that of a (layer name, role), and takes precedence.
+    ValueError if a layer is invalid, cannot be read, or has weights that neither knows. Empty weights have no name.
     """
     return _Description(weight_name, weight_at).of(net, name, profile)
 
@@ -239,7 +239,7 @@ class _Description:
         return self.names[id(tensor)]
 
     def name_outputs(self, layer: trt.ILayer, own: str) -> None:
-        """Before any row is made: a recurrence takes a tensor of a later layer."""
+        """Name all outputs before any row is made: a recurrence takes a tensor of a later layer."""
         for index in range(layer.num_outputs):
             self.tensor_name(layer.get_output(index), f"{own}.{index}")
 
@@ -269,7 +269,7 @@ class _Description:
         )
 
     def bound(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
-        """Which loop, conditional or attention a boundary layer belongs to, numbered as they appear."""
+        """The loop, conditional or attention of a boundary layer, numbered in order of appearance."""
         for what in ("loop", "conditional", "attention"):
             if hasattr(layer, what):
                 known = self.bounds.setdefault(what, [])

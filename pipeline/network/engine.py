@@ -1,4 +1,4 @@
-"""``Engine``: what TensorRT made of a network, serialized."""
+"""``Engine``: a network that TensorRT has built and serialized."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pipeline.frozen import FrozenDict
 
 @frozen
 class Engine:
-    """A serialized engine. ``plan`` is what TensorRT loads, as a buffer; it is good for one version of the library.
+    """A serialized engine. ``plan`` is the buffer that TensorRT loads; it is valid for one version of the library.
     ``digest`` is the plan's SHA-256, in hexadecimal digits.
 
-    ``bindings`` and ``weights``: what the plan calls inputs, outputs and weights, by the network's names, where the two
-    differ: a plan from a cache may have been built for a program with other names. A ``stripped`` plan
-    has no weights: the program gives them to the engine when it is loaded. ``key`` is the key of its entry in an
-    engine cache, if it came from there or went there.
+    ``bindings`` and ``weights``: the plan's names of inputs, outputs and weights, by the network's names, if they
+    differ: a plan from a cache may have been built for a program with other names. A ``stripped`` plan has no weights:
+    the program supplies them when the engine is loaded. ``key`` is the key of its entry in an engine cache, if it has
+    one.
     """
 
     name: str

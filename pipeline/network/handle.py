@@ -1,4 +1,4 @@
-"""A TensorRT network in memory, with everything that it points to."""
+"""``NetworkHandle``: a TensorRT network in memory, with everything that it points to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.trt import Log, trt
 class NetworkHandle:
     """A TensorRT network with all that it points to: the builder and logger it came from, and its weights by name.
 
-    ``weights`` have ``nbytes``; ``kept`` is whatever else must live until the engine is built, and ``mapped`` the files
-    among that, which can leave memory while TensorRT does not read them.
+    ``weights`` have ``nbytes``; ``kept`` is everything else that must live until the engine is built, and ``mapped``
+    the files among it, whose pages can leave memory while TensorRT does not read them.
     """
 
     net: trt.INetworkDefinition
@@ -27,11 +27,11 @@ class NetworkHandle:
     mapped: list[Any] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        """With the network goes what it points to, whoever holds the lists."""
+        """Free everything the network points to together with it, even if others hold the lists."""
         weakref.finalize(self, _clear, self.kept, self.weights)
 
     def leave_memory(self) -> None:
-        """Weights that lie in files leave memory, to be read again when they are needed."""
+        """Drop weights in files from memory; they are read again when needed."""
         for file in self.mapped:
             file.leave_memory()
 
@@ -47,8 +47,8 @@ def _clear(kept: list[Any], weights: dict[str, Any]) -> None:
 
 
 def name_dimensions(tensor: trt.ITensor, names: Sequence[str]) -> None:
-    """Names for the dimensions of a network's input, "" for none. TensorRT takes those of one name to be of one size:
-    only then does it fuse what combines two inputs along a dynamic dimension, attention and its mask say."""
+    """Names for the dimensions of a network's input, "" for none. TensorRT treats dimensions of one name as equal: only
+    then does it fuse layers that combine two inputs along a dynamic dimension (attention and its mask, say)."""
     for dim, name in enumerate(names):
         if name:
             tensor.set_dimension_name(dim, name)

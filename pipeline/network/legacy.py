@@ -1,4 +1,4 @@
-"""The network that a converter of the LEGACY convention gets."""
+"""``LegacyNetwork``: the network that a converter of the LEGACY convention gets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pipeline.trt import trt
 
 
 class LegacyNetwork:
-    """TensorRT's network with the conversion that it is part of: building blocks need both, and a LEGACY converter is
-    given the network alone. Everything else is the network's own. It says that it is an ``INetworkDefinition``."""
+    """TensorRT's network with its conversion: building blocks need both, and a LEGACY converter gets only the network.
+    Everything else is delegated to the network, and ``isinstance`` with ``INetworkDefinition`` holds."""
 
     ctx: ConversionContext
     has_implicit_batch_dimension = False

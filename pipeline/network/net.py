@@ -15,8 +15,8 @@ class Net:
     """A network under construction, and the name of the layers that are added to it.
 
     Attributes:
-        ctx: the conversion, of which `net` is TensorRT's network.
-        name: what layers are called: `relu:activation`, if it is `relu`.
+        ctx: the conversion; its `net` is TensorRT's network.
+        name: the prefix of layer names: `relu` gives `relu:activation`.
     """
 
     ctx: ConversionContext

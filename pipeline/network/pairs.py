@@ -1,7 +1,7 @@
-"""What became of each quantized weight and pair in an engine: whether a product reads its codes, as the plan tells.
+"""Find in a plan whether a product reads the codes of each quantized weight and pair.
 
-A plan of TensorRT-RTX has its program in words: for each kernel the layers that it computes and the tensors that it
-reads, with their types. That is documented nowhere, so a plan without words is no error: it tells nothing.
+A plan of TensorRT-RTX holds its program as text: for each kernel the layers that it computes and the tensors that it
+reads, with their types. The format is undocumented, so a plan without such text is not an error: the result is unknown.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _QUOTED = re.compile(r'"([^"]*)"')
 
 @frozen
 class Pair:
-    """A quantized weight, or the two steps that an activation passes, in one engine.
+    """A quantized weight, or an activation's pair of quantizing and dequantizing steps, in one engine.
 
     Attributes:
         engine: the engine's name.
-        layer: the layer that gives its numbers back.
+        layer: the layer that dequantizes.
         type: the dtype of its codes, by torch's name.
         of: ``"weight"`` or ``"activation"``.
-        fused: whether a product's kernel reads the codes; None where the plan does not tell.
-        why: what the plan shows.
+        fused: whether a product's kernel reads the codes; None if the plan does not show it.
+        why: the evidence in the plan.
     """
 
     engine: str
@@ -73,12 +73,12 @@ class Step:
 
     @property
     def is_product(self) -> bool:
-        """Whether it multiplies matrices, convolves or attends."""
+        """Whether the kernel multiplies matrices, convolves or attends."""
         return self.kind in PRODUCTS or "_mha" in self.name
 
 
 def pairs(network: Network, plan: Any) -> tuple[Pair, ...]:
-    """The quantized weights and pairs of a network, each with what became of it in a serialized engine."""
+    """The quantized weights and pairs of a network, and whether each is fused in a serialized engine."""
     rows = list(_quantized(network))
     steps = _steps(plan) if rows else ()
     return tuple(_found(network, layer, of, type, steps) for layer, of, type in rows)

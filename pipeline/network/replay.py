@@ -1,7 +1,7 @@
 """Replay a frozen description as a TensorRT network: `describe` backwards.
 
-It is how another process gets a network, which cannot be pickled; and it shows that a description leaves nothing out:
-the description of a replayed network is the one that it was replayed from.
+This is how another process gets a network, which cannot be pickled. It also proves that descriptions are complete: the
+description of a replayed network equals the one that it was replayed from.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ WeightOf: TypeAlias = Callable[[str], Any]
 
 
 class ReplayError(PipelineError):
-    """A row of a description that cannot be made a layer again: the message names the layer and says why."""
+    """A row of a description cannot be replayed as a layer; the message names the layer and says why."""
 
 
 def replay(network: Network, weight_of: WeightOf, builder: trt.Builder, log: Log) -> trt.INetworkDefinition:
-    """A new `INetworkDefinition` of the builder that has this description; the profile is the builder's to add.
+    """Make a new `INetworkDefinition` with this description; the caller adds the profile.
 
-    weight_of: the `trt.Weights` of a name. What they point at has to live until the engine is built.
+    weight_of: returns the `trt.Weights` of a name. The memory that they point at must live until the engine is built.
     `ReplayError` with TensorRT's words for a layer that it refuses, or of a kind that is not replayed.
     """
     return _Replay(network, weight_of, new_network(builder), log).run()
@@ -56,7 +56,7 @@ class _Replay:
         return self.net
 
     def layer(self, row: Layer) -> trt.ILayer:
-        """The row's layer, named, with its attributes; inputs that come later are missing still."""
+        """Make the row's layer, with its name and attributes; inputs from later layers are still missing."""
         mark = self.log.mark()
         made = self.made(row)
         if made is None:
@@ -87,7 +87,7 @@ class _Replay:
         return self.owners[key]
 
     def attention(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
-        """TensorRT makes both boundaries at once, where the first of them stands."""
+        """Make an attention's boundary layer: TensorRT makes both at once, at the first."""
         if row.kind == "ATTENTION_OUTPUT":
             return layer_of(self.net, self.net.num_layers - 1)
         norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")
@@ -109,7 +109,7 @@ class _Replay:
         return of
 
     def set_attributes(self, row: Layer, layer: trt.ILayer) -> None:
-        """Whatever differs from what the new layer has."""
+        """Set the attributes that differ from the new layer's."""
         for attribute in ATTRIBUTES.get(row.kind, ()):
             value = row.attribute(attribute.name)
             write = WRITE.get(attribute.read)
@@ -117,7 +117,7 @@ class _Replay:
                 write(layer, attribute.name, value)
 
     def connect(self, row: Layer, layer: trt.ILayer) -> None:
-        """The inputs that the layer was not made with: optional ones, and those that a later layer gives."""
+        """Connect inputs that the layer was not made with: optional ones, and those from later layers."""
         for index, name in enumerate(row.inputs):
             if name is not None and (index >= layer.num_inputs or layer.get_input(index) is None):
                 layer.set_input(index, self.tensors[name])

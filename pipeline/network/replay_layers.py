@@ -1,7 +1,7 @@
-"""Constructors of each layer kind from its row: the arguments that TensorRT wants, and how attributes are set.
+"""Make layers of each kind from their rows: the arguments that TensorRT requires, and how attributes are set.
 
-A layer is first made with what its `add_` method takes; whatever then differs from its row is set. Optional inputs and
-those that a later layer gives are connected at the end, by `replay`.
+A layer is first made with the arguments of its `add_` method; then attributes that differ from its row are set.
+`replay` connects optional inputs and those from later layers at the end.
 """
 
 from collections.abc import Callable, Mapping, Sequence

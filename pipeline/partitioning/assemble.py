@@ -23,18 +23,19 @@ ONLY_TORCH = "only operators that run in PyTorch read it"
 
 
 def assemble(validated: Validated, groups: Iterable[Group], reasons: Mapping[str, str]) -> Partitioned:
-    """The segments that groups of operators make: the last step of a partitioner.
+    """Make segments from groups of operators: the last step of a partitioner.
 
     Args:
-        validated: what the partitioner was given.
+        validated: the partitioner's input.
         groups: the kind and the names of the operators of each segment, in an order in which they can run. Every
-            operator is in one of them; those that only depend on constants and sizes may be left out, and are copied
-            to wherever they are read.
+            operator is in one of them; those that depend only on constants and sizes may be left out, and are copied to
+            wherever they are read.
         reasons: why each operator outside an engine is there, by name.
 
     Raises:
-        ValueError: an operator is in no group or in two, is in an engine that cannot run it, or runs before what it
-            reads; the message names it. So does a reason of what is no operator, or a kind that is none.
+        ValueError: an operator is in no group or in two, is in an engine that cannot run it, or runs before an operator
+            that it reads; the message names it. Also raised for a reason of something that is not an operator, and for
+            an unknown kind.
     """
     return _Assembly(validated, [(kind, list(names)) for kind, names in groups], dict(reasons)).partitioned()
 
@@ -72,7 +73,7 @@ class _Assembly:
         self._house_the_rest()
 
     def partitioned(self) -> Partitioned:
-        """Checked, with ports, cuts and fallbacks."""
+        """Check the segments, and add ports, cuts and fallbacks."""
         self._check()
         for part in self.parts:
             self._reads(part)
@@ -104,7 +105,7 @@ class _Assembly:
         return sorted(inside, key=self.place.__getitem__)
 
     def _house_the_rest(self) -> None:
-        """What is copied to no segment, because only the program's outputs need it, goes to the last engine."""
+        """Put nodes that no segment copies, because only the program's outputs need them, into the last engine."""
         housed = {n for part in self.parts for n in part.nodes}
         rest = [n.name for n in self.place if n in self.copied and n not in housed]
         if not rest:
@@ -146,7 +147,8 @@ class _Assembly:
                 part.tensors.append(node)
 
     def _read(self, part: _Part, node: Node, inside: set[Node], seen: dict[Node, None]) -> None:
-        """What a node reads from outside. A size that hangs on what the segment itself makes is worked out inside."""
+        """The values that a node reads from outside. A size that depends on the segment's own values is computed
+        inside."""
         for source in operands(node):
             if source in inside or source in seen:
                 continue
@@ -172,7 +174,7 @@ class _Assembly:
             )
 
     def _carriers(self, part: _Part, outputs: list[Node], later: list[_Part]) -> Iterator[Node]:
-        """Values that tell later segments, or the outputs, sizes that only this one knows."""
+        """Values from which later segments, or the outputs, get sizes that only this one knows."""
         wanted = {s for n in self.returned for s in symbols_of(n)}
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.made else set()
         wanted = (wanted & part.made) - _told(map(self._port, outputs))
@@ -221,7 +223,7 @@ def fallback(validated: Validated, node: Node, reason: str) -> Fallback:
 
 
 def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
-    """What crosses from each segment to each later one that reads it."""
+    """The values that cross from each segment to each later one that reads them."""
     source = {port.name: segment.name for segment in segments for port in segment.outputs}
     for segment in segments:
         crossing: dict[str, list[Port]] = defaultdict(list)

@@ -1,9 +1,9 @@
 """Move cheap operators at the borders of engines to the side on which fewer bytes cross.
 
-Engines give up what is cheap (views, casts, elementwise operators) where only PyTorch reads it, or only PyTorch makes
-what it reads, as far as that makes the values smaller that cross: an ``expand`` is done after the cut, a cast to half
-before it, and a lone ``reshape`` between two PyTorch operators is no engine. Of elementwise operators only those go
-that touch what PyTorch runs for another reason: engines compute many of them at once, and PyTorch one by one.
+Engines give up cheap operators (views, casts, elementwise operators) that only PyTorch reads, or that read only results
+of PyTorch, if that makes the crossing values smaller: an ``expand`` runs after the cut, a cast to half before it, and a
+single ``reshape`` between two PyTorch operators does not become an engine. Elementwise operators move only if they
+touch an operator that PyTorch runs for another reason: engines compute many of them at once, and PyTorch one by one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pipeline.partitioning.units import Units
 def cheaper_in_torch(
     flow: Flow, units: Units, in_torch: Sequence[bool], level: Sequence[int], least: int, earlier: Collection[int] = ()
 ) -> dict[int, int]:
-    """The operators that PyTorch should run, each with the bytes that moving it and its like saves.
+    """The operators that PyTorch should run, each with the bytes saved by moving it and its group.
 
-    An engine with at least ``least`` operators keeps as many, or gives up all. ``earlier`` are the operators that
-    PyTorch was given in this way before.
+    An engine with at least ``least`` operators keeps that many, or gives up all. ``earlier``: the operators that were
+    moved to PyTorch in this way before.
     """
     sides = Sides(flow, [in_torch[unit] for unit in units.of], frozenset(earlier))
     room = Room(sizes(units, in_torch, level), least)
@@ -80,13 +80,13 @@ def _around(flow: Flow, units: Units, sides: Sides, start: int) -> Iterator[int]
 
 
 class Room:
-    """How many operators the engines can spare."""
+    """The number of operators that each engine can spare."""
 
     def __init__(self, sizes: Counter[int], least: int) -> None:
         self.sizes, self.least = sizes, least
 
     def take(self, wanted: Counter[int]) -> bool:
-        """Takes so many of each engine if all can spare them."""
+        """Take a number of operators from each engine, if all can spare them."""
         for at, count in wanted.items():
             if 0 < self.sizes[at] - count < self.least <= self.sizes[at]:
                 return False
@@ -95,9 +95,9 @@ class Room:
 
 
 class Sides:
-    """On which side each operator is, and what crosses: kept up to date move by move.
+    """The side of each operator, and the crossing bytes, updated with every move.
 
-    An input of the program counts as an engine's: so what could run in an engine right at the inputs stays there.
+    An input of the program counts as an engine's, so operators at the inputs that can run in an engine stay there.
     """
 
     def __init__(self, flow: Flow, in_torch: list[bool], moved: frozenset[int] = frozenset()) -> None:
@@ -108,19 +108,19 @@ class Sides:
         self.earlier = [sum(in_torch[j] for j in earlier) for earlier in flow.before]
 
     def feeds_torch(self, i: int) -> bool:
-        """Whether all that reads an operator's results is in PyTorch, and something does."""
+        """Whether an operator's results have readers, all of them in PyTorch."""
         return 0 < self.later[i] == len(self.flow.after[i])
 
     def fed_by_torch(self, i: int) -> bool:
-        """Whether all that an operator depends on is in PyTorch, and there is something."""
+        """Whether an operator has dependencies, all of them in PyTorch."""
         return 0 < self.earlier[i] == len(self.flow.before[i])
 
     def touches(self, i: int) -> bool:
-        """Whether PyTorch runs an operator beside this one, other than for the sake of a border."""
+        """Whether PyTorch runs a neighbour of this operator for another reason than a border."""
         return any(self.bound[j] for j in (*self.flow.before[i], *self.flow.after[i]))
 
     def move(self, i: int, *, to_torch: bool) -> int:
-        """Moves an operator to the other side; gives how many bytes more cross."""
+        """Move an operator to the other side; return how many more bytes cross."""
         touched = dict.fromkeys((*self.flow.made[i], *self.flow.read[i]))
         before = sum(map(self._crossing, touched))
         self.in_torch[i] = to_torch

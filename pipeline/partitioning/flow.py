@@ -1,8 +1,8 @@
-"""The data flow that partitioners see: operators, the values between them, and the bytes of each value.
+"""Represent a program's data flow for partitioners: operators, the values between them, and the bytes of each value.
 
-Operators are numbered in the order of the graph. What depends on constants and sizes alone and is cheap to make (a
-range, a filled tensor, a view of one) is no operator here: it is copied to wherever it is read, so nothing is cut for
-it.
+Operators are numbered in the order of the graph. Nodes that depend only on constants and sizes and are cheap (a range,
+a filled tensor, a view of one) do not count as operators: they are copied to wherever they are read, so nothing is cut
+for them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ COPIED = 8
 
 @frozen
 class Value:
-    """A tensor between operators: which makes it (None: it is an input of the program), which read it, and its size in
-    bytes at the sizes that engines are tuned for."""
+    """A tensor between operators: its maker (None: an input of the program), its readers, and its bytes at the sizes
+    that engines are tuned for."""
 
     node: Node
     maker: int | None
@@ -41,9 +41,9 @@ class Value:
 
 @frozen
 class Flow:
-    """Operators by number: ``before`` and ``after`` say which have to run earlier and later; ``made`` and ``read`` are
-    numbers of ``values``. Of an operator, ``leaves`` tells whether the program returns what it makes, ``cheap`` whether
-    it costs next to nothing wherever it runs, ``moves`` whether it computes nothing at all."""
+    """Operators by number: ``before`` and ``after`` are those that must run earlier and later; ``made`` and ``read``
+    are numbers of ``values``. For each operator, ``leaves`` says whether the program returns its result, ``cheap``
+    whether it costs next to nothing wherever it runs, ``moves`` whether it computes nothing at all."""
 
     nodes: tuple[Node, ...]
     before: tuple[tuple[int, ...], ...]
@@ -57,12 +57,12 @@ class Flow:
 
 
 def flow(program: Program, copied: frozenset[Node]) -> Flow:
-    """The flow of a program without the operators that are ``copied``."""
+    """The flow of a program, without the operators in ``copied``."""
     return _Builder(program, copied).flow()
 
 
 def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
-    """The operators to copy: those that engines can run, cheap, and made of few others from constants and sizes."""
+    """The operators to copy: cheap ones that engines can run, computed from constants and sizes by few others."""
     below: dict[Node, frozenset[Node]] = {}
     known = _known(program)
     for node in program.graph.nodes:
@@ -78,8 +78,8 @@ def copies(program: Program, supported: Callable[[Node], bool]) -> frozenset[Nod
 
 
 def operands(node: Node) -> Iterator[Node]:
-    """The tensors and symbolic ints that a node reads. Other numbers are read off tensors again wherever they are
-    needed, so these are looked through."""
+    """The tensors and symbolic ints that a node reads. Other numbers are read from tensors again wherever they are
+    needed, so they are skipped."""
     for source in node.all_input_nodes:
         value = source.meta.get("val")
         if isinstance(value, torch.Tensor | torch.SymInt | tuple | list):
@@ -108,7 +108,7 @@ def sizes_of(node: Node) -> list[Expr]:
 
 
 def new_symbols(node: Node) -> frozenset[str]:
-    """The symbols that an operator brings into being: sizes and numbers that only running it tells."""
+    """The symbols that an operator introduces: sizes and numbers that are known only after it ran."""
     if not is_operator(node):
         return frozenset()
     made = frozenset(str(s) for e in sizes_of(node) if not isinstance(e, int) for s in free_unbacked_symbols(e))
@@ -117,7 +117,7 @@ def new_symbols(node: Node) -> frozenset[str]:
 
 
 def told_float(node: Node) -> frozenset[str]:
-    """The symbol of a float that an operator reads from data (``x.item()``); nothing for other values."""
+    """The symbol of a float that an operator reads from data (``x.item()``); None for other values."""
     expr = number(value) if isinstance(value := node.meta.get("val"), torch.SymFloat) else None
     return frozenset({str(expr)}) if expr is not None and expr.is_Symbol else frozenset()
 
@@ -138,7 +138,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _known(program: Program) -> frozenset[str]:
-    """The symbols that the inputs of the program tell."""
+    """The symbols that the program's inputs determine."""
     return frozenset(s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n))
 
 
@@ -170,7 +170,7 @@ class _Builder:
         return Flow(tuple(self.nodes), *_both(before), values, made, read, leaves, cheap, moving)
 
     def _reads(self, node: Node, before: dict[int, None]) -> Iterator[Node]:
-        """The values that an operator reads; what tells its sizes has to run before it."""
+        """The values that an operator reads; operators that determine its sizes must run before it."""
         for value in operands(node):
             if _is_size(value):
                 sources = (self.makes[s] for s in sorted(symbols_of(value)) if s in self.makes)

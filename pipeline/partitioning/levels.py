@@ -1,8 +1,9 @@
-"""Assign units to levels: units of one level share a segment.
+"""Assign units to levels: the units of one level share a segment.
 
-Segments alternate, PyTorch first: level 0 is PyTorch's, level 1 an engine, and so on. The level of a unit is how often
-a path from the inputs to it changes between the two, so no segment can depend on itself, parallel branches share one,
-and there are as few engines as any cut allows: as many as the path has that enters engines most often.
+Segments alternate, PyTorch first: level 0 is PyTorch's, level 1 an engine, and so on. The level of a unit is the
+largest number of changes between the two on a path from the inputs to it. So no segment depends on itself, parallel
+branches share one, and the number of engines is the least that any cut allows: that of the path that enters engines
+most often.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
 
 
 def sizes(units: Units, in_torch: Sequence[bool], level: Sequence[int]) -> Counter[int]:
-    """How many operators each engine has, by level."""
+    """The number of operators of each engine, by level."""
     counts: Counter[int] = Counter()
     for unit, inside in enumerate(units.members):
         if not in_torch[unit]:

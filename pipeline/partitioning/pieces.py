@@ -10,10 +10,11 @@ from pipeline.partitioning.units import Units
 
 
 def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """The operators of one engine in up to ``count`` groups of about as many each, in the order in which they run.
+    """Split the operators of one engine into up to ``count`` groups of about equal size, in the order in which they
+    run.
 
-    A border is where the fewest bytes cross, less than half a group from where the groups would be even; of several
-    such places it is the one nearest to that. What TensorRT fuses is not parted.
+    A border is the place with the fewest crossing bytes, less than half a group away from an even split; among equal
+    places, the nearest to it. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))

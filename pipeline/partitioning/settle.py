@@ -1,4 +1,5 @@
-"""Decide which units run in engines: all that can, less those that make cuts dearer or engines too small or many."""
+"""Decide which units run in engines: all that can, except those that would make cuts too costly or engines too small or
+too many."""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ Numbered: TypeAlias = tuple[bool, tuple[int, ...]]
 
 @frozen
 class Settled:
-    """Groups of operators (by number) in the order in which they run, each in an engine or not; and why each operator
-    outside an engine is there."""
+    """Groups of operators (by number) in the order in which they run, each in an engine or not; and the reason for each
+    operator outside an engine."""
 
     groups: tuple[Numbered, ...]
     reasons: Mapping[int, str]
 
 
 def settle(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> Settled:
-    """Gives operators to PyTorch until no engine is too small, none too many, and no border dear.
+    """Move operators to PyTorch until no engine is too small, there are not too many, and no border is too costly.
 
-    refused: the operators that have to run in PyTorch, each with the reason. Without any, all run in one engine.
+    refused: the operators that must run in PyTorch, each with the reason. Without any, all run in one engine.
     """
     reasons, given_up = dict(refused), set[int]()
     in_torch = [any(i in refused for i in inside) for inside in units.members]
@@ -54,7 +55,7 @@ def _next(
     settings: CompilationSettings,
     given_up: set[int],
 ) -> dict[int, str]:
-    """What to give to PyTorch next, each operator with the reason; nothing in the end."""
+    """The operators to move to PyTorch next, each with the reason; empty at the end."""
     least = settings.min_block_size
     saved = cheaper_in_torch(flow, units, in_torch, level, least, given_up)
     if saved:

@@ -1,4 +1,4 @@
-"""Find the submodule of each operator, and the runs of operators that each submodule is."""
+"""Find the submodule of each operator, and the runs of operators that form each submodule."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.partitioning.flow import Flow, Node
 
 @frozen
 class Submodules:
-    """The submodules that stay whole: those ``depth`` names deep (``encoder.layer.0`` is 3), or less deep if they have
-    no such submodule; or those whose path matches ``pattern`` (``encoder.layer.?``), the outermost first."""
+    """The submodules that stay whole: those ``depth`` names deep (``encoder.layer.0`` is 3), or shallower ones without
+    such a submodule; or those whose path matches ``pattern`` (``encoder.layer.?``), the outermost first."""
 
     depth: int = 1
     pattern: str | None = None
@@ -33,14 +33,14 @@ Patterns = Sequence[tuple[int, ...]]
 
 
 def guests(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
-    """The operators over a border from where their pattern begins, each with the convolution or product it begins with.
-    They go along: so that stays where its weights are, and no border runs through a pattern."""
+    """The operators across a border from the start of their pattern, each with the convolution or product that starts
+    it. They follow it, so that it stays with its weights and no border runs through a pattern."""
     return {i: pattern[0] for pattern in fused for i in pattern if keys[i] != keys[pattern[0]]}
 
 
 def runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...]]:
-    """Operators of one submodule with no other between them, and patterns of none. Nothing else reads what is inside a
-    pattern, so all of it may run where its last operator does."""
+    """Consecutive operators of one submodule, and patterns outside of all. Nothing else reads the inside of a pattern,
+    so all of it may run where its last operator does."""
     ends, inside = {pattern[-1]: pattern for pattern in fused}, {i for pattern in fused for i in pattern[:-1]}
     steps = [ends.get(i, (i,)) for i in range(len(keys)) if i not in inside]
     for key, run in groupby(steps, lambda step: keys[step[0]]):
@@ -53,7 +53,8 @@ def runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...
 def whole(
     flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
-    """What has to run in PyTorch because something of its submodule does; ``along``: the guests of submodules."""
+    """The operators that must run in PyTorch because a part of their submodule does; ``along``: the guests of
+    submodules."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
 
     def why(i: int, key: str) -> str:

@@ -1,8 +1,8 @@
-"""Group operators that no cut may part into units, and order the units.
+"""Group operators that no cut may separate into units, and order the units.
 
-A unit is a pattern that TensorRT fuses, a submodule that is to stay whole, or one operator. Every member of a pattern
-but the last is read inside the pattern alone, so all of it may run where the last does; and a submodule is a run of
-operators and patterns in that order. So the units of a program never depend on each other in a circle.
+A unit is a pattern that TensorRT fuses, a submodule to keep whole, or one operator. Every member of a pattern but the
+last is read only inside the pattern, so all of it may run where the last does; and a submodule is a run of operators
+and patterns in that order. So the units of a program never depend on each other in a cycle.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LONGEST = 16
 
 @frozen
 class Units:
-    """Units by number, with the operators of each. ``order`` is one in which they can run; ``kin`` are the numbers of
-    the units that run in the same place as a unit whatever happens, itself among them."""
+    """Units by number, with the operators of each. ``order``: an order in which they can run. ``kin``: the units that
+    always run in the same place as a unit, including itself."""
 
     members: tuple[tuple[int, ...], ...]
     of: tuple[int, ...]
@@ -34,9 +34,9 @@ class Units:
 
 
 def units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
-    """The units that groups of operators make; every other operator is one by itself.
+    """Make units of groups of operators; every other operator is a unit by itself.
 
-    kin: of an operator, the key that its unit shares with others which run in the same place; None: with no other.
+    kin: the key of an operator whose unit runs in the same place as all units with this key; None: alone.
     """
     together = [tuple(sorted(group)) for group in groups]
     grouped = {i for group in together for i in group}
@@ -77,8 +77,8 @@ def _kin(members: list[tuple[int, ...]], key: Callable[[int], object]) -> tuple[
 
 
 def patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-    """What TensorRT fuses, where engines can run all of it: a convolution or product with the norm and elementwise
-    operators after it, and the two products of an attention with what is between them."""
+    """The patterns that TensorRT fuses and engines can run completely: a convolution or product with the norm and
+    elementwise operators after it, and the two products of an attention with everything between them."""
     taken: set[int] = set()
 
     def free(i: int) -> bool:

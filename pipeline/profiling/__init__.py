@@ -1,1 +1,1 @@
-"""Times of a compiled program on a GPU: by layer, segment and node, as records, tables and traces."""
+"""Measure a compiled program on a GPU: times by layer, segment and node, as records, tables and traces."""

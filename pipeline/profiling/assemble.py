@@ -1,4 +1,4 @@
-"""What was measured becomes a ``Profile``: medians of the runs, rows with their nodes, nodes with their shares."""
+"""Assemble measurements into a ``Profile``: medians of the runs, rows with their nodes, nodes with their shares."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Rows = Sequence[tuple[str, float]]
 
 @frozen
 class Measured:
-    """What was measured of a program, in milliseconds on the GPU, a number for each run.
+    """The measurements of a program, in milliseconds on the GPU, a number for each run.
 
-    segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: what the inspector
-    tells of each engine's layers. kernels: those of each segment. calls: the whole without CUDA graphs; graphs: with
-    them, none where ``no_graph`` says why not.
+    segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: the inspector's
+    data about each engine's layers. kernels: those of each segment. calls: whole calls without CUDA graphs; graphs:
+    with them, empty if ``no_graph`` says why not.
     """
 
     segments: Mapping[str, Sequence[float]]
@@ -46,7 +46,7 @@ class Measured:
 
 
 def assembled(compiled: Compiled, measured: Measured) -> Profile:
-    """Return the profile of a program of which this was measured."""
+    """Return the profile of a program from its measurements."""
     segments = tuple(_segment(compiled, segment, measured) for segment in compiled.partitioned.segments)
     return Profile(
         segments=segments,

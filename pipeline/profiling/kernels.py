@@ -1,7 +1,7 @@
-"""Kernels that CUPTI timed belong to rows of TensorRT's profiler, in order and by name.
+"""Match kernels that CUPTI timed to rows of TensorRT's profiler, by order and by name.
 
-TensorRT's profiler names what runs, and adds microseconds to each row. CUPTI, through torch's profiler, times every
-kernel as it runs in the engine, and does not say of which layer it is. Both tell of the same engine in the same order.
+TensorRT's profiler names what runs, but adds microseconds to each row. CUPTI, through torch's profiler, times every
+kernel as it runs in the engine, but does not know its layer. Both report the same engine in the same order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attrs import frozen
 from pipeline.profiling.matching import stem
 
 BOUND: Final = "spin_kernel"
-"""The kernel that stands before a segment and after it, by a part of its name."""
+"""A part of the name of the kernel that marks the start and end of a segment."""
 NOTHING: Final = 0.001
 """Milliseconds below which a row of the profiler has no kernel: one with a kernel had 0.003 at least on an H200."""
 MOST: Final = 4
@@ -40,17 +40,18 @@ class Span:
 
 @frozen
 class Timed:
-    """What the kernels tell of a segment: for each row its kernels' names and milliseconds, and those when none ran."""
+    """The times of a segment by its kernels: for each row its kernels' names and milliseconds, and the time when none
+    ran."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float
 
 
 def by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list[list[Span]]]:
-    """The kernels of each run of each segment, its first run left out.
+    """The kernels of each run of each segment, without its first run.
 
-    order: the segments in the order in which they ran. spans: all kernels of a stretch of time, with one more before
-    each segment and one behind it, by `BOUND`. Empty if these are not there.
+    order: the segments in the order in which they ran. spans: all kernels of a period, with an additional one (`BOUND`)
+    before and after each segment. The result is empty without these.
     """
     found: dict[str, list[list[Span]]] = {name: [] for name in order}
     ordered = sorted(spans, key=lambda span: span.start)
@@ -63,9 +64,9 @@ def by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list
 
 
 def timed(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]]) -> Timed | None:
-    """The median times of rows, by their kernels; None if the kernels are not those of the rows.
+    """The median times of rows from their kernels; None if the kernels do not match the rows.
 
-    rows: names and milliseconds, as TensorRT's profiler tells them. runs: the kernels of each run.
+    rows: names and milliseconds from TensorRT's profiler. runs: the kernels of each run.
     """
     shapes = [tuple(span.name for span in run) for run in runs]
     if not shapes:
@@ -91,7 +92,7 @@ def _between(run: Sequence[Span]) -> float:
 
 
 def aligned(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[str, float]]) -> list[int] | None:
-    """The row of each kernel, both in order, at the least cost; None if a name would be wrong."""
+    """Assign each kernel a row, both in order, at the least cost; None if a name would not match."""
     width = 48 + abs(len(rows) - len(kernels))
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
     for i, row in enumerate(rows):
@@ -117,7 +118,7 @@ def aligned(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[str, floa
 
 
 def _cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]]) -> float:
-    """What it costs to say that these are a row's kernels."""
+    """The cost of assigning these kernels to a row."""
     name, milliseconds = row
     if not kernels:
         return ODD if milliseconds > NOTHING else 0.0

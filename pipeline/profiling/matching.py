@@ -1,8 +1,8 @@
-"""Rows of TensorRT's profiler belong to layers of the network: found in the plan, in the inspector, or by name.
+"""Match rows of TensorRT's profiler to layers of the network: by the plan, by the inspector, or by name.
 
 TensorRT names a row after a kernel that computes several layers (``__myl_MulAddRelu_myl0_3``), or after the layers
-(``conv1 + relu``). The plan says of each kernel, in order, which layers it computes, and a row's name may end in its
-place there.
+(``conv1 + relu``). The plan lists the layers of each kernel, in order, and a row's name may end with the kernel's
+number there.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PRODUCT = "product"
 
 @frozen
 class Match:
-    """The layers of a row, and how they were found: ``inspector``, ``plan``, ``order``, ``name``; empty where they were
-    not. Of rows that compute nothing, what they are: ``streams`` that wait for each other, ``sizes`` of shapes."""
+    """The layers of a row, and how they were found: ``inspector``, ``plan``, ``order``, ``name``; empty if they were
+    not. For rows that compute nothing, their kind: ``streams`` that wait for each other, ``sizes`` of shapes."""
 
     layers: tuple[str, ...] = ()
     by: str = ""
@@ -43,10 +43,10 @@ def matched(
     """Return the layers of each row.
 
     Args:
-        rows: the names that the profiler told, in the order in which they ran.
-        steps: those of the plan, in order; none where it has no words.
+        rows: the profiler's names, in the order in which they ran.
+        steps: the plan's, in order; none if it has no text.
         layers: the network's layers, in order.
-        metadata: what the inspector tells of layers, by the names of rows.
+        metadata: the inspector's layers, by the names of rows.
     """
     planned = _aligned(rows, steps)
     found = _Layers(steps, layers, metadata)
@@ -63,7 +63,7 @@ class _Layers:
         self.owned = {node_of(layer) for layer in self.claimed}
 
     def match(self, row: str, step: Kernel | None) -> Match:
-        """Those of a row, whose step in the plan this is."""
+        """Match a row, given its step in the plan."""
         if told := self.known(self.metadata.get(row, ())):
             return Match(told, "inspector")
         if step is not None and step.layers:
@@ -78,13 +78,13 @@ class _Layers:
         return Match(found, "name") if found else Match()
 
     def known(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The network's own of some names; TensorRT calls what it makes of a layer ``conv__gemm_from_conv1x1``."""
+        """The network's layers of these names; TensorRT names what it makes of a layer ``conv__gemm_from_conv1x1``."""
         whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 
     def after(self, step: Kernel) -> tuple[str, ...]:
-        """What a step that names no layers computes: those that follow the layers of the step before it, as far as no
-        step names them or others of their nodes."""
+        """The layers of a step that names none: those after the layers of the previous step, unless another step names
+        them or others of their nodes."""
         before = [each for each in self.steps if each.place < step.place and each.kind not in STREAMS | SIZES]
         last = max((self.index[layer] for each in before[-1:] for layer in self.known(each.layers)), default=None)
         if last is None:
@@ -95,7 +95,7 @@ class _Layers:
 
 def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
     """The step of each row: the one at the place in the row's name; else those that follow each other in both, by name.
-    Of products the order alone tells, since they come from libraries, whose kernels have names of their own."""
+    For products only the order counts, since they come from libraries, whose kernels have their own names."""
     by_place = {(step.place, stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), stem(row))) for i, row, place in numbers if place is not None}
@@ -108,12 +108,12 @@ def _aligned(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
 
 
 def stem(name: str) -> str:
-    """The name of a kernel without what tells its instances apart (``_0x31bf89da…``, ``_myl0_3``)."""
+    """The name of a kernel without the suffixes of its instances (``_0x31bf89da…``, ``_myl0_3``)."""
     return _INSTANCE.sub("", name, count=1)
 
 
 def _key(row: str, names: Mapping[str, str]) -> str:
-    """What a row is called in the plan."""
+    """The name of a row in the plan."""
     return names.get(stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
 
 
@@ -122,8 +122,8 @@ def _kernel_key(kernel: Kernel) -> str:
 
 
 def named(row: str, layers: Sequence[str]) -> Iterator[str]:
-    """The layers that a row's name has in it, whole: parts of one another are not taken for each other. A range
-    (``ForeignNode[a...b]``) is all layers from one to the other."""
+    """The layers whose whole names occur in a row's name, even if one name is a part of another. A range
+    (``ForeignNode[a...b]``) means all layers from one to the other."""
     foreign = _FOREIGN.search(row)
     if foreign is not None and foreign[1] in layers and foreign[2] in layers:
         first, last = sorted((layers.index(foreign[1]), layers.index(foreign[2])))
@@ -137,8 +137,8 @@ def named(row: str, layers: Sequence[str]) -> Iterator[str]:
 
 
 def metadata_of(information: str) -> dict[str, tuple[str, ...]]:
-    """The layers that the inspector's JSON tells of each row: what `build` wrote as their metadata; nothing where it is
-    no JSON, or has names alone."""
+    """The layers of each row in the inspector's JSON, which `build` wrote as their metadata; empty if it is not JSON,
+    or has only names."""
     try:
         told = json.loads(information)
     except ValueError:

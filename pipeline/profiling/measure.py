@@ -1,4 +1,4 @@
-"""Times of a compiled program on a GPU: segments by CUDA events, engines' layers by TensorRT's profiler and CUPTI."""
+"""Measure a compiled program on a GPU: segments by CUDA events, engines' layers by TensorRT's profiler and CUPTI."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def profile(
     """Return where the time of a call with these inputs goes, on the current GPU.
 
     The call is measured as a whole without and with CUDA graphs, each segment by CUDA events, the layers of each engine
-    by TensorRT's profiler, and the kernels by CUPTI, in passes of their own, so that none slows down another. Inputs
+    by TensorRT's profiler, and the kernels by CUPTI, in separate passes, so that none slows down another. Inputs
     are copied first.
 
     Raises:
@@ -75,7 +75,7 @@ def profile(
 
 @frozen
 class Call:
-    """A call that is made again and again, with inputs of its own on the GPU."""
+    """A repeatable call, with its own copies of the inputs on the GPU."""
 
     args: Sequence[object]
     kwargs: Mapping[str, object]
@@ -86,12 +86,12 @@ class Call:
         return tree_map(_on_gpu, tuple(self.args)), tree_map(_on_gpu, dict(self.kwargs))
 
     def __call__(self, module: CompiledModule) -> object:
-        """What the module gives."""
+        """Call the module."""
         args, kwargs = self.copies
         return module(*args, **kwargs)
 
     def warm(self, module: CompiledModule) -> None:
-        """Call it until kernels are compiled, contexts made, and graphs captured."""
+        """Call the module until kernels are compiled, contexts made, and graphs captured."""
         for _ in range(WARMUP):
             self(module)
         torch.cuda.synchronize()
@@ -108,7 +108,7 @@ class Call:
 
     @property
     def described(self) -> tuple[str, ...]:
-        """The inputs, as they print."""
+        """The inputs as text."""
         leaves = torch.utils._pytree.tree_leaves(self.copies)
         return tuple(_described(leaf) for leaf in leaves)
 
@@ -124,14 +124,14 @@ def _described(value: object) -> str:
 
 
 def mark() -> torch.cuda.Event:
-    """This moment, in the order of the current stream."""
+    """Record an event on the current stream."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 def elapsed(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
-    """Milliseconds between the moments of each pair."""
+    """Milliseconds between the two events of each pair."""
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in marks]
 
@@ -142,14 +142,14 @@ CYCLES = 2.5e9
 
 @define
 class Ahead:
-    """Times a segment with all of its kernels launched before it begins: the GPU is kept busy meanwhile, for as long as
-    the host took the last time, so that the time between launches does not count."""
+    """Times a segment whose kernels are all launched before it begins: the GPU is kept busy for as long as the host
+    took the last time, so that the time between launches does not count."""
 
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
 
     def __call__(self, run: Told, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
-        """What the segment gives. The first run tells how long the host takes, and is not kept."""
+        """Run the segment. The first run measures the host's time, and is not kept."""
         if self.host is not None:
             busy(int(1.5 * self.host * CYCLES))
         start, since = mark(), perf_counter()
@@ -162,12 +162,12 @@ class Ahead:
 
 
 def busy(cycles: int) -> None:
-    """Let the current stream wait for so many ticks of the GPU's clock."""
+    """Let the current stream wait for a number of ticks of the GPU's clock."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def segment_times(module: CompiledModule, call: Call, runs: int) -> Mapping[str, list[float]]:
-    """Milliseconds of each segment in each run; the module is slower from then on."""
+    """Milliseconds of each segment in each run; the module stays slower afterwards."""
     found: defaultdict[str, Ahead] = defaultdict(Ahead)
     module.instrument(lambda segment, run: partial(found[segment.name], run))
     for _ in range(runs + 1):
@@ -177,7 +177,7 @@ def segment_times(module: CompiledModule, call: Call, runs: int) -> Mapping[str,
 
 
 class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
-    """Takes what TensorRT's profiler tells of one engine, a list of rows for each run."""
+    """Collects the rows of TensorRT's profiler for one engine, a list for each run."""
 
     def __init__(self) -> None:
         trt.IProfiler.__init__(self)
@@ -185,11 +185,11 @@ class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
         self.runs: list[list[tuple[str, float]]] = []
 
     def report_layer_time(self, layer_name: str, ms: float) -> None:
-        """Called by TensorRT after each layer."""
+        """Collect a row (TensorRT calls this after each layer)."""
         self.rows.append((layer_name, ms))
 
     def end(self) -> None:
-        """A run is over."""
+        """End a run."""
         if self.rows:
             self.runs.append(self.rows)
         self.rows = []
@@ -198,7 +198,7 @@ class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
 def layer_times(
     compiled: Compiled, call: Call, runs: int
 ) -> tuple[Mapping[str, list[list[tuple[str, float]]]], Mapping[str, Mapping[str, Sequence[str]]]]:
-    """The rows of TensorRT's profiler for each engine and run, and what the inspector tells of its layers."""
+    """The rows of TensorRT's profiler for each engine and run, and the inspector's data about its layers."""
     module = compiled.module("tensorrt", cuda_graphs=False, engine_graphs=False)
     call.warm(module)
     recorders: dict[str, LayerRecorder] = {}
@@ -220,7 +220,7 @@ def layer_times(
 
 
 def recorded(run: Told, context: object, recorder: LayerRecorder, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
-    """What a run gives, after its times were told."""
+    """Run an engine and report its times."""
     outputs = run(inputs, turn)
     torch.cuda.synchronize()
     if not recorder.rows:
@@ -230,14 +230,14 @@ def recorded(run: Told, context: object, recorder: LayerRecorder, inputs: list[L
 
 
 def inspected(engine: object, context: object) -> Mapping[str, Sequence[str]]:
-    """The layers of the network that the inspector tells of each of the engine's own, by name."""
+    """The network's layers of each of the engine's layers, by name, from the inspector."""
     inspector = engine.create_engine_inspector()  # type: ignore[attr-defined]
     inspector.execution_context = context
     return metadata_of(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
 def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list[list[Span]]]:
-    """The kernels of each segment and run, as CUPTI tells them to torch's profiler; none while another one runs."""
+    """The kernels of each segment and run, from CUPTI through torch's profiler; none while another profiler runs."""
     module = compiled.module("tensorrt", cuda_graphs=False, engine_graphs=False)
     call.warm(module)
     order: list[str] = []
@@ -258,7 +258,7 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
 
 
 def bounded(order: list[str], name: str, ahead: Ahead, run: Told, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
-    """What a segment gives, with a kernel that waits before it and one behind it, by which its own are known."""
+    """Run a segment between two marker kernels that wait, which delimit its own."""
     order.append(name)
     if ahead.host is None:
         busy(1)
@@ -268,13 +268,13 @@ def bounded(order: list[str], name: str, ahead: Ahead, run: Told, inputs: list[L
 
 
 def spans(seen: torch.profiler.profile) -> list[Span]:
-    """The kernels that a profiler saw."""
+    """The kernels in a profiler's records."""
     found = (e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
     return [Span(e.name, 1e-3 * e.time_range.start, 1e-3 * e.time_range.elapsed_us()) for e in found]
 
 
 def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
-    """Milliseconds of each call with CUDA graphs; or none, and why they cannot be captured."""
+    """Milliseconds of each call with CUDA graphs; or none, and why the call cannot be captured."""
     module = compiled.module("tensorrt", cuda_graphs=True)
     times = call.times(module, runs)
     refused = module.refused_graphs

@@ -17,11 +17,11 @@ class LayerTime:
     """One row of TensorRT's profiler, or a segment of PyTorch as a whole.
 
     name: TensorRT's own. milliseconds: the median of the runs. kernels: the GPU's kernels that ran for it, as CUPTI
-    names them. nodes: those that it computes, wholly or in part; empty for what is no node's (a copy that TensorRT
+    names them. nodes: those that it computes, wholly or in part; empty if it belongs to none (a copy that TensorRT
     adds). by: how its nodes were found: ``plan`` (the plan's kernels), ``inspector`` (the layers' metadata), ``order``
-    (the layers between its neighbours'), ``name`` (the layers named in it), ``segment``; or what it does in the place
-    of computing: ``streams`` (they wait for each other), ``sizes`` (of dynamic shapes), ``between`` (no kernel runs,
-    from one to the next); else empty.
+    (the layers between its neighbours'), ``name`` (the layers named in it), ``segment``; or what it does instead of
+    computing: ``streams`` (they wait for each other), ``sizes`` (of dynamic shapes), ``between`` (no kernel runs, from
+    one to the next); else empty.
     """
 
     name: str
@@ -36,11 +36,11 @@ class SegmentTime:
     """The times of a segment: ``milliseconds`` of the whole, measured without a profiler and with all of it launched
     before it begins, and its layers.
 
-    timed: what the layers' times are from. ``kernels``: each kernel's own time, as CUPTI tells it, and a row for the
-    time between them: as CUPTI tells it too, which makes it longer, so that it is no more than the segment's time
-    leaves. Together they are little more than the segment's, unless kernels run side by side. ``profiler``:
-    TensorRT's own, which adds some microseconds to each row; it is all there is where CUPTI is not free, or its kernels
-    are not those of the rows. ``events``: PyTorch's.
+    timed: the source of the layers' times. ``kernels``: each kernel's own time from CUPTI, and a row for the time
+    between them, also from CUPTI. CUPTI lengthens the latter, so it is limited to the rest of the segment's time.
+    Together they are little more than the segment's time, unless kernels run side by side. ``profiler``: TensorRT's
+    own, which adds some microseconds to each row; used if CUPTI is busy, or its kernels do not match the rows.
+    ``events``: PyTorch's.
     """
 
     segment: str
@@ -57,7 +57,7 @@ class SegmentTime:
 
 @frozen
 class NodeTime:
-    """A node's part of the time: its own, where a kernel computes it alone, and an even share of kernels that compute
+    """A node's part of the time: that of kernels that compute it alone, and an even share of kernels that compute
     several (``shared``: with how many others at most)."""
 
     node: str
@@ -73,8 +73,8 @@ class Profile:
     """Where the time of a call goes. All times are medians of ``runs`` calls, in milliseconds on the GPU.
 
     segments: in the order in which they run, each with its layers. nodes: every node with its share.
-    call: the whole call without CUDA graphs; graph: the same with them, None where it cannot be captured (``no_graph``
-    says why). gpu: the GPU's name. library: TensorRT and its version. inputs: what it was called with.
+    call: the whole call without CUDA graphs; graph: the same with them, None if it cannot be captured (``no_graph``
+    says why). gpu: the GPU's name. library: TensorRT and its version. inputs: the inputs of the call.
     """
 
     segments: tuple[SegmentTime, ...]
@@ -94,11 +94,11 @@ class Profile:
 
     @property
     def unassigned(self) -> tuple[LayerTime, ...]:
-        """The rows of TensorRT's that belong to no node of the program."""
+        """TensorRT's rows that belong to no node of the program."""
         return tuple(layer for segment in self.segments for layer in segment.layers if not layer.nodes)
 
     def by_module(self, depth: int = 2) -> dict[str, float]:
-        """Milliseconds of each module down to a depth, the dearest first (``encoder.layers`` is 2 deep)."""
+        """Milliseconds of each module down to a depth, the most expensive first (``encoder.layers`` is 2 deep)."""
         times: Counter[str] = Counter()
         for node in self.nodes:
             times[".".join(node.module.split(".")[:depth])] += node.milliseconds  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A profile as a trace that Perfetto and Chrome read: https://ui.perfetto.dev, or chrome://tracing."""
+"""Write a profile as a trace for https://ui.perfetto.dev or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Event: TypeAlias = dict[str, object]
 
 
 def write(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a profile as a trace. Layers stand one after the other, by their medians; times are in microseconds.
+    """Write a profile as a trace. Layers follow one another, with their medians as lengths; times are in microseconds.
 
     Raises:
         OSError: the file cannot be written.

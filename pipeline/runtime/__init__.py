@@ -1,1 +1,1 @@
-"""Executors of what was compiled."""
+"""Run compiled programs."""

@@ -1,5 +1,5 @@
-"""Autocast that is on around us. A model that is captured within it computes as it does there; a compiled program has
-its dtypes, wherever it is compiled and called."""
+"""Handle autocast around a capture or call. A model captured under autocast computes as it does there; a compiled
+program keeps its dtypes, wherever it is called."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def without_autocast() -> ExitStack:
 
 
 def autocast_dtypes() -> dict[str, torch.dtype]:
-    """The dtypes of the autocast that is on, by device."""
+    """The dtypes of the current autocast, by device."""
     return {device: torch.get_autocast_dtype(device) for device in _DEVICES if torch.is_autocast_enabled(device)}
 
 
 def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with the autocast that is on now inside ``forward``, where torch.export takes note of it. The tensors
-    are shared, and the model stays as it is."""
+    """Return the model with the current autocast inside ``forward``, where torch.export sees it. The tensors are
+    shared, and the model is not changed."""
     dtypes = autocast_dtypes()
     inside = copy.copy(model)
     forward = vars(model).get("forward") or MethodType(type(model).forward, inside)

@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the path's place in one step when the block ends, and is gone if it fails. A process that
-    is killed meanwhile leaves what was there, and a file of the name ``.NAME.….part``."""
+    """A context with a new file, which replaces the path in one step when the block ends, and is deleted if it fails. A
+    process that is killed meanwhile leaves the old file, and one named ``.NAME.….part``."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), 0o666)
     try:

@@ -1,8 +1,8 @@
-"""Capture CUDA graphs of a whole program, PyTorch segments included: one a shape, up to a limit.
+"""Capture CUDA graphs of a whole program, PyTorch segments included: one per shape, up to a limit.
 
-A shape's first call runs as ever, its second is captured, later ones are replayed. The graph reads an input where it
-is as long as it is there at every call, and a copy of it once it was elsewhere; its outputs are copied out, so that
-nothing a caller holds is ever overwritten.
+A shape's first call runs normally, its second is captured, later ones are replayed. The graph reads an input in place
+as long as its address stays the same, and a copy of it after it has moved; its outputs are copied out, so that nothing
+that a caller holds is ever overwritten.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ is captured again for it. A copy of GPT-2's logits at batch 8 moves 206 MB: by a
 
 
 class OnGpu(Protocol):
-    """What of a worker is captured in a CUDA graph: who runs the segments, and on which stream."""
+    """The parts of a worker that a CUDA graph captures: the runner of the segments, and the stream."""
 
     executor: SegmentExecutor
     lane: Lane
@@ -48,12 +48,12 @@ class CapturedCall:
     """A call as a CUDA graph.
 
     Args:
-        worker: whose contexts are captured.
-        plan: of the calls that will be replayed.
-        leaves: the inputs of one of them.
+        worker: has the contexts to capture.
+        plan: the plan of the calls to replay.
+        leaves: the inputs of one such call.
         pool: the memory of the worker's graphs, which are never replayed at the same time.
-        reuse: give the graph's own outputs, which the next replay overwrites.
-        still: addresses of inputs, by number, that are read where they are.
+        reuse: return the graph's own outputs, which the next replay overwrites.
+        still: addresses of the inputs that are read in place, by number.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class CapturedCall:
         return instance(graph, list(self._fed.values()), takes)
 
     def _body(self, leaves: Sequence[object], turn: Turn) -> tuple[list[Leaf], list[Leaf], list[Take]]:
-        """What is captured: copies in, the program, what is written to buffers, copies out."""
+        """Run the parts to capture: copies in, the program, writes to buffers, copies out."""
         if self._inside:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)
@@ -155,7 +155,7 @@ class CapturedCall:
         return output.input_index is not None or (output.held is not None and self.plan.is_home(value))
 
     def reads(self, leaves: Sequence[Leaf]) -> bool:
-        """Whether the inputs that are read where they were are there again."""
+        """Whether the inputs that are read in place have the same addresses."""
         for given, address in self.still:
             value = leaves[given]
             if value.data_ptr() != address or not plain(value):
@@ -163,7 +163,7 @@ class CapturedCall:
         return True
 
     def __call__(self, leaves: Sequence[object], stream: int) -> list[Leaf]:
-        """The outputs for these inputs, on the current stream, whose handle is given."""
+        """Return the outputs for these inputs, on the current stream; ``stream`` is its handle."""
         made: Sequence[torch.Tensor | None] = self._replay(leaves, stream)
         if self._as_made:
             return list(made)
@@ -187,9 +187,9 @@ class CapturedCall:
 
 
 class CudaGraphs:
-    """The graphs of one worker by plan, the oldest forgotten first.
+    """The graphs of one worker by plan; the oldest are dropped first.
 
-    ``refused`` says for each plan that cannot be captured why; such calls run as without graphs.
+    ``refused`` has the reason for each plan that cannot be captured; such calls run without graphs.
     """
 
     def __init__(self, limit: int, reuse: bool) -> None:
@@ -200,9 +200,9 @@ class CudaGraphs:
         self._pool: object = None
 
     def of(self, plan: CallPlan, leaves: Sequence[Leaf], worker: OnGpu) -> CapturedCall | None:
-        """The graph of a plan that reads these inputs; None at the plan's first call, and where it cannot be captured.
+        """The graph of a plan for these inputs; None at the plan's first call, and if it cannot be captured.
 
-        It is captured again, at most once for each input, when an input that it reads where it was lies elsewhere.
+        It is captured again, at most once for each input, when an input that it reads in place has moved.
         """
         kept = self.kept.get(plan)
         if kept is not None and kept.reads(leaves):

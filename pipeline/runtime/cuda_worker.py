@@ -1,4 +1,4 @@
-"""A worker that runs engines on a GPU: its execution contexts, one arena, and CUDA graphs if asked for."""
+"""``CudaWorker``: runs engines on a GPU with execution contexts of its own, one arena, and CUDA graphs if requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.settings import CompilationSettings
 
 class EngineStep:
     """An engine as a step of a program, which fills the slots ``gives``. ``own``: nobody keeps its outputs, so they
-    are not copied."""
+    need no copies."""
 
     def __init__(self, session: Session | ProfiledSession, gives: Sequence[int], own: bool) -> None:
         self.session, self.gives, self.own = session, gives, own
@@ -66,7 +66,7 @@ class CudaWorker:
         self.executor = SegmentExecutor(layout, runners, device)
 
     def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """The program's outputs for these inputs, in the order of the current stream."""
+        """Return the program's outputs for these inputs, in the order of the current stream."""
         if self.lane.elsewhere():
             with torch.cuda.device(self.lane.device):
                 return self(plan, leaves)

@@ -1,4 +1,4 @@
-"""Runs a serialized engine on a GPU, on the caller's stream."""
+"""``EngineRunner``: run a serialized engine on a GPU, on the caller's stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["EngineRunner", "refit"]
 
 
 class EngineRunner:
-    """A loaded engine: takes and gives tensors in the order of the network's inputs and outputs.
+    """A loaded engine: takes and returns tensors in the order of the network's inputs and outputs.
 
     Inputs may lie on any device; a symbolic int is a Python int. Outputs are new tensors on the GPU that was current
     when the engine was loaded, in the order of the current stream. Threads take turns.
@@ -35,6 +35,6 @@ class EngineRunner:
         self._session = self._lane.run(lambda stream: Session(loaded, stream, Arena(self._lane.device)))
 
     def __call__(self, inputs: Sequence[torch.Tensor | int]) -> list[torch.Tensor]:
-        """The network's outputs for these inputs."""
+        """Return the network's outputs for these inputs."""
         with self._lock, torch.cuda.device(self._lane.device), torch.no_grad():
             return self._lane.run(lambda stream: self._session(inputs, stream))

@@ -1,4 +1,4 @@
-"""Bindings of an engine, and allocation of outputs whose size only running tells."""
+"""Bindings of an engine, and allocation of outputs whose size is known only after running."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _binding(cuda_engine: trt.ICudaEngine, name: str) -> Binding:
 
 
 def placed(value: object, binding: Binding, device: torch.device) -> torch.Tensor:
-    """A value as TensorRT reads it: contiguous, aligned, on the GPU or, as a copy of our own, in host memory."""
+    """A value in the form that TensorRT reads: contiguous, aligned, on the GPU or, as our own copy, in host memory."""
     tensor = torch.as_tensor(value).detach()
     if tensor.dtype == torch.float64 and binding.dtype == torch.float32:
         tensor = tensor.float()
@@ -67,7 +67,7 @@ def placed(value: object, binding: Binding, device: torch.device) -> torch.Tenso
 
 
 def plain(value: torch.Tensor) -> bool:
-    """Whether a tensor's memory holds its elements in order, as they are."""
+    """Whether a tensor's memory holds its elements in order and unmodified (no conjugate or negative bit)."""
     return value.is_contiguous() and not value.is_neg() and not value.is_conj()
 
 
@@ -81,14 +81,14 @@ def maker(
 
 
 class Arena:
-    """Memory for the activations of several engines that run one after the other: as much as the largest needs."""
+    """Memory for the activations of engines that run one after the other: as much as the largest needs."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.nbytes = device, 0
         self._memory: torch.Tensor | None = None
 
     def reserve(self, nbytes: int) -> None:
-        """Before any engine runs: it needs this much."""
+        """Reserve a number of bytes, before any engine runs."""
         self.nbytes = max(self.nbytes, nbytes)
 
     @property
@@ -100,14 +100,14 @@ class Arena:
 
 
 class Slab:
-    """Memory of the session's own for one input or output, at the same address for all shapes that it has room for."""
+    """A session's own memory for one input or output, at the same address for all shapes that fit."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
         self._memory: torch.Tensor | None = None
 
     def view(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor of the shape in the memory; what is too small for it is left to the tensors that lie there."""
+        """A tensor of the shape in this memory; if it is too small, new memory, while older tensors keep the old."""
         size = math.prod(shape) * self.dtype.itemsize
         if self._memory is None or self._memory.numel() < size:
             self._memory = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8, device=self.device)
@@ -115,7 +115,7 @@ class Slab:
 
 
 class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
-    """Memory for an output whose shape depends on data: TensorRT asks for it, and tells the shape, while it runs."""
+    """Memory for an output whose shape depends on data: TensorRT requests it, and reports the shape, while it runs."""
 
     def __init__(self, binding: Binding, device: torch.device) -> None:
         trt.IOutputAllocator.__init__(self)
@@ -123,14 +123,15 @@ class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
         self.begin(None)
 
     def begin(self, stream: torch.cuda.Stream | None) -> None:
-        """Before a run on a stream: nothing of the run before is kept."""
+        """Prepare a run on a stream: forget the previous run."""
         self.stream = stream
         self.error: Exception | None = None
         self._memory: torch.Tensor | None = None
         self._shape: tuple[int, ...] | None = None
 
     def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
-        """The address of at least ``size`` bytes; 0 where there are none, since no exception may leave a callback."""
+        """Return the address of at least ``size`` bytes; 0 if there is no memory, since no exception may leave a
+        callback."""
         try:
             with torch.cuda.stream(self.stream):
                 self._memory = torch.empty(max(int(size), ALIGNMENT), dtype=torch.uint8, device=self.device)
@@ -144,11 +145,11 @@ class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
         return self.reallocate_output(tensor_name, memory, size, alignment)
 
     def notify_shape(self, tensor_name: str, shape: Any) -> None:
-        """The shape that the output came to have."""
+        """Remember the shape of the output."""
         self._shape = tuple(shape)
 
     def take(self) -> torch.Tensor | None:
-        """The output of the run that ends, of which nothing is kept; None if TensorRT asked for too little memory."""
+        """Return the output of the finished run and forget it; None if TensorRT requested too little memory."""
         memory, shape = self._memory, self._shape
         self.begin(None)
         if shape is None:

@@ -26,8 +26,8 @@ KEPT = 256
 
 
 def cache_folder(name: str) -> Path:
-    """A folder of the user's cache, or of the one that ``PIPELINE_CACHE`` names: kernels are in ``runtime``, engines in
-    ``engines``."""
+    """A folder in the user's cache, or in the one that ``PIPELINE_CACHE`` names: ``runtime`` has kernels, ``engines``
+    engines."""
     chosen = os.environ.get("PIPELINE_CACHE")
     return (Path(chosen) if chosen else platformdirs.user_cache_path("tensorrt-pipeline")) / name
 
@@ -38,10 +38,10 @@ def default_directory() -> Path:
 
 
 def cache_key(network: Network) -> str:
-    """What the kernels depend on: the network, the GPU, the driver, the library and whether TF32 is switched off.
+    """The key of the kernels: the network, the GPU, the driver, the library and whether TF32 is switched off.
 
-    Not the weights: TensorRT finds a kernel by what it computes, so that a network with other weights starts with the
-    kernels there are (0.11 s instead of 2.9 for the context of ViT-B on an H200).
+    It does not contain the weights: TensorRT finds a kernel by its computation, so a network with other weights starts
+    with existing kernels (0.11 s instead of 2.9 for the context of ViT-B on an H200).
     """
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()
@@ -58,7 +58,7 @@ def cache_key(network: Network) -> str:
 class RuntimeCache:
     """The compiled kernels of one network, in memory for all its contexts and, unless ``path`` is None, in a file.
 
-    The file is written under another name and renamed, so that processes that use it at once see a whole one. A file
+    The file is written under another name and renamed, so that concurrent processes see a complete one. A file
     that TensorRT cannot read is ignored with a warning and replaced.
     """
 
@@ -72,7 +72,7 @@ class RuntimeCache:
     def of(cls, network: Network, kept: bool | str | os.PathLike[str]) -> RuntimeCache | None:
         """The cache of a network's engine: in the user's folder (True), in another one, or only in memory (False).
 
-        None where TensorRT has no such cache.
+        None if TensorRT has no such cache.
         """
         if not CAPABILITIES.runtime_config:
             return None
@@ -81,7 +81,7 @@ class RuntimeCache:
         return cls((default_directory() if kept is True else Path(kept)) / f"{cache_key(network)}.kernels")
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
-        """Make TensorRT's cache for this engine, with what the file holds."""
+        """Make TensorRT's cache for this engine, with the file's contents."""
         self.handle = cuda_engine.create_runtime_config().create_runtime_cache()
         stored = self._stored()
         if stored is None:
@@ -103,7 +103,8 @@ class RuntimeCache:
             return None
 
     def save(self) -> bool:
-        """Write the kernels to the file if there are new ones; whether it was written. Failing to is a warning."""
+        """Write the kernels to the file if there are new ones; return whether it was written. A failure is a
+        warning."""
         if self.path is None or self.handle is None:
             return False
         with self._lock:

@@ -1,4 +1,4 @@
-"""Load plans as engines, by one TensorRT runtime a process, and report what TensorRT says when it fails."""
+"""Load plans as engines, with one TensorRT runtime per process, and report TensorRT's messages when it fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _listeners = 0
 
 @contextmanager
 def listening() -> Iterator[Said]:
-    """Inside it, a call gives TensorRT's errors since its start. What was said is forgotten when nobody listens."""
+    """A context that yields a function returning TensorRT's errors since its start. Messages are dropped when nobody
+    listens."""
     global _listeners
     with _hearing:
         _listeners += 1
@@ -60,14 +61,14 @@ def load(engine: Engine) -> Leaf:
 
 
 def require_gpu(what: str) -> None:
-    """Raise ``ExecutionError`` where no engine can run."""
+    """Raise ``ExecutionError`` if no engine can run here."""
     if not has_gpu():
         raise ExecutionError(f"{what} runs on a GPU, and torch sees none here")
 
 
 @frozen(eq=False)
 class LoadedEngine:
-    """An engine on a GPU, of which contexts are made: shared by all that run it."""
+    """An engine on a GPU, shared by all its execution contexts."""
 
     cuda_engine: trt.ICudaEngine = field(repr=False)
     network: Network = field(repr=False)
@@ -78,9 +79,9 @@ class LoadedEngine:
     def of(
         cls, engine: Engine, network: Network, prepare: Prepare = lambda loaded: None, **options: Any
     ) -> LoadedEngine:
-        """Loads a serialized engine on the current GPU; with its compiled kernels if a ``cache`` is among the options.
+        """Load a serialized engine on the current GPU, with its compiled kernels if a ``cache`` is among the options.
 
-        ``prepare`` is called with the engine before anything else is made of it.
+        ``prepare`` is called with the engine before any context is made.
 
         Raises:
             ExecutionError: there is no GPU, or the engine does not load; with TensorRT's words.
@@ -97,15 +98,15 @@ class LoadedEngine:
         return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
 
     def keep_kernels(self) -> None:
-        """After a first run with some shapes: what it compiled is for the next start as well."""
+        """Save newly compiled kernels for the next start, after a first run with some shapes."""
         if self.cache is not None:
             self.cache.save()
 
     def context(self, said: Said, *, graph: bool = False) -> tuple[Leaf, Leaf]:
-        """A new execution context that is given its memory, and its configuration, which has to outlive it.
+        """A new execution context, which gets its memory from us, and its configuration, which must outlive it.
 
-        A context of TensorRT-RTX reads its configuration when it is told another profile than the first: without it the
-        process ends. With ``graph`` TensorRT-RTX launches the context as a CUDA graph.
+        A context of TensorRT-RTX reads its configuration when another profile than the first is selected: without it
+        the process crashes. With ``graph`` TensorRT-RTX launches the context as a CUDA graph.
         """
         config = None
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -128,7 +129,7 @@ class LoadedEngine:
 
 
 def as_bound(network: Network, names: Mapping[str, str]) -> Network:
-    """The network with the names that an engine has for its inputs and outputs."""
+    """The network with an engine's names for its inputs and outputs."""
     if not names:
         return network
 

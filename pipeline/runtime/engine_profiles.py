@@ -1,4 +1,4 @@
-"""An engine of several profiles: a session for each, chosen by the shapes of a call."""
+"""``ProfiledSession``: an engine of several profiles, with a session for each, chosen by the shapes of a call."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Make = Callable[[torch.cuda.Stream, int], Session]
 
 
 class ProfiledSession:
-    """Runs each call in the first profile that it fits. Contexts are made when they are first needed, and share memory
-    for activations; weights are the engine's own, once."""
+    """Runs each call in the first profile that it fits. Contexts are made when first needed, and share memory for
+    activations and the engine's weights."""
 
     def __init__(self, network: Network, make: Make) -> None:
         self.network, self._make = network, make
@@ -29,7 +29,7 @@ class ProfiledSession:
     def __call__(
         self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, like: object = None, **options: Any
     ) -> list[Any]:
-        """The outputs of a run, as `Session` gives them."""
+        """Return the outputs of a run, as `Session` does."""
         last = self._last
         if last is not None and like is not None and last[0] is like:
             return last[1](inputs, stream, like=like, **options)
@@ -62,10 +62,10 @@ class ProfiledSession:
         return self.last.loaded
 
     def place(self, inputs: Sequence[Any]) -> int:
-        """The number of the profile for these inputs.
+        """Return the number of the profile for these inputs.
 
         Raises:
-            ExecutionError: they fit none.
+            ExecutionError: no profile fits.
         """
         shapes = {n: _sizes(value) for n, value in zip(self._names, inputs, strict=True)}
         for place, profile in enumerate(self.network.profiles):

@@ -19,16 +19,16 @@ from pipeline.trt import dtype_name, trt, weights_of
 
 
 def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collection[str] | None = None) -> Engine:
-    """The engine with these weights, refittable again.
+    """Return the engine with these weights, refittable again.
 
     Args:
         engine: a refittable engine; it is not changed.
         weights: all its weights by name.
-        changed: which of them are not what the engine holds; None for all. TensorRT may have folded an unchanged one
-            away, a changed one is then an error.
+        changed: those that differ from the engine's; None for all. TensorRT may have folded weights away: for an
+            unchanged one that does not matter, a changed one is an error.
 
     Raises:
-        RefitError: names each weight that cannot be refitted, with the reason.
+        RefitError: some weights cannot be refitted; the message names each, with the reason.
         ExecutionError: there is no GPU, or the engine does not load.
     """
     names = engine.weights
@@ -52,10 +52,10 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
 
 
 def supply(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str, torch.Tensor]) -> None:
-    """Give an engine that was loaded from a plan without weights those of its network, by name.
+    """Supply the weights of its network, by name, to an engine that was loaded from a plan without them.
 
     Raises:
-        RefitError: names each weight that TensorRT refuses or misses.
+        RefitError: TensorRT refuses or misses weights; the message names them.
     """
     named = {engine.weights.get(name, name): value for name, value in weights.items()}
     with listening() as said:

@@ -29,7 +29,7 @@ from pipeline.trt import CAPABILITIES, trt
 
 COPIED = 16 << 20
 """Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
-TensorRT-RTX 1.4 about 0.12 ms of the host for ResNet-50 (all its kernels are told again), a copy of 16 MiB on an H200
+TensorRT-RTX 1.4 about 0.12 ms of the host for ResNet-50 (it updates all its kernels), a copy of 16 MiB on an H200
 0.01 ms of the GPU and 5 us of the host."""
 NOWHERE: Mapping[int, torch.Tensor] = MappingProxyType({})
 PLANS = 64
@@ -38,12 +38,11 @@ PLANS = 64
 
 @frozen(eq=False)
 class EnginePlan:
-    """What runs with the same shapes have in common.
+    """The settings that runs with the same shapes share.
 
-    ``copies``: (input number, memory of the session's own) for the inputs that are copied; ``loose``: the numbers of
-    the inputs whose own memory is read. ``results``: memory of the session's own for each output, or None where each
-    run has new memory, made by ``makers`` (None where only the run tells its shape). ``fixed`` is bound once and kept
-    alive.
+    ``copies``: (input number, the session's own memory) for the inputs that are copied; ``loose``: the numbers of the
+    inputs whose own memory is read. ``results``: the session's own memory for each output, or None if each run gets new
+    memory, made by ``makers`` (None if the shape is known only after the run). ``fixed`` is bound once and kept alive.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -58,18 +57,17 @@ class Session:
     """An engine with an execution context, for one run at a time.
 
     Shapes are set and inferred when they change; a run copies its inputs in, enqueues, and copies its outputs out.
-    Tensors of more than ``COPIED`` bytes are read and written where they are, and so is an input that lies at the same
-    address at every call.
+    Tensors of more than ``COPIED`` bytes are read and written in place, and so is an input that has the same address at
+    every call.
 
     Args:
         loaded: the engine.
-        stream: where the profile is chosen.
+        stream: the stream on which the profile is selected.
         arena: memory for activations.
-        graph: have TensorRT-RTX launch runs as a CUDA graph, if shapes and addresses stay what they are. Such a run
-            cannot be captured in another graph.
-        held: names of inputs that are the caller's to be updated where they lie; others that the engine writes to are
-            copied.
-        profile: the number of the engine's profile that all runs fit.
+        graph: let TensorRT-RTX launch runs as a CUDA graph, while shapes and addresses stay the same. Such a run cannot
+            be captured in another graph.
+        held: names of inputs of the caller that the engine updates in place; other inputs that it writes to are copied.
+        profile: the number of the engine's profile for all runs.
     """
 
     def __init__(
@@ -121,18 +119,18 @@ class Session:
         into: Mapping[int, torch.Tensor] = NOWHERE,
         like: object = None,
     ) -> list[Leaf]:
-        """The outputs of a run on the stream, which has to be the current one.
+        """Return the outputs of a run on the stream, which must be the current one.
 
         Args:
             inputs: tensors and ints in the order of the network's inputs.
-            stream: where the run is enqueued.
-            own: give the session's own memory, which the next run overwrites, instead of copies of it.
-            loose: copy nothing: read every input where it is, write every output to new memory.
-            into: the memory of outputs, by number, that get no new one.
-            like: what stands for the shapes, dtypes and devices of the inputs: those given with the same have the same.
+            stream: the stream on which the run is enqueued.
+            own: return the session's own memory, which the next run overwrites, instead of copies.
+            loose: copy nothing: read every input in place, write every output to new memory.
+            into: memory for outputs, by number, instead of new memory.
+            like: a key for the shapes, dtypes and devices of the inputs: calls with an equal key have equal ones.
 
         Raises:
-            ExecutionError: an input is not what the engine takes, TensorRT refuses to run, or the caller captures a run
+            ExecutionError: the engine does not take an input, TensorRT refuses to run, or the caller captures a run
                 that TensorRT-RTX launches as a graph of its own.
         """
         if self._graph and torch.cuda.is_current_stream_capturing():
@@ -267,7 +265,7 @@ class Session:
         return tensor
 
     def _outputs_of(self, plan: EnginePlan, *, loose: bool) -> EnginePlan:
-        """Where each output goes, now that its shape is inferred."""
+        """The memory of each output, once its shape is inferred."""
         copies = {self.inputs[position].name: memory for position, memory in plan.copies}
         makers, results = list[Maker | None](), list[torch.Tensor | None]()
         for binding in self.outputs:
@@ -288,7 +286,7 @@ class Session:
         return next(spans, f", built for {list(self.known[name].shape)}")
 
     def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
-        """Let an input be read where it is, or where a copy of it lies that TensorRT can read."""
+        """Let an input be read in place, or from a copy that TensorRT can read."""
         readable = self._is_readable(value, binding.dtype)
         if binding.name in self.held and not readable:
             raise ExecutionError(f"{self.network.name} updates {binding} where it lies, which is not aligned memory")

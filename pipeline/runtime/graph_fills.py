@@ -1,8 +1,8 @@
 """Replace the memset nodes of a CUDA graph by kernels.
 
-TensorRT-RTX clears counters before a product that several blocks work on, and each clearing is a memset node. They make
-a launch dear: on an H200 that of ResNet-50's graph, of 65 kernels and 7 memsets, took the host 11.7 us, and 2.6 us with
-kernels in their place; ConvNeXt's, with 12 memsets, 18 and 4. The GPU is no slower.
+TensorRT-RTX clears counters before a product that several blocks share, and each clearing is a memset node. Memset
+nodes make launches expensive: on an H200 ResNet-50's graph, of 65 kernels and 7 memsets, took the host 11.7 us, and 2.6
+us with kernels in their place; ConvNeXt's, with 12 memsets, 18 and 4. The GPU is no slower.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 @frozen
 class Fill:
-    """What a memset writes: ``count`` elements of ``size`` bytes from ``address`` on, each the number ``value``."""
+    """A memset: writes the number ``value`` to ``count`` elements of ``size`` bytes from ``address`` on."""
 
     address: int
     size: int
@@ -33,7 +33,7 @@ class Fill:
     value: int
 
     def __call__(self, device: torch.device) -> None:
-        """Write it, on the current stream: with one kernel of PyTorch's."""
+        """Write it on the current stream, with one PyTorch kernel."""
         of_bytes: Any = torch._C._construct_storage_from_data_pointer
         memory = torch.empty(0, dtype=_DTYPES[self.size], device=device)
         memory.set_(of_bytes(self.address, device, self.count * self.size))
@@ -41,7 +41,7 @@ class Fill:
 
 
 def instantiate(graph: torch.cuda.CUDAGraph) -> None:
-    """Make what was captured (with ``keep_graph=True``) ready to be launched, with kernels in the place of memsets."""
+    """Make a captured graph (with ``keep_graph=True``) ready to be launched, with kernels in place of memsets."""
     whole = graph_copies.cudart.cudaGraph_t(graph.raw_cuda_graph())
     memsets = [(node, fill) for node in nodes(whole, "Memset") if (fill := _fill(node)) is not None]
     kernels = _kernels(dict.fromkeys(fill for _, fill in memsets))
@@ -66,7 +66,7 @@ def _kernels(fills: Iterable[Fill]) -> dict[Fill, object]:
 
 
 def _fill(node: object) -> Fill | None:
-    """What a memset node writes; None if that is not contiguous."""
+    """The fill of a memset node; None if it is not contiguous."""
     (form,) = checked(graph_copies.cudart.cudaGraphMemsetNodeGetParams(node))
     if form.height > 1:
         return None
@@ -89,7 +89,7 @@ def _captured(fills: Iterable[Fill]) -> Iterable[tuple[Fill, object]]:
 
 
 def _replace(whole: object, node: object, kernel: object) -> None:
-    """Put a graph in the place of a node."""
+    """Replace a node by a graph."""
     cudart = graph_copies.cudart
     before = _neighbours(cudart.cudaGraphNodeGetDependencies, node)
     after = _neighbours(cudart.cudaGraphNodeGetDependentNodes, node)

@@ -1,8 +1,8 @@
 """Replay a captured CUDA graph: choose the instance to launch, and the memory that it reads and writes.
 
-A graph is told an address between launches, which costs the host 4 us. Callers most often drop each result when the
-next one comes, so that their memory returns: an instance for each of a few addresses never needs to be told. Where the
-copy of a large output would take the GPU long, the call is captured anew for memory that returned, and makes none.
+Setting an address in a graph between launches costs the host 4 us. Callers usually drop each result when the next one
+comes, so that its memory is reused: with an instance for each of a few addresses, none needs to be set. If copying a
+large output would take the GPU long, the call is captured again for reused memory, and copies nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 INSTANCES = 3
 """Of three results in turn one is the caller's, one is returned, and one waits for the next call."""
 CAPTURED = 8
-"""For so many addresses a call is kept captured: more, since each costs more than to be told."""
+"""The number of addresses for which a captured call is kept: more than instances, since capturing costs more than
+setting an address."""
 AHEAD = 16 << 20
 """Up to so many bytes memory for the next call's outputs is made when a call was launched, and waits for it."""
 PATIENCE = 64
@@ -35,7 +36,7 @@ may come in turn than are kept."""
 
 
 class Feed:
-    """An input, and the graph's copy of it, which it makes from ``example`` or from where it is told to."""
+    """An input, and the graph's copy of it, which it makes from ``example`` or from an address that is set."""
 
     def __init__(self, input_index: int, value: torch.Tensor, inside: bool) -> None:
         self.input_index = input_index
@@ -45,7 +46,7 @@ class Feed:
         self.example.copy_(value)
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
-        """Let the next launch see an input; ``node`` is the graph's own copy of it."""
+        """Let the next launch read an input; ``node`` is the graph's own copy of it."""
         if node is not None and value.dtype == self.held.dtype and value.is_cuda and plain(value):
             node.read_from(value.data_ptr())
             return
@@ -55,7 +56,7 @@ class Feed:
 
 
 class Take:
-    """An output where the graph writes it, and memory like the caller's that it copies it to, if it does."""
+    """An output in the graph's memory, and, if the graph copies it, memory like the caller's as the copy's target."""
 
     def __init__(self, value: torch.Tensor, inside: bool) -> None:
         self.value = value
@@ -64,7 +65,7 @@ class Take:
             self.example.copy_(value)
 
     def maker(self) -> Maker:
-        """Makes memory like the example. That of the example is let go: the graph is told another."""
+        """Make memory like the example, and release the example's: the graph gets another address."""
         like, self.example = self.example, self.value
         return maker(tuple(like.shape), like.dtype, like.device, like.stride())
 
@@ -72,15 +73,15 @@ class Take:
 def copies_of(
     graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]
 ) -> tuple[list[Copy | None], list[Copy | None]]:
-    """The graph's own copies of its inputs and outputs; None for what it does not copy."""
+    """The graph's own copies of its inputs and outputs; None for those that it does not copy."""
     known = graph_copies.copies(graph)
     reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
     return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
 
 
 def instance(graph: torch.cuda.CUDAGraph, feeds: Sequence[Feed], takes: Sequence[Take]) -> Instance:
-    """The instance of a graph that PyTorch made. It keeps the outputs that it copies; others are in the caller's
-    memory, which has to return to be written again."""
+    """The instance of a graph that PyTorch made. It owns the outputs that it copies; others are in the caller's memory,
+    which must be free again before the next launch writes there."""
     kept = [take.value for take in takes if take.value is not take.example]
     return Instance(graph, *copies_of(graph, feeds, takes), kept=kept)
 
@@ -93,15 +94,15 @@ Next: TypeAlias = tuple[Instance, tuple[torch.Tensor | None, ...], int]
 
 
 class Replays:
-    """A graph captured with these copies of inputs and outputs.
+    """Replays of a graph that was captured with these copies of inputs and outputs.
 
     Args:
-        graph: made with ``keep_graph=True`` if its copies can be told.
+        graph: made with ``keep_graph=True`` if addresses of its copies can be set.
         feeds: the inputs that it copies.
         takes: its outputs.
-        random: it may draw random numbers, which only PyTorch's own replays do anew.
-        again: gives the function that captures the call another time, for inputs like these and memory of the outputs
-            that is written at once.
+        random: the graph may draw random numbers, which only PyTorch's own replays renew.
+        again: returns the function that captures the call again, for inputs like these, writing directly to given
+            memory.
     """
 
     def __init__(
@@ -132,8 +133,8 @@ class Replays:
         self._again = again if self.complete else None
 
     def __call__(self, leaves: Sequence[Leaf], stream: int) -> tuple[torch.Tensor | None, ...]:
-        """Launch on the current stream, whose handle is given. Gives each output that the graph copied for the caller;
-        None for those that are only in its own memory."""
+        """Launch on the current stream, given its handle. Return each output that the graph copied for the caller; None
+        for those that are only in its own memory."""
         if self._own is None:
             for feed in self.feeds:
                 feed(leaves[feed.input_index], None)
@@ -171,8 +172,8 @@ class Replays:
     def _another(
         self, own: Instance, leaves: Sequence[object], made: Sequence[torch.Tensor | None], addresses: tuple[int, ...]
     ) -> Instance:
-        """The graph's own instance; or one that is kept for these addresses: captured for them, told of them, or told
-        of others, longest ago."""
+        """The graph's own instance; or one that is kept for these addresses: captured for them, already set to them, or
+        the least recently used one."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE

@@ -17,17 +17,17 @@ from pipeline.program import Port, Program
 from pipeline.shapes.environment import Range, Relation, solved, value_of
 
 Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
-"""A size that needs symbols which other sizes tell: the input, its dim, the size's expression, the size in the call."""
+"""A size that needs symbols from other sizes: the input, its dim, the size's expression, the size in the call."""
 
 
 def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Leaf]:
     """The call's inputs in the order of the program's; keyword arguments, and the keys of dicts, may come in any order.
 
-    Cost: about 30 µs, nearly all of it pytree's.
+    It takes about 30 µs, nearly all of it in pytree.
 
     Raises:
-        DtypeError: an input has another dtype than was compiled for; it is a `TypeError` as well.
-        TypeError: the structure or a type is not what was compiled for.
+        DtypeError: an input has another dtype than the compiled one; the error is a `TypeError` as well.
+        TypeError: the structure or a type differs from the compiled one.
     """
     try:
         given: list[Leaf] = program.in_spec.flatten_up_to((args, dict(kwargs)))
@@ -46,7 +46,7 @@ def _is_size(value: object) -> bool:
 
 
 def _otherwise(program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError) -> str:
-    """How a call differs from what was compiled."""
+    """Describe how a call differs from the compiled one."""
     positional, named = children(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):
@@ -63,12 +63,12 @@ def _otherwise(program: Program, args: tuple[object, ...], kwargs: Mapping[str, 
 
 
 def _difference(path: str, value: Leaf, spec: Spec) -> str:
-    """The first place where an input has another structure than was compiled; empty if there is none that we know."""
+    """The first place where an input's structure differs from the compiled one; empty if none is found."""
     parts, kind = children(spec), spec.type
     if kind not in (list, tuple, dict):
         return ""
     if not isinstance(value, kind):
-        return f"{path} is a {type(value).__name__}, a {kind.__name__} is due"
+        return f"{path} is a {type(value).__name__}, expected a {kind.__name__}"
     known = list(spec.context) if kind is dict else list(range(len(parts)))
     keys = list(value) if kind is dict else list(range(len(value)))
     if {*keys} != {*known}:
@@ -97,9 +97,9 @@ def _check(port: Port, value: object) -> None:
             )
     elif port.kind == "symint":
         if not isinstance(value, int):
-            raise TypeError(f"input {port.name} is {_shown(value)}, an int is due")
+            raise TypeError(f"input {port.name} is {_shown(value)}, expected an int")
     elif not isinstance(value, torch.Tensor):
-        raise TypeError(f"input {port.name} is a {type(value).__name__}, a tensor is due")
+        raise TypeError(f"input {port.name} is a {type(value).__name__}, expected a tensor")
     elif port.dtype is not None and value.dtype != port.dtype:
         raise DtypeError(port.name, short(value.dtype), short(port.dtype), "it was compiled so")
     elif value.layout != port.layout:
@@ -120,12 +120,13 @@ def _shown(value: object) -> str:
 
 
 def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
-    """Each symbol's value, read off the inputs' sizes; every size is checked against its range and its expression.
+    """Return each symbol's value, read from the inputs' sizes; every size is checked against its range and its
+    expression.
 
-    Cost: about 2 µs for each dim and each relation; what it gives depends on ranks and sizes alone, and on Python ints.
+    It takes about 2 µs for each dim and each relation; the result depends only on ranks, sizes and Python ints.
 
     Raises:
-        ShapeError: a size is outside its range, is not what another input's size asks for, or breaks a relation.
+        ShapeError: a size is outside its range, does not match another input's size, or breaks a relation.
     """
     symbols: dict[str, int] = {}
     found: dict[str, str] = {}
@@ -169,7 +170,7 @@ def _outside(program: Program, symbols: Mapping[str, int]) -> ShapeError:
 
 
 def checked(program: Program, learnt: Mapping[str, int]) -> Mapping[str, int]:
-    """Sizes that running a segment told, if they are inside their ranges.
+    """Return sizes that a segment produced, if they are inside their ranges.
 
     Raises:
         ExecutionError: one is not; nothing that depends on it has run.

@@ -45,16 +45,15 @@ PLANS = 256
 
 class CompiledModule(torch.nn.Module):
     """Runs a compiled program. Buffers that the program mutates are this module's own, under the model's names: its
-    state, which ``state_dict`` gives, ``reset`` sets back and ``new_state`` makes another of.
+    state. ``state_dict`` returns it, ``reset`` restores it, and ``new_state`` makes another module with its own.
 
-    Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. ``executor`` says
-    where engines run.
-    Several threads and streams may call it at once: each call has an execution context of its own, up to
-    ``settings.execution_contexts`` of them. Threads that call a program which mutates buffers have to take turns.
+    Inputs may be on any device; outputs are on the device of the inputs, a GPU before the CPU. ``executor`` says where
+    engines run. Several threads and streams may call it at once: each call has its own execution context, up to
+    ``settings.execution_contexts`` of them. Threads that call a program which mutates buffers must take turns.
     """
 
     entry: Callable[[CompiledModule, tuple[Leaf, ...], Mapping[str, Leaf]], Leaf] | None = None
-    """What torch.compile and torch.export trace in the place of a call."""
+    """The call that torch.compile and torch.export trace in place of this module's."""
 
     def __init__(
         self, compiled: Compiled, executor: Executor | None = None, settings: CompilationSettings | None = None
@@ -91,8 +90,8 @@ class CompiledModule(torch.nn.Module):
         self._plans: dict[object, CallPlan] = {}
 
     def reset(self) -> None:
-        """Give the buffers the values that they had when the model was compiled, where they lie. An error about
-        positions is forgotten."""
+        """Restore the buffers in place to their values when the model was compiled, and clear a pending error about
+        positions."""
         with torch.no_grad():
             for name, initial in self._initial.items():
                 initial.write(buffer(self, name))
@@ -102,8 +101,8 @@ class CompiledModule(torch.nn.Module):
     def new_state(self) -> CompiledModule:
         """Return a module over the same engines and weights with buffers of its own, at their first values.
 
-        Both may be called at the same time, from threads or streams of their own. A state costs the memory of its
-        buffers, and where ``cuda_graphs`` is on a graph for each of its shapes.
+        Both may be called at the same time, from different threads or streams. A state costs the memory of its buffers,
+        and with ``cuda_graphs`` a graph for each of its shapes.
         """
         made = self.__class__.__new__(self.__class__)
         torch.nn.Module.__init__(made)
@@ -113,13 +112,13 @@ class CompiledModule(torch.nn.Module):
         return made
 
     def forward(self, *args: object, **kwargs: object) -> Leaf:
-        """The outputs that the model gives for these inputs.
+        """Run the program; return what the model returns for these inputs.
 
         Raises:
             ExecutionError: this call, or on a GPU an earlier one, wrote outside of a buffer.
             ShapeError: an input's size is outside its range, or breaks a relation.
-            TypeError: an input's type or dtype, or the structure of the inputs, is not what was compiled.
-            ValueError: an input that the program writes to lies in the same memory as another.
+            TypeError: an input's type or dtype, or the structure of the inputs, differs from the compiled one.
+            ValueError: an input that the program writes to shares memory with another.
         """
         if is_compiling() and self.entry is not None:
             return self.entry(self, args, kwargs)
@@ -140,8 +139,8 @@ class CompiledModule(torch.nn.Module):
         return self._rebuilt(results)
 
     def instrument(self, wrap: Callable[[Segment, Told], Told]) -> None:
-        """Have each segment run by what ``wrap`` makes of it and what runs it now, in the calls that follow one after
-        the other: for measurements."""
+        """Replace each segment's runner by the result of ``wrap``, given the segment and its runner, in subsequent
+        sequential calls: for measurements."""
         worker = self._workers.take()
         executor = worker.executor if isinstance(worker, CudaWorker) else worker
         assert isinstance(executor, SegmentExecutor)
@@ -150,7 +149,7 @@ class CompiledModule(torch.nn.Module):
 
     @property
     def refused_graphs(self) -> tuple[str, ...]:
-        """Why calls of this module that asked for a CUDA graph run without one."""
+        """The reasons why calls of this module run without a CUDA graph although one was requested."""
         worker = self._workers.take()
         try:
             graphs = worker.graphs if isinstance(worker, CudaWorker) else None
@@ -221,7 +220,7 @@ class CompiledModule(torch.nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> CompiledModule:
         """As for every module (``.to``, ``.cuda``), where the program can follow: engines stay in their dtypes and on
-        their device. Plans and graphs hold the buffers as they were, so they go.
+        their device. Plans and graphs hold the old buffers, so they are dropped.
 
         Raises:
             ExecutionError: another dtype or device is asked for.
@@ -241,7 +240,7 @@ class CompiledModule(torch.nn.Module):
 
 
 def _key(leaves: Sequence[object]) -> object:
-    """By what a plan is found: shapes, dtypes, devices and layouts of tensors, and other inputs themselves."""
+    """The cache key of a call plan: shapes, dtypes, devices and layouts of tensors, and other inputs themselves."""
     known = torch.Tensor
     return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
@@ -255,7 +254,7 @@ def _flat_names(spec: object) -> tuple[int, tuple[str, ...]] | None:
 
 
 def _rebuilder(spec: Spec) -> Callable[[list[Leaf]], Leaf]:
-    """Puts outputs in the structure that the model gives; for a tensor or a tuple without asking pytree."""
+    """Return a function that puts outputs into the model's structure; for a tensor or a tuple without using pytree."""
     if spec.num_leaves == 1 and not spec.num_children:
         return lambda results: results[0]
     if spec.type is tuple and all(c.num_leaves == 1 and not c.num_children for c in children(spec)):
@@ -293,7 +292,7 @@ def _part(
     parameters: Mapping[str, torch.Tensor],
     constant: Callable[[str], torch.Tensor],
 ) -> object:
-    """What runs a segment, for all workers: a function, or an engine of which each worker makes a context."""
+    """The runner of a segment, for all workers: a function, or an engine of which each worker makes a context."""
     if segment.kind == "torch":
         return torch_segment(module.program, segment, constant, module.device)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)

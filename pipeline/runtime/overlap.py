@@ -21,8 +21,8 @@ def written_inputs(program: Program) -> tuple[int, ...]:
 
 
 def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | None:
-    """An input that is written to and one that lies in the same memory, by number; the same twice where elements of it
-    do. None if there are none: then it does not matter which is read or written first."""
+    """A written input and one that shares memory with it, by number; the same number twice if its own elements overlap.
+    None if there are none: then the order of reads and writes does not matter."""
     for i in written:
         for j, other in enumerate(given):
             if isinstance(other, torch.Tensor) and (overlap(given[i], other) if i != j else _folded(other)):
@@ -31,7 +31,7 @@ def shared(written: Iterable[int], given: Sequence[Leaf]) -> tuple[int, int] | N
 
 
 def check_apart(program: Program, written: Iterable[int], given: Sequence[object]) -> None:
-    """`ValueError` where what is written to one input would be read from another."""
+    """Raise `ValueError` if a write to one input would be read through another."""
     found = shared(written, given)
     if found is None:
         return
@@ -49,9 +49,9 @@ def _folded(tensor: torch.Tensor) -> bool:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a byte belongs to both tensors. Exact: slices of one tensor that lie between each other do not overlap.
+    """Whether a byte belongs to both tensors. The result is exact: interleaved slices of one tensor do not overlap.
 
-    Cost: about 1 µs for tensors of different storages.
+    It takes about 1 µs for tensors of different storages.
     """
     if torch.strided != one.layout or one.layout != other.layout:
         return one is other

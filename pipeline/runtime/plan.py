@@ -1,8 +1,8 @@
 """Plan calls: number a program's values, and compute every size for given input shapes once.
 
 A program's values live in *slots*, a list that each call copies and fills. ``Layout`` numbers them, once for each
-module. ``CallPlan`` is made at the first call with certain shapes, dtypes and devices, after every check, and found
-again by them.
+module. A ``CallPlan`` is made at the first call with certain shapes, dtypes and devices, after every check; they are
+its key.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Runner: TypeAlias = Callable[[list[Leaf]], Sequence[Leaf]]
 Slots: TypeAlias = list[Leaf]
 TENSORS = (torch.Tensor, TensorType)
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
-"""What a graph has for numbers that depend on sizes: an expression itself where it was loaded."""
+"""The types of numbers that depend on sizes in a graph: an expression if the graph was loaded."""
 
 
 @frozen
 class Step:
     """A segment and the slots it reads and fills.
 
-    ``late`` are sizes that only earlier segments tell, worked out before it runs; ``learns`` the sizes that it tells
-    itself: (position among its outputs, dim or None for an int, symbol).
+    ``late``: sizes that depend on results of earlier segments, computed before it runs. ``learns``: the sizes that it
+    determines itself: (position among its outputs, dim or None for an int, symbol).
     """
 
     segment: Segment
@@ -47,8 +47,8 @@ class Return:
     """An output of the program: the value in a slot, the input with index ``input_index`` itself, the output with index
     ``again``, or the parameter or buffer in slot ``held`` itself.
 
-    A tensor that the program made comes back with ``dtype``; ``copied`` where the slot's memory is not the caller's to
-    keep.
+    A tensor that the program made is returned in ``dtype``; ``copied``: the slot's memory must not be handed to the
+    caller.
     """
 
     slot: int
@@ -68,7 +68,7 @@ class Return:
 @frozen
 class Write:
     """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``.
-    What an engine updates in place is in both slots."""
+    For a buffer that an engine updates in place, both slots hold the same tensor."""
 
     slot: int
     input_index: int | None = None
@@ -77,7 +77,7 @@ class Write:
 
 @frozen
 class Layout:
-    """A program's slots: their number by name, and what happens to them in order."""
+    """A program's slots: their numbers by name, and the steps on them in order."""
 
     program: Program = field(repr=False)
     slots: Mapping[str, int]
@@ -98,17 +98,17 @@ class Layout:
 
     @property
     def static(self) -> bool:
-        """Whether the inputs' shapes tell every shape in the program."""
+        """Whether the inputs' shapes determine every shape in the program."""
         return not self.late and not any(step.late or step.learns for step in self.steps)
 
 
 @frozen(eq=False)
 class CallPlan:
-    """What calls with the same shapes, dtypes, devices and numbers have in common.
+    """The parts that calls with the same shapes, dtypes, devices and numbers share.
 
-    ``template`` holds the slots that are the same at every such call. ``moves`` are the tensors among the inputs:
-    (number, slot, whether it has to be brought to the device or dtype of the program). Outputs return to ``home``.
-    ``guard`` is told what the program's checks say.
+    ``template`` holds the slots that are the same at every such call. ``moves``: the tensors among the inputs (number,
+    slot, whether it must be converted to the program's device or dtype). Outputs return to ``home``. ``guard`` receives
+    the results of the program's checks.
     """
 
     template: Slots = field(repr=False)
@@ -118,13 +118,13 @@ class CallPlan:
     guard: Guard | None = field(default=None, repr=False)
 
     def noted(self, slots: Slots, checks: Sequence[int]) -> None:
-        """Tell the guard what is in the slots of checks."""
+        """Pass the slots of checks to the guard."""
         for slot in checks:
             if self.guard is not None:
                 self.guard.note(slots[slot])
 
     def is_home(self, value: torch.Tensor) -> bool:
-        """Whether a tensor is where the caller is given outputs."""
+        """Whether a tensor is on the device where the caller gets outputs."""
         return self.home is None or value.device == self.home
 
 
@@ -173,7 +173,7 @@ class LayoutBuilder:
         return Step(segment, takes, gives, late, learns)
 
     def _early(self, expr: Expr) -> bool:
-        """Whether the inputs' shapes tell a size: its slot is then filled by the plan."""
+        """Whether the inputs' shapes determine a size: its slot is then filled by the plan."""
         early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
         if early:
             self.sizes[self._slot(_size_name(expr))] = expr
@@ -206,7 +206,7 @@ class LayoutBuilder:
         return Return(slot, dtype=dtype, copied=copied)
 
     def _value(self, output: Output) -> int:
-        """The slot of what an output gives."""
+        """The slot of an output's value."""
         if output.constant:
             slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
             self.constants[slot] = output.value

@@ -1,4 +1,4 @@
-"""Keep the model's parameters as they were when it was compiled."""
+"""Keep the model's parameters as they were when the model was compiled."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pipeline.program import Program, version
 
 
 class Snapshot(Mapping[str, torch.Tensor]):
-    """Copies of the model's parameters as they were when it was compiled, made as they are asked for.
+    """Copies of the model's parameters as they were when it was compiled, made on demand.
 
-    A parameter that has been changed in place since is an ``ExecutionError``: its value is gone.
+    A parameter that has been changed in place since raises an ``ExecutionError``: its value is lost.
     """
 
     def __init__(self, program: Program) -> None:
@@ -42,7 +42,7 @@ class Snapshot(Mapping[str, torch.Tensor]):
 
 
 class AbsentWeights(FrozenDict[str, torch.Tensor]):
-    """Tensors of a program that was loaded without their values, which are on the meta device; and why they are."""
+    """The meta tensors of a program that was loaded without weights, and the reason."""
 
     __slots__ = ("reason",)
     reason: str
@@ -69,6 +69,6 @@ def present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def without_parameters(compiled: Compiled) -> Compiled:
-    """The same, letting go of the model's tensors: what has loaded its engines needs them no more."""
+    """Return the program without the model's tensors, which are not needed once its engines are loaded."""
     program = evolve(compiled.program, parameters=FrozenDict(), examples=FrozenDict(), source=None)
     return evolve(compiled, partitioned=evolve(compiled.partitioned, program=program), literals=FrozenDict())

@@ -15,7 +15,7 @@ from pipeline.shapes.environment import expression, number_of
 
 @frozen(eq=False)
 class Initial:
-    """The first value of a buffer. One whose elements are all alike, zeros most often, is kept as a single element."""
+    """The first value of a buffer. A buffer with equal elements, usually zeros, is kept as a single element."""
 
     value: torch.Tensor
     shape: tuple[int, ...]
@@ -28,16 +28,16 @@ class Initial:
         return cls(kept.view(-1)[:1].clone() if same else kept, tuple(tensor.shape))
 
     def made(self, device: torch.device) -> torch.Tensor:
-        """A new tensor with this value on a device."""
+        """Make a new tensor with this value on a device."""
         return self.write(torch.empty(self.shape, dtype=self.value.dtype, device=device))
 
     def write(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Give a tensor this value, where it lies."""
+        """Write this value into a tensor."""
         return tensor.copy_(self.value.expand(self.shape) if self.value.numel() == 1 else self.value)
 
 
 def attach(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Make a tensor a buffer of a module under a dotted name, as the model has it."""
+    """Register a tensor as a buffer of a module under a dotted name, as in the model."""
     owner, leaf = _owner(module, name, make=True)
     owner._buffers[leaf] = tensor
 
@@ -60,8 +60,8 @@ def _owner(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[t
 
 
 def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each buffer as the program sees it in a call with these sizes, by the name of its placeholder: its elements from
-    the first on, in the placeholder's shape."""
+    """Each buffer as the program views it in a call with these sizes, by the name of its placeholder: the first
+    elements, in the placeholder's shape."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(number_of(expression(size), symbols)) for size in nodes[placeholder].shape]
@@ -73,10 +73,10 @@ def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int])
 
 
 class Guard:
-    """Tells whether a call wrote outside of a buffer, without waiting for the GPU.
+    """Checks whether a call wrote outside of a buffer, without waiting for the GPU.
 
-    On the CPU the call itself fails. A GPU adds each call's answer to a flag and sends this to memory of the host's,
-    which the next call looks at; nothing outside of a buffer is ever written.
+    On the CPU the call itself fails. A GPU adds each call's result to a flag and copies that to host memory, which the
+    next call reads; nothing outside of a buffer is ever written.
     """
 
     def __init__(self, device: torch.device, names: str) -> None:
@@ -86,10 +86,10 @@ class Guard:
         self._look: Any = self.seen.numpy()
 
     def note(self, outside: torch.Tensor) -> None:
-        """What a call says; part of a captured graph as of any other call.
+        """Note the result of a call; captured graphs include this.
 
         Raises:
-            ExecutionError: on the CPU, where the call wrote outside.
+            ExecutionError: on the CPU, if the call wrote outside.
         """
         if self.on_gpu:
             torch.logical_or(self.flag, outside, out=self.flag)
@@ -98,16 +98,16 @@ class Guard:
             raise self.error("this call")
 
     def check(self) -> None:
-        """Raise if a call before this one wrote outside, as far as the GPU has come.
+        """Raise an error if an earlier call wrote outside, as far as the GPU has finished.
 
         Raises:
-            ExecutionError: one did; calls after it see rows that are not there, until `reset`.
+            ExecutionError: one did; later calls miss its rows, until `reset`.
         """
         if self._look:
             raise self.error("an earlier call")
 
     def clear(self) -> None:
-        """Forget what was."""
+        """Forget past errors."""
         if self.on_gpu:
             torch.cuda.synchronize(self.flag.device)
         self.flag.zero_()

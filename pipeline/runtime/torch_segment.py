@@ -1,7 +1,7 @@
 """Run a segment in PyTorch: its nodes as a graph module, on the device of the engines beside it.
 
-It runs eagerly, on the stream that is current. It holds the constants that its nodes read and the branches of its
-control flow, and nothing else of the program: weights that only engines use can be freed.
+It runs eagerly, on the current stream. It holds only the constants that its nodes read and the branches of its control
+flow: weights that only engines use can be freed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pipeline.program import Program, Segment
 def torch_segment(
     program: Program, segment: Segment, constant: Callable[[str], torch.Tensor], device: torch.device
 ) -> Callable[[list[Leaf]], Sequence[object]]:
-    """A function from the segment's inputs to its outputs.
+    """Return a function from the segment's inputs to its outputs.
 
-    constant: gives a constant of the program, by the name of its placeholder, on the device.
+    constant: returns a constant of the program, by the name of its placeholder, on the device.
     """
     made = _Copy(program, device)
     for port in segment.inputs:
@@ -77,7 +77,7 @@ class _Copy:
         self.updated: set[str] = set()
 
     def node(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The copy of a node, after copies of the numbers it reads that are no input of the segment."""
+        """Copy a node, after the numbers it reads that are not inputs of the segment."""
         if node.name not in self.env:
             if node.op == "get_attr":
                 self.branch(str(node.target))
@@ -90,7 +90,7 @@ class _Copy:
         return self.env[node.name]
 
     def branch(self, name: str) -> None:
-        """Takes over a graph that control flow runs."""
+        """Take over a graph that control flow runs."""
         module = copy.deepcopy(self.program.graph_module.get_submodule(name))
         for graph_module in module.modules():
             if isinstance(graph_module, torch.fx.GraphModule):
@@ -102,12 +102,12 @@ class _Copy:
 
 aten = torch.ops.aten
 ANY_LAYOUT: dict[Target, Target] = dict.fromkeys((aten.view.default, aten._unsafe_view.default), aten.reshape.default)
-"""Operators that ask how their input lies in memory, and what gives the same for any: values come from engines and
-other segments as these lay them out, which need not be as in the example."""
+"""Operators that depend on their input's memory layout, and their equivalents for any layout: the layout of values from
+engines and other segments may differ from the example's."""
 
 
 def _place(node: torch.fx.Node, device: torch.device) -> None:
-    """Has a node that names the device of the example make its result on this one, from inputs of any layout."""
+    """Make a node that names the example's device compute on this one, from inputs of any layout."""
     node.target = ANY_LAYOUT.get(node.target, node.target)
     node.args = tuple(device if isinstance(arg, torch.device) else arg for arg in node.args)
     node.kwargs = {name: device if isinstance(arg, torch.device) else arg for name, arg in node.kwargs.items()}

@@ -1,4 +1,4 @@
-"""What the runners of a program's segments are told of the run under way."""
+"""``Turn``: the arguments of a run that the runners of segments share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NO_MEMORY: Final[Mapping[int, torch.Tensor]] = FrozenDict()
 
 @frozen(eq=False)
 class Turn:
-    """A run of a program: what each of its segments is told beside its inputs.
+    """A run of a program: the arguments that each of its segments gets beside its inputs.
 
     Attributes:
         stream: the CUDA stream that engines run on; None on the CPU.
-        plan: stands for all shapes in the run; None where more than the inputs' shapes decides on them.
+        plan: a key for all shapes in the run; None if they do not depend on the inputs' shapes alone.
         captured: whether the run is captured in a CUDA graph.
         into: memory that engines write values to, by slot.
     """
@@ -35,9 +35,9 @@ ON_CPU: Final = Turn()
 """A run without a stream."""
 
 Told: TypeAlias = Callable[[list[Any], Turn], Sequence[Any]]
-"""Runs a segment, told of the run."""
+"""Runs a segment, given the `Turn`."""
 
 
 def untold(runner: Runner) -> Told:
-    """A runner for which all runs are alike."""
+    """Adapt a runner that needs no `Turn`."""
     return lambda inputs, turn: runner(inputs)

@@ -1,4 +1,4 @@
-"""Weights that stay on the host and are streamed to the GPU at each call, within a budget of its memory."""
+"""Keep weights on the host and stream them to the GPU at each call, within a budget of its memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
-    """Set the most bytes that an engine's weights take on the GPU, before contexts are made of it.
+    """Limit the bytes that an engine's weights take on the GPU, before contexts are made.
 
     Raises:
         ExecutionError: TensorRT refuses the budget.

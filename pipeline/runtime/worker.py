@@ -1,4 +1,4 @@
-"""Workers, which run one call at a time through a program's segments, and a pool of them for threads and streams."""
+"""Workers, which run a program's segments for one call at a time, and a pool of them for threads and streams."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Worker(Protocol):
     """Runs a program, for one caller at a time."""
 
     def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """The program's outputs for these inputs."""
+        """Return the program's outputs for these inputs."""
 
 
 class SegmentExecutor:
-    """Runs a program's segments in order on values in slots. Keeps nothing of a call."""
+    """Runs a program's segments in order on values in slots. Nothing of a call is kept."""
 
     def __init__(self, layout: Layout, runners: Sequence[Told], device: torch.device) -> None:
         self.layout, self.runners, self.device = layout, runners, device
@@ -34,7 +34,7 @@ class SegmentExecutor:
         self._returns, self._checks, self._writes = layout.returns, layout.checks, layout.writes
 
     def __call__(self, plan: CallPlan, leaves: Sequence[Leaf], turn: Turn = ON_CPU) -> list[Leaf]:
-        """The outputs of a call. Mutated inputs and buffers are written back."""
+        """Return the outputs of a call. Mutated inputs and buffers are written back."""
         slots = plan.template.copy()
         for given, slot, moved in plan.moves:
             value = leaves[given]
@@ -48,16 +48,17 @@ class SegmentExecutor:
         return results
 
     def instrument(self, wrap: Callable[[Segment, Told], Told]) -> None:
-        """Have each segment run by what ``wrap`` makes of it and what runs it now: for measurements."""
+        """Replace each segment's runner by the result of ``wrap``, given the segment and its runner: for
+        measurements."""
         self._steps = tuple((step, wrap(step.segment, run)) for step, run in self._steps)
 
     def arrive(self, value: torch.Tensor) -> torch.Tensor:
-        """An input on the program's device, in the dtype in which it computes."""
+        """Convert an input to the program's device and the dtype in which it computes."""
         value = value.detach().to(self.device)
         return value.float() if value.dtype == torch.float64 and self._double else value
 
     def run(self, slots: Slots, symbols: Mapping[str, int], turn: Turn) -> None:
-        """Fill the slots of all segments' outputs, and of the sizes that they tell."""
+        """Fill the slots of all segments' outputs, and of the sizes that they determine."""
         for step, run in self._steps:
             for slot, expr in step.late:
                 slots[slot] = number_of(expr, symbols)
@@ -70,7 +71,7 @@ class SegmentExecutor:
             slots[slot] = number_of(expr, symbols)
 
     def results(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
-        """What the caller is given."""
+        """The values that the caller gets."""
         results: list[Leaf] = []
         for output in self._returns:
             if output.made:
@@ -90,7 +91,7 @@ class SegmentExecutor:
         return results
 
     def write(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
-        """Mutations reach the buffers and the caller's inputs."""
+        """Write mutations back to the buffers and the caller's inputs."""
         for write in self.layout.writes:
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             if target is not slots[write.slot]:
@@ -98,7 +99,7 @@ class SegmentExecutor:
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:
-    """Sizes and numbers that only running a segment tells."""
+    """The sizes and numbers that are known only after a segment has run."""
     return {s: _number(outputs[i]) if dim is None else int(outputs[i].shape[dim]) for i, dim, s in learns}
 
 
@@ -110,7 +111,7 @@ W = TypeVar("W")
 
 
 class Pool(Generic[W]):
-    """Hands out workers, the one used last first, and makes another while all are busy and fewer than ``limit``.
+    """Hands out workers, the one used last first, and makes another if all are busy and fewer than ``limit``.
 
     Beyond the limit callers wait.
     """
@@ -122,7 +123,7 @@ class Pool(Generic[W]):
         self._waiting = 0
 
     def take(self) -> W:
-        """A worker for the caller alone, until it gives it back."""
+        """Take a worker, which is the caller's alone until given back."""
         try:
             return self._free.pop()  # atomic, and the way of every call where there is one thread
         except IndexError:
@@ -136,7 +137,7 @@ class Pool(Generic[W]):
                 self._turn.notify()
 
     def clear(self) -> None:
-        """Forget the workers that are free."""
+        """Drop the free workers."""
         while self._free:
             self._free.pop()
             self._left += 1

@@ -1,7 +1,7 @@
 """``ShapeEnvironment``: the symbols of dynamic sizes with their ranges and relations, from capture to the artifact.
 
-A size that varies is a symbol, or an expression over symbols. The environment has each symbol's range and where it can
-be read, and the relations that a call must meet. Ranges of everything else are derived from it, never asked for.
+A varying size is a symbol, or an expression over symbols. The environment has each symbol's range and where it can be
+read, and the relations that a call must meet. All other ranges are derived from it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def expression(size: Argument) -> Expr:
 
 
 def number(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
-    """What a number that Python computes from sizes is, as an expression."""
+    """A number that Python computes from sizes, as an expression."""
     return value if isinstance(value, sympy.Basic) else value.node.expr
 
 
@@ -56,7 +56,7 @@ def on_host(expr: object) -> bool:
 
 
 def leaves(expr: Expr) -> Iterator[object]:
-    """What an engine computes an expression from: symbols, and ints that the host makes from floats."""
+    """The operands from which an engine computes an expression: symbols, and ints that the host makes from floats."""
     if isinstance(expr, int):
         return
     if expr.is_Symbol or on_host(expr):
@@ -73,7 +73,8 @@ def shape_of(value: torch.Tensor | TensorType) -> Shape:
 
 @frozen
 class Range:
-    """The values a size may take: ``min`` and ``max`` are promised, ``opt`` is what engines are tuned for."""
+    """The values that a size may take: ``min`` and ``max`` are guaranteed, ``opt`` is the size that engines are tuned
+    for."""
 
     min: int
     opt: int
@@ -88,8 +89,8 @@ Symbols: TypeAlias = Mapping[str, Range]
 
 @frozen
 class Symbol:
-    """A size that varies: its range, the size it had in the example (``hint``; None if it depends on data), and the
-    inputs and dims that have it or tell it, or the node whose data decides it, in words (``x.shape[0]``)."""
+    """A varying size: its range, its size in the example (``hint``; None if it depends on data), and the inputs and
+    dims that have or determine it, or the node whose data decides it, in words (``x.shape[0]``)."""
 
     range: Range
     hint: int | None = None
@@ -107,7 +108,7 @@ class Relation:
     words: str
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it holds for these values of the symbols. About 1 µs."""
+        """Whether it holds for these values of the symbols. Takes about 1 µs."""
         try:
             return bool(function_of(self.condition)(sizes))
         except ArithmeticError:  # a division by a size of 0
@@ -115,7 +116,7 @@ class Relation:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names of the symbols that it ties."""
+        """The names of the symbols in the condition."""
         return frozenset(s.name for s in self.condition.free_symbols)
 
     def __str__(self) -> str:
@@ -131,7 +132,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
     @classmethod
     def of(cls, ranges: Mapping[str, Range]) -> ShapeEnvironment:
-        """An environment of ranges alone."""
+        """Make an environment of ranges only."""
         return cls(FrozenDict({name: Symbol(range) for name, range in ranges.items()}))
 
     def __getitem__(self, name: str) -> Range:
@@ -148,12 +149,12 @@ class ShapeEnvironment(Mapping[str, Range]):
         return bounds(expr, self)
 
     def words(self, expr: object) -> str:
-        """An expression as a user reads it: ``x.shape[0] % 4 == 0``."""
+        """An expression in the user's terms: ``x.shape[0] % 4 == 0``."""
         return in_words(expr, {name: s.places[0] for name, s in self.symbols.items() if s.places})
 
     def related(self, *conditions: object) -> ShapeEnvironment:
-        """The environment under more conditions. The range of a symbol that is alone in one ends at sizes for which it
-        holds (1..10 under ``s % 4 == 0`` is 4..8); relations are what ranges do not say already."""
+        """Return the environment under more conditions. A condition on a single symbol narrows its range to sizes for
+        which it holds (1..10 under ``s % 4 == 0`` becomes 4..8); relations keep what ranges do not express."""
         symbols, relations = dict(self.symbols), list(self.relations)
         for condition in dict.fromkeys(conditions):
             relation = Relation(condition, self.words(condition))
@@ -201,7 +202,7 @@ class _Printer(PythonPrinter):
 
 
 def in_words(expr: object, names: Mapping[str, str]) -> str:
-    """An expression in Python, symbols by the given names or else their own."""
+    """An expression as Python code, symbols by the given names or else their own."""
     if isinstance(expr, int):
         return str(expr)
     text: str = _Printer(lambda name: names.get(name, name)).doprint(expr)
@@ -210,7 +211,8 @@ def in_words(expr: object, names: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=4096)
 def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
-    """An expression or condition as a Python function of its symbols' values, by name. Made once, in about 0.2 ms."""
+    """An expression or condition as a Python function of its symbols' values, by name. It is made once, in about 0.2
+    ms."""
     source = _Printer(lambda name: f"s[{name!r}]").doprint(expr)
     if isinstance(expr, sympy.Expr) and not any(
         type(e).__name__.startswith(_REAL) for e in sympy.preorder_traversal(expr)
@@ -221,7 +223,8 @@ def function_of(expr: object) -> Callable[[Mapping[str, int]], Any]:
 
 
 def value_of(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """The value of a size for these values of the symbols. An int or a symbol takes no time, else about 1 µs."""
+    """The value of a size for these values of the symbols. Takes about 1 µs, and next to nothing for an int or a
+    symbol."""
     return int(number_of(expr, sizes))
 
 
@@ -236,8 +239,8 @@ def number_of(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float | bool
 def bounds(expr: Expr, symbols: Symbols) -> Range:
     """Bounds of an expression over the symbols' ranges, and its value at their opt.
 
-    Sound for every expression. They are attained where each symbol occurs once, or in one direction (``s0*s1 + s0``),
-    and for the others if there are at most ``POINTS`` combinations of sizes.
+    The bounds are sound for every expression. They are tight if each symbol occurs once, or in one direction (``s0*s1 +
+    s0``), and for others if there are at most ``POINTS`` combinations of sizes.
     """
     if isinstance(expr, int):
         return Range(expr, expr, expr)
@@ -254,7 +257,7 @@ def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> 
 
 
 def _interval(expr: object, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
-    """Interval arithmetic; what it gives no bound for has the bounds of int64."""
+    """Interval arithmetic; without a bound, those of int64 are used."""
     found = bound_sympy(expr, {s: ValueRanges(r.min, r.max) for s, r in given})
     low = math.floor(found.lower) if found.lower.is_finite else -LARGEST
     high = math.ceil(found.upper) if found.upper.is_finite else LARGEST
@@ -281,7 +284,7 @@ def _value(expr: object, sizes: Mapping[str, int]) -> int | None:
 
 
 def always(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relation] = ()) -> bool:
-    """Whether a condition is seen to hold for all values of its symbols that meet the relations."""
+    """Whether a condition is known to hold for all values of its symbols that meet the relations."""
     if condition in (True, sympy.true):
         return True
     given = [(s, symbols[s.name]) for s in sorted(condition.free_symbols, key=str)]
@@ -306,7 +309,7 @@ def _line(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
 
 
 def solved(expr: object, name: str, value: int) -> int | None:
-    """The symbol's value for which a line (``4*s + 1``) has a value; None if no whole number is that."""
+    """The symbol's value for which a linear expression (``4*s + 1``) has a value; None if no integer does."""
     line = _line(expr, name)
     if line is None or (value - line[1]) % line[0] != 0:
         return None
@@ -314,7 +317,8 @@ def solved(expr: object, name: str, value: int) -> int | None:
 
 
 def solved_in_words(expr: object, name: str, place: str) -> list[str]:
-    """How the symbol is read off a place that has a line of it (``x.shape[1] // 4``); nothing if it has no line."""
+    """How to read the symbol from a place that has a linear expression of it (``x.shape[1] // 4``); empty if it has
+    none."""
     line = _line(expr, name)
     if line is None:
         return []

@@ -1,5 +1,5 @@
-"""The shape environment of an exported program: ranges, relations and hints as torch.export states them, and what its
-graph takes for granted beside them."""
+"""The shape environment of an exported program: ranges, relations and hints from torch.export, and further assumptions
+of its graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ UNBOUNDED_FACTOR = 4
 """A dim without an upper bound gets this many times its size in the example as its ``max`` (and at least 16)."""
 
 UNKNOWN = 1024
-"""A size that data decide and nothing bounds goes at least so far: the example's data say nothing of others'."""
+"""The least upper bound of an unbounded data-dependent size: the example's data do not bound others'."""
 
 _TORCH = Path(torch.__file__).parent
 _PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
@@ -67,15 +67,15 @@ def environment(
     """The environment of a program.
 
     Args:
-        exported: where the ranges come from, if nobody asked for others.
+        exported: has the ranges, unless others were requested.
         graph: the graph; its nodes carry fake tensors.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: for each tensor input, by name, the sizes to tune engines for; those of the example if absent.
-        asked: the least and the greatest value that was asked for, by symbol. torch.export makes less of it where an
-            operator asks if a size is 1.
+        asked: the requested least and greatest value, by symbol. torch.export narrows it if an operator checks whether
+            a size is 1.
 
     Raises:
-        CaptureError: of the range that was asked for one size is left.
+        CaptureError: only one size of the requested range is left.
     """
     _check_varying(inputs, asked)
     ranges = {**exported.range_constraints, **_marked(inputs), **exported.range_constraints}  # in torch.export's order
@@ -91,8 +91,8 @@ def environment(
 
 
 def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """The ranges of the inputs' symbols as the trace knew them: of dims that ``mark_dynamic`` made vary torch.export
-    tells nothing else."""
+    """The ranges of the inputs' symbols as the trace knew them: torch.export reports nothing else about dims that
+    ``mark_dynamic`` made dynamic."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
@@ -113,7 +113,7 @@ def _check_varying(inputs: Mapping[str, object], asked: Mapping[str, Ends]) -> N
 
 
 def _backed(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
-    """The symbols that the inputs' sizes give."""
+    """The symbols in the inputs' sizes."""
     known = {s for value in inputs.values() for expr in _sizes(value) for s in expr.free_symbols}
     return [s for s in ranges if s in known and not free_unbacked_symbols(s)]
 
@@ -223,7 +223,7 @@ def _ends_of(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) -> tuple[
 
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
-    """What the program takes for granted of its inputs' sizes."""
+    """The program's assumptions about its inputs' sizes."""
     for condition in (*_guards(graph), *of_operators(graph), *_not_negative(graph, shapes)):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
             yield condition
@@ -267,7 +267,7 @@ def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[o
 
 
 def _new_symbols(node: torch.fx.Node, shapes: ShapeEnvironment) -> set[sympy.Symbol]:
-    """What no node before told; where in memory a tensor starts is no size."""
+    """The symbols that no earlier node has introduced; a tensor's storage offset does not count."""
     sized = node.op == "call_function" and node.target is not aten.sym_storage_offset.default
     exprs = [e for v in tree_leaves(node.meta.get("val")) for e in _sizes(v)] if sized else []
     return {s for e in exprs for s in free_unbacked_symbols(e) if s.name not in shapes}

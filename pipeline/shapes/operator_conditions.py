@@ -1,4 +1,4 @@
-"""What the operators of a graph take for granted of sizes, beside what torch.export says of them."""
+"""Find assumptions of a graph's operators about sizes that torch.export does not state."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipeline.shapes.environment import shape_of
 aten = torch.ops.aten
 
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-"""Operators whose result has another rank where a size is 1; torch.export takes a size that varies not to be."""
+"""Operators whose result has another rank if a size is 1; torch.export assumes that a varying size is not 1."""
 
 
 def of_operators(graph: torch.fx.Graph) -> Iterator[object]:
-    """Conditions of sizes without which an operator would do something else. The nodes carry fake tensors."""
+    """Yield conditions on sizes without which an operator would behave differently. The nodes carry fake tensors."""
     for found in (_assertions, _squeezed, _crossed, _reshaped, _sliced, _attended):
         yield from found(graph)
 
@@ -62,7 +62,7 @@ def _crossed(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _attended(graph: torch.fx.Graph) -> Iterator[object]:
-    """There is a value for each key, which torch.export does not ask."""
+    """Require a value for each key, which torch.export does not check."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))

@@ -1,4 +1,4 @@
-"""The stages, a file each."""
+"""The stages, one file each."""
 
 from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert

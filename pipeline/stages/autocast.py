@@ -1,8 +1,8 @@
-"""autocast: ``Program`` → ``Program``. Compute products in halves, and what needs a wider range in float32.
+"""autocast: ``Program`` → ``Program``. Compute products in halves, and operators that need a wider range in float32.
 
 Before: a model in float32, or part of it. After: the same model in mixed precision, by the rules of
 ``pipeline.improvements.precision``, with the same inputs, outputs and mutated buffers. Weights are cast by recipe,
-once, so that engines hold halves and can be refitted from the model's own parameters. The stage goes before
+once, so that engines hold halves and can be refitted from the model's own parameters. Insert the stage before
 ``decompose``, where norms and attention are still whole.
 """
 
@@ -56,14 +56,14 @@ class Decision:
 
 @frozen
 class Autocast:
-    """The stage. ``dtype`` is what products are computed in; ``exclude`` what stays as the model has it."""
+    """The stage. ``dtype``: the dtype of products. ``exclude``: operators that keep the model's own dtype."""
 
     dtype: torch.dtype = field(default=torch.float16, validator=_half)
     exclude: tuple[Excluded, ...] = field(default=(), converter=excluded_entries)
     name: str = "autocast"
 
     def __call__(self, program: Program) -> Program:
-        """The program in mixed precision; the one that is given stays as it is."""
+        """Return the program in mixed precision; the argument is not changed."""
         calls = [n for n in program.graph.nodes if n.op == "call_function"]
         for pattern in self.exclude:
             if isinstance(pattern, str) and not any(excludes(pattern, n.target, module_path(n)) for n in calls):
@@ -71,20 +71,20 @@ class Autocast:
         return _Caster(program, self).cast()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
-        """Return what the stage does with each operator of a program, in the program's order."""
+        """Return the decision about each operator of a program, in the program's order."""
         caster = _Caster(program, self)
         caster.cast()
         return tuple(caster.decisions)
 
     def explain(self, program: Program) -> str:
-        """Return the decisions as text, a line each, and how many operators give which dtype."""
+        """Return the decisions as text, a line each, and the number of operators by result dtype."""
         made = self.decisions(program)
         counts = {d.dtype: sum(e.dtype == d.dtype for e in made) for d in made}
         total = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(counts.items()))
         return "\n".join([*map(str, made), f"{len(made)} operators: {total}"])
 
     def rule(self, node: Node) -> Rule:
-        """Return the rule for a node, which is the model's own dtype where ``exclude`` names it."""
+        """Return the rule for a node, which is to keep the model's own dtype if ``exclude`` names it."""
         path = module_path(node)
         if any(excludes(entry, node.target, path) for entry in self.exclude):
             return Rule("float32", EXCLUDED)
@@ -96,19 +96,19 @@ def autocast(dtype: torch.dtype = torch.float16, *, exclude: object = ()) -> Aut
 
     Args:
         dtype: the dtype that products are computed in: ``torch.float16`` or ``torch.bfloat16``.
-        exclude: what stays in the model's own dtype: operators (``aten.gelu.default``, or ``aten.gelu`` for all its
+        exclude: nodes that keep the model's own dtype: operators (``aten.gelu.default``, or ``aten.gelu`` for all its
             overloads), patterns as in ``fnmatch`` for names of operators (``"aten.conv*"``) and for paths of modules
             with all that is in them (``"*.classifier"``), and predicates on the module path.
 
     Raises:
-        TypeError: ``dtype`` is no dtype, or an entry of ``exclude`` is none of these.
+        TypeError: ``dtype`` is not a dtype, or an entry of ``exclude`` is none of these.
         ValueError: another dtype.
     """
     return Autocast(dtype, exclude)
 
 
 class _Caster:
-    """Copies a graph node by node, with casts where a rule asks for another dtype than there is."""
+    """Copies a graph node by node, with casts where a rule requires another dtype."""
 
     def __init__(self, program: Program, options: Autocast) -> None:
         self.program, self.options = program, options
@@ -133,13 +133,13 @@ class _Caster:
         return self.program.with_graph(self.graph, outputs=rewired(self.program.outputs, self.graph))
 
     def given(self, node: Node) -> None:
-        """A placeholder stays as it is."""
+        """Copy a placeholder unchanged."""
         self.copies[node] = copied_node(node, self.graph, self.copies.__getitem__)
         if self.is_parameter(node):
             self.weights.add(node)
 
     def is_parameter(self, node: Node) -> bool:
-        """Whether a placeholder is made of the model's parameters, which are rounded as a cast model rounds them.
+        """Whether a placeholder is made from the model's parameters, which are rounded as in a cast model.
 
         Buffers are not: a mask of -1e9 among them would be infinite in float16.
         """
@@ -148,7 +148,7 @@ class _Caster:
         return bool(made_of) and all(isinstance(p, torch.nn.Parameter) for p in made_of)
 
     def call(self, node: Node) -> None:
-        """The copy of a call, on inputs of the dtypes that its rule asks for."""
+        """Copy a call, with inputs of the dtypes that its rule requires."""
         rule = self.options.rule(node)
         args, kwargs = self.arguments(node, self.wishes(node, rule))
         if node.target is aten._assert_tensor_metadata.default and self.differ(node, args):
@@ -177,7 +177,7 @@ class _Caster:
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
 
     def widest(self, node: Node) -> torch.dtype | None:
-        """The widest dtype among the inputs, parameters aside; what moves parameters is cast where it is read."""
+        """The widest dtype among the inputs, parameters aside; moved parameters are cast where they are read."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
         computed = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
         if floats and not computed and _dtype(node) is not None:
@@ -192,7 +192,7 @@ class _Caster:
         return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, wishes.get(n)))
 
     def as_dtype(self, node: Node, dtype: torch.dtype | None) -> Node:
-        """The copy of a node in a dtype; None for the one it has."""
+        """The copy of a node in a dtype; None for its own dtype."""
         copy = self.copies[node]
         if dtype is None or _dtype(copy) in (dtype, None):
             return copy
@@ -201,7 +201,7 @@ class _Caster:
         return self.casts[node, dtype]
 
     def cast_to(self, node: Node, copy: Node, dtype: torch.dtype) -> Node:
-        """A cast; of a weight that was moved about, the weight is cast before; a cast back is what was cast."""
+        """Cast a node; a moved weight is cast before it is moved, and a cast back returns the original."""
         if node in self.weights and node.op == "call_function":
             wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
             args, kwargs = self.arguments(node, wishes)
@@ -214,7 +214,7 @@ class _Caster:
         return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_plain(dtype)}")
 
     def emit(self, node: Node, args: Argument, kwargs: Argument) -> Node:
-        """The call on these arguments; as it was, if they are what they were."""
+        """Emit the call on these arguments; unchanged if they are unchanged."""
         if self.differ(node, args, kwargs):
             return self.create(node.target, args, kwargs, node, node.name)
         copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
@@ -230,7 +230,7 @@ class _Caster:
         return any(_dtypes(a) != _dtypes(b) for a, b in zip(given, own, strict=True))
 
     def create(self, target: Target, args: Argument, kwargs: Argument, like: Node, name: str) -> Node:
-        """A call with the fake value that it gives."""
+        """Create a call with its fake value."""
         if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
             value = like.meta["val"].to(_dtype(args[0]))
         else:
@@ -240,7 +240,7 @@ class _Caster:
         return node
 
     def drop_unread(self) -> None:
-        """Erases the copies that casts have left without a reader."""
+        """Erase copies that casts have left without a reader."""
         copies = {copy: node for node, copy in self.copies.items()}
         for copy in reversed(list(self.graph.nodes)):
             if copy.op == "call_function" and not copy.users and (copy not in copies or copies[copy].users):

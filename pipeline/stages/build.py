@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Build:
-    """The stage. Engines are built one after the other in this process, or at the same time by an executor.
+    """The stage. Engines are built one after the other in this process, or in parallel by an executor.
 
-    executor: any ``concurrent.futures.Executor``; it stays the caller's, who shuts it down.
-        Threads build the networks themselves (TensorRT lets go of the interpreter while it builds);
-        other processes replay them from their descriptions, with the weights mapped from a file. Have them spawned,
-        as forked ones may hang in PyTorch or TensorRT: ``ProcessPoolExecutor(4, mp_context=get_context("spawn"))``.
-        Workers of a cluster (``dask.distributed.Client(…).get_executor()``) get weights and give plans as bytes, where
-        they do not see this machine's files.
-    folder: where the files are that go to and from the executor's workers; None for the system's temporary folder.
-        The weights of all networks and all plans have to fit, and are deleted at the end.
+    executor: any ``concurrent.futures.Executor``; the caller shuts it down. Threads build the networks themselves
+        (TensorRT releases the interpreter while it builds); other processes replay them from their descriptions, with
+        the weights mapped from a file. Spawn them, since forked processes may hang in PyTorch or TensorRT:
+        ``ProcessPoolExecutor(4, mp_context=get_context("spawn"))``. Workers of a cluster
+        (``dask.distributed.Client(…).get_executor()``) get weights and return plans as bytes, if they do not see this
+        machine's files.
+    folder: for the files exchanged with the executor's workers; None for the system's temporary folder. It needs room
+        for the weights of all networks and all plans, which are deleted at the end.
     """
 
     executor: Executor | None = field(default=None)
@@ -54,10 +54,10 @@ class Build:
             raise TypeError(f"a build executor is {due}, not {value!r}")
 
     def __call__(self, converted: Converted) -> Built:
-        """Serialized engines. The networks stay as they are; nothing of them is kept in the result.
+        """Build engines. The networks are not changed, and the result does not hold them.
 
         Raises:
-            BuildError: TensorRT could not build an engine, or the worker that built it ended; the message names it.
+            BuildError: TensorRT could not build an engine, or the worker that built it died; the message names it.
         """
         partitioned = converted.partitioned
         rows = zip(partitioned.engine_segments, converted.networks, strict=True)
@@ -88,11 +88,11 @@ build = Build()
 
 
 def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
-    """Return the record of an engine, after a warning about kernels of it that are known to be wrong."""
+    """Return the record of an engine; warn about its kernels that are known to be wrong."""
     for kernel, fault in faults(order.network, data):
         log.warning(
-            "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run operators that "
-            "its name tells in PyTorch (torch_executed_ops)",
+            "%s: TensorRT's kernel %s %s, so results may be wrong: compare them with eager's, and run the operators "
+            "in its name in PyTorch (torch_executed_ops)",
             *(order.name, kernel, fault),
         )
     required = order.settings.require_fused_quantization
@@ -103,7 +103,7 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
 
 
 def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
-    """The kernels of a plan that are known to be wrong, each with what it does."""
+    """The kernels of a plan that are known to be wrong, each with a description of the fault."""
     found = sources(data)
     wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data, found)]
     if not CAPABILITIES.halves_after_products and _has_bfloat16(network):

@@ -96,7 +96,7 @@ class _Conversion:
         self.constants()
 
     def input(self, port: Port) -> None:
-        """A network input, and the symbols that can be read off its shape."""
+        """Add a network input, and the symbols that can be read from its shape."""
         shape = tuple(d if isinstance(d, int) else -1 for d in port.shape)
         source = self.ctx.net.add_input(port.name, to_trt(border_dtype(port.dtype or torch.int64)), shape)
         if source is None:
@@ -112,7 +112,8 @@ class _Conversion:
             self.ctx.note_shape(tensor, port.shape)
 
     def constants(self) -> None:
-        """The segment's constants, evaluated: parameters' own tensors are shared, what is made of them is in a file."""
+        """The segment's constants, evaluated: parameters' own tensors are shared, tensors computed from them are in a
+        file."""
         names: dict[int, str] = {}
         made = [name for name in self.segment.constants if self.program.constants[name].steps]
         file = MemoryMappedWeights([self.nodes[name].meta["val"].nbytes for name in made])
@@ -130,7 +131,7 @@ class _Conversion:
         self.ctx.constants = tuple(self.env[placeholder] for placeholder in self.segment.constants)
 
     def node(self, name: str) -> None:
-        """Call the node's converter and check what it made."""
+        """Call the node's converter and check its result."""
         node = self.nodes[name]
         self.ctx.node = node
         mark, layers, literals = self.ctx.log.mark(), self.ctx.net.num_layers, len(self.ctx.literals)
@@ -153,7 +154,7 @@ class _Conversion:
         self.env[name] = result
 
     def blamed(self, node: torch.fx.Node, error: Exception) -> str:
-        """What a converter raised, with its name and the file and line."""
+        """The error for a converter's exception, with the converter's name, file and line."""
         choice = self.verdicts[node.name].choice
         converter = f"the converter {choice.support.name} raised " if choice is not None else ""
         if isinstance(error, AttributeError) and "plugin" in str(error.name) and not CAPABILITIES.plugins:
@@ -171,7 +172,7 @@ class _Conversion:
         return choice.support.converter_implementation(given, node.target, args, kwargs, layer_name(node))
 
     def value(self, node: torch.fx.Node) -> Argument:
-        """What a converter receives for a node: its tensor, its constant, or its symbolic int."""
+        """The value that a converter receives for a node: its tensor, constant, or symbolic int."""
         if node.name in self.env:
             return self.env[node.name]
         value = node.meta.get("val")
@@ -182,7 +183,7 @@ class _Conversion:
         return value if isinstance(value, (int, float, bool)) else None
 
     def check(self, node: torch.fx.Node, result: object) -> None:
-        """Raise where TensorRT's dtype, rank or static dims are not those of the node's fake tensor."""
+        """Raise an error if TensorRT's dtype, rank or static dims differ from those of the node's fake tensor."""
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor):
             _check_tensor(result, expected, self.program.shapes)
@@ -196,8 +197,8 @@ class _Conversion:
                     _check_tensor(made, wanted, self.program.shapes)
 
     def adopt(self, first: int) -> None:
-        """Weights that a converter gave to TensorRT by itself are recorded too: as the constant that they are, or by
-        their content, in memory of ours."""
+        """Record weights that a converter passed to TensorRT directly, too: as the constant that they are, or by their
+        content, in our own memory."""
         for i in range(first, self.ctx.net.num_layers):
             layer = layer_of(self.ctx.net, i)
             for held in weights_in(layer):
@@ -206,7 +207,7 @@ class _Conversion:
                     setattr(layer, held.role, self.ctx.trt_weights(self.held(held)))
 
     def held(self, held: Held) -> torch.Tensor:
-        """The segment's constant that lies where a layer's weights do, or else a copy of them."""
+        """The segment's constant in the memory of a layer's weights, or else a copy of them."""
         dtype, size = getattr(torch, held.dtype), held.count
         for name in self.segment.constants:
             value = self.env[name]
@@ -216,11 +217,12 @@ class _Conversion:
         return torch.frombuffer(memory, dtype=dtype).clone()
 
     def ends(self) -> tuple[int, int]:
-        """How many inputs and outputs the network has: those are the segment's business, not a converter's."""
+        """The number of inputs and outputs of the network, which converters must not change."""
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
     def check_network(self, node: torch.fx.Node, result: object, first: int, ends: tuple[int, int]) -> None:
-        """Raise where a converter gave the network inputs or outputs, or gives what another network made."""
+        """Raise an error if a converter added inputs or outputs to the network, or returns another network's
+        tensors."""
         if self.ends() != ends:
             raise NetworkError("the converter gave the network an input or output: only segments have those")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
@@ -229,7 +231,7 @@ class _Conversion:
                 raise NetworkError(f"the converter gave {tensor.name!r}, which is a tensor of another network")
 
     def made(self, tensor: object, first: int) -> bool:
-        """Whether the network has the tensor, which one of its layers from this one on makes, most likely."""
+        """Whether the network has the tensor; layers from this one on are searched first."""
         net = self.ctx.net
         layers = map(net.get_layer, (*range(first, net.num_layers), *range(first)))
         inputs = map(net.get_input, range(net.num_inputs))
@@ -237,15 +239,15 @@ class _Conversion:
         return any(tensor is known for known in chain(outputs, inputs))
 
     def note_computed(self, node: torch.fx.Node, before: int) -> None:
-        """Arrays of floats that appear while a node with parameters is converted do not follow those parameters."""
+        """Note arrays of floats that appear while a node with parameters is converted: a refit cannot update them."""
         parameters = [n.name for n in node.all_input_nodes if n.name in self.segment.constants]
         for name, value in list(self.ctx.literals.items())[before:] if parameters else ():
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
     def name_layers(self, node: torch.fx.Node, first: int, result: object) -> None:
-        """Layers that a converter left unnamed get the node's name; the layer that gives the result gets it alone,
-        unless the converter named it itself, or gave the node's name to another."""
+        """Name the layers that a converter left unnamed after the node; the layer of the result gets the bare name,
+        unless the converter named it, or gave that name to another."""
         net, name = self.ctx.net, layer_name(node)
         layers = [net.get_layer(i) for i in range(first, net.num_layers)]
         taken = name in {layer.name for layer in layers}
@@ -274,7 +276,8 @@ class _Conversion:
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def take_names(self) -> None:
-        """Call weights that come from a recipe as converters recorded them; the recipe stays under that name."""
+        """Rename weights that come from a recipe to the names that converters recorded; the recipe moves to that
+        name."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
             known = weights.get(pointer)
@@ -287,14 +290,14 @@ class _Conversion:
                 taken.add(name)
 
     def is_shape(self, port: Port) -> bool:
-        """Whether a shape is made of a size among the inputs, else it is a number."""
+        """Whether a size among the inputs determines a shape; otherwise it is just a number."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def output(self, port: Port, read: frozenset[str]) -> None:
-        """Mark a network output; what is an input, a constant or an output already gets a layer of its own.
+        """Mark a network output; a tensor that is already an input, a constant or an output gets an additional layer.
 
-        So does what other layers ``read``: where an output is read by one other and that by two, all outputs too and in
-        one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md).
+        So do tensors that other layers ``read``: if a single other output reads an output, and two further ones read
+        that, all in one kernel, TensorRT-RTX 1.4 and 1.6 forget to write the first (docs/tensorrt.md).
         """
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
@@ -312,15 +315,15 @@ class _Conversion:
         self.ctx.net.mark_output(tensor)
 
     def names_read(self) -> frozenset[str]:
-        """The tensors that layers read, by the names that they have now."""
+        """The tensors that layers read, by their current names."""
         net = self.ctx.net
         layers = (net.get_layer(i) for i in range(net.num_layers))
         tensors = (layer.get_input(j) for layer in layers for j in range(layer.num_inputs))
         return frozenset(tensor.name for tensor in tensors if tensor is not None)
 
     def name_tensors(self) -> None:
-        """Every tensor inside is called after its layer, so that two builds of a network print alike, or as its
-        converter called it, where no other is called so."""
+        """Name every inner tensor after its layer, so that two builds of a network print alike, or keep the converter's
+        name if it is unique."""
         net = self.ctx.net
         taken = {port.name for port in self.segment.inputs} | {*self.bindings.values()}
         for layer in map(net.get_layer, range(net.num_layers)):
@@ -332,7 +335,7 @@ class _Conversion:
 
 
 def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
-    """Return the names of an engine's outputs by port: the program's for those that leave it, else the nodes'."""
+    """Return the names of an engine's outputs by port: the program's names for program outputs, else the nodes'."""
     names = {o.value: o.name for o in reversed(outputs) if o.kind == "user" and not o.constant and o.name}
     taken = {port.name for port in (*segment.inputs, *segment.outputs)}
     found: dict[str, str] = {}
@@ -345,7 +348,7 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
 
 def _check_tensor(made: object, expected: torch.Tensor, symbols: Symbols) -> None:
     if not isinstance(made, (trt.ITensor, torch.Tensor)):
-        raise NetworkError(f"the converter gave {type(made).__name__}, a tensor is due")
+        raise NetworkError(f"the converter returned a {type(made).__name__}, expected a tensor")
     dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)
     if dtype != base.network_dtype(expected.dtype):
         raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
@@ -359,7 +362,7 @@ def _check_tensor(made: object, expected: torch.Tensor, symbols: Symbols) -> Non
 
 
 def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
-    """Whether a size that varies as far as the graph tells has one value in its range."""
+    """Whether a size that varies in the graph has only one value in its range."""
     if isinstance(size, int) or not all(s.name in symbols for s in size.free_symbols):
         return False
     given = bounds(size, symbols)

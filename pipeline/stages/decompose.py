@@ -1,11 +1,12 @@
 """decompose: ``Program`` → ``Program``. Decompose ATen to the registry's opset, and fold constants.
 
-Before: any functional ATen graph. After: each operator is one that a converter takes, or one that nothing can take
-apart. What depends on parameters alone is a placeholder with a recipe; dead nodes are gone. No tensor is computed here.
+Before: any functional ATen graph. After: each operator is one that a converter takes, or one that cannot be decomposed.
+Nodes that depend only on parameters have become placeholders with a recipe; dead nodes are gone. No tensor is computed
+here.
 
 An operator is decomposed by tracing its decomposition on the node's fake tensors, once for each distinct signature; the
 other nodes are copied, so the cost follows the number of different operators, not the size of the graph. Convolutions
-differ at every layer, and are ``aten.convolution`` by another name: they are renamed.
+differ at every layer, so they are not traced but renamed to ``aten.convolution``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from pipeline.program import Program
 
 @frozen
 class Decompose:
-    """The stage. A node's fate, in order: a HIGH converter of the user's that may take it; the way to such an operator,
-    or to one that the user has a decomposition of, if it is a composite of one; a registered decomposition; a converter
-    that takes it; torch's decomposition. That of a node with complex values: its rule on pairs of reals; torch's
-    decomposition. ``disabled`` are operators that stay whole, for a converter or for PyTorch."""
+    """The stage. For each node the first of these applies: a user's HIGH converter that may take it keeps it; if it is
+    a composite of an operator with such a converter or a user's decomposition, it is decomposed towards that; a
+    registered decomposition; a converter that takes it; torch's decomposition. For a node with complex values: its rule
+    on pairs of reals; torch's decomposition. ``disabled``: operators that stay whole, for a converter or for
+    PyTorch."""
 
     registry: ConverterRegistry = field(repr=False)
     decompositions: DecompositionTable = field(repr=False)
@@ -37,7 +39,7 @@ class Decompose:
     name: str = "decompose"
 
     def __call__(self, program: Program) -> Program:
-        """The program in the registry's opset, constants folded."""
+        """Return the program in the registry's opset, constants folded."""
         claims = Claims.of(self.registry, self.decompositions, program.settings)
         uniform = normalized(program)
         rewriter = Rewriter(uniform, claims, Ways(self.decompositions, self.disabled))
@@ -47,5 +49,6 @@ class Decompose:
 
 
 def source_of(program: Program, uniform: Program | None = None) -> Program:
-    """What eager PyTorch runs of a captured program: the program, or the uniform one where it runs on its GPU alone."""
+    """The program that eager PyTorch runs: the captured one, or the normalized one if the captured runs only on its
+    GPU."""
     return (program if runs_anywhere(program) else uniform or normalized(program)).as_source()

@@ -1,8 +1,8 @@
-"""improve: ``Program`` → ``Program``. Rewrite the graph where TensorRT would not make it better by itself.
+"""improve: ``Program`` → ``Program``. Rewrite the graph where TensorRT would not improve it by itself.
 
-Before: a program in the registry's opset. After: the same program with fewer, larger operators: attention as one, batch
-norms in the convolutions before them, linear layers that read one tensor as one. Constants that come of it are folded
-with their recipes, so that engines can be refitted as before.
+Before: a program in the registry's opset. After: the same program with fewer, larger operators: attention as one
+operator, batch norms folded into the convolutions before them, linear layers that read one tensor merged. New constants
+are folded with their recipes, so that engines can be refitted as before.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _pass(value: object) -> Improvement:
 
 @frozen
 class Improve:
-    """The stage. ``passes`` run in order, given as they are or by name; without any, nothing is done."""
+    """The stage. ``passes`` run in order, given as passes or by name; without any, nothing is done."""
 
     registry: ConverterRegistry = field(default=DYNAMO_CONVERTERS, repr=False)
     passes: tuple[Improvement, ...] = field(default=PASSES, converter=_passes)
     name: str = "improve"
 
     def __call__(self, program: Program) -> Program:
-        """The improved program; the one that is given stays as it is."""
+        """Return the improved program; the argument is not changed."""
         if not self.passes:
             return program
         rewriting = Rewriting(program, self.registry)

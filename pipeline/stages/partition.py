@@ -1,11 +1,11 @@
 """partition: ``Validated`` → ``Partitioned``. Cut the graph into segments for engines and for PyTorch.
 
 A partitioner is any stage from the one record to the other. Three are here: the default, `Partition`, whose engines are
-as large and as few as they can be; `InPieces`, which cuts these; and `BySubmodule`, which keeps whole submodules
-together. All leave to `pipeline.partitioning.assemble` what is no choice: ports, copies of constants and sizes, cuts.
+as large and as few as possible; `InPieces`, which cuts these; and `BySubmodule`, which keeps whole submodules together.
+`pipeline.partitioning.assemble` does the rest for all: ports, copies of constants and sizes, cuts.
 
-Arithmetic on sizes belongs to no segment: engines derive it from the shapes of their inputs, PyTorch segments are given
-its values.
+Arithmetic on sizes belongs to no segment: engines derive it from the shapes of their inputs, PyTorch segments get its
+values.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from pipeline.program import Partitioned, Validated, is_operator
 
 
 class Partitioner(Protocol):
-    """A stage in the place of ``partition``, which decides which operators share a segment."""
+    """A stage in place of ``partition``, which decides which operators share a segment."""
 
     @property
     def name(self) -> str:
         """Return the stage's name."""
 
     def __call__(self, validated: Validated) -> Partitioned:
-        """The program, cut: see `pipeline.partitioning.assemble` for how segments are made from groups."""
+        """Cut the program: see `pipeline.partitioning.assemble` for how segments are made from groups."""
 
 
 @frozen
 class Partition:
-    """The default partitioner: it makes as few and as large engines as possible.
+    """The default partitioner: makes as few and as large engines as possible.
 
-    What TensorRT fuses (a convolution or product with the norm and elementwise operators after it, attention) is never
-    cut. When something runs in PyTorch, so do cheap operators beside it where fewer bytes cross then, engines with
-    fewer than ``min_block_size`` operators, and the smallest ones beyond ``max_engines``.
+    Patterns that TensorRT fuses (a convolution or product with the norm and elementwise operators after it, attention)
+    are never cut. If something runs in PyTorch, so do neighbouring cheap operators if fewer bytes cross then, engines
+    with fewer than ``min_block_size`` operators, and the smallest ones beyond ``max_engines``.
     """
 
     name: str = "partition"
@@ -62,11 +62,11 @@ class Partition:
 class InPieces:
     """A partitioner that cuts each engine of the default into several, which run one after the other.
 
-    TensorRT builds an engine in one thread, and a deep network takes it longer than its parts do together, which
-    processes can build side by side (threads wait for each other, on RTX 1.4). Cuts are where few bytes cross, as
-    between the layers of a transformer, and never through what TensorRT fuses; over a cut nothing else is fused either.
+    TensorRT builds an engine in one thread, and a deep network takes longer than its parts together, which processes
+    can build in parallel (threads wait for each other, on RTX 1.4). Cuts are where few bytes cross, as between the
+    layers of a transformer, and never through fused patterns; nothing else is fused across a cut.
 
-    count: the most engines that one is cut into.
+    count: the largest number of engines that one is cut into.
     """
 
     count: int = field()
@@ -91,14 +91,15 @@ class InPieces:
 
 @frozen
 class BySubmodule:
-    """A partitioner that keeps submodules whole: each runs in one engine, or in PyTorch if any part of it has to.
+    """A partitioner that keeps submodules whole: each runs in one engine, or in PyTorch if any part of it must.
 
-    What TensorRT fuses is not cut here either. Where a border between submodules runs through it (the activation after
-    a convolution is another's, the softmax of attention is a module), all of it goes with the one in which it begins.
+    Patterns that TensorRT fuses are not cut here either. If a border between submodules runs through one (the
+    activation after a convolution belongs to another, the softmax of attention is a module), all of it goes with the
+    submodule in which it begins.
 
-    depth: which submodules, by the number of names in their paths (``encoder.layer.0`` is 3); less deep ones without
-        such a submodule count as well. Operators of the model itself are cut as in the default.
-    pattern: which submodules, by their paths, as in `fnmatch` (``encoder.layer.*``); in the place of ``depth``.
+    depth: which submodules, by the number of names in their paths (``encoder.layer.0`` is 3); shallower ones without
+        such a submodule count as well. Operators of the model itself are cut as by default.
+    pattern: which submodules, by their paths, as in `fnmatch` (``encoder.layer.*``); instead of ``depth``.
     """
 
     depth: int = field(default=1)
@@ -135,7 +136,7 @@ def in_pieces(count: int) -> InPieces:
     """Return a partitioner that cuts engines: ``compile.replace("partition", pipeline.in_pieces(4))``.
 
     Args:
-        count: the most engines that each engine of the default partitioner is cut into, at least 1.
+        count: the largest number of engines that each engine of the default partitioner is cut into, at least 1.
     """
     return InPieces(count)
 

@@ -1,11 +1,12 @@
 """quantize: ``Program`` → ``Program``. Quantize the weights and activations of linear layers and convolutions.
 
 Before: a model in floats. After: the same model with the same inputs and outputs, whose products read weights that are
-rounded to nearest, and activations that are rounded by ranges from calibration. Weights are rounded by recipe, from the
-model's own parameters, so that a refit rounds the new ones. The stage goes before ``decompose``.
+rounded to nearest, and activations that are rounded with ranges from calibration. Weights are rounded by recipe, from
+the model's own parameters, so that a refit rounds the new ones. Insert the stage before ``decompose``.
 
-It is round to nearest. For models that lose too much by it NVIDIA ModelOpt and torchao do better (smoothing, AWQ, GPTQ,
-training with quantization): quantize with these, and compile what they give (docs/quantization.md).
+This is rounding to nearest only. For models that lose too much accuracy, quantize with NVIDIA ModelOpt or torchao,
+which have better methods (smoothing, AWQ, GPTQ, training with quantization), and compile the result
+(docs/quantization.md).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _entries(value: Iterable[object]) -> tuple[object, ...]:
 
 @frozen
 class Quantize:
-    """The stage; `quantize` says what its fields are."""
+    """The stage; `quantize` documents its fields."""
 
     weights: Weights = field(default="int8", validator=_one_of("int8", "int4", "fp8"))
     activations: Activations | None = field(default=None, validator=_one_of(None, "int8", "fp8"))
@@ -91,17 +92,17 @@ class Quantize:
             raise ValueError(f"no GPU multiplies {self.weights} by {self.activations}: choose one type for both")
 
     def __call__(self, program: Program) -> Program:
-        """The program with its products in fewer bits; the one that is given stays as it is."""
+        """Return the program with its products in fewer bits; the argument is not changed."""
         return _Quantizer(program, self).run()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
-        """Return what the stage does with each operator that has a weight, in the program's order."""
+        """Return the decision about each operator that has a weight, in the program's order."""
         quantizer = _Quantizer(program, self)
         quantizer.run()
         return tuple(quantizer.decisions)
 
     def explain(self, program: Program) -> str:
-        """Return the decisions as text, a line each, and how many operators are quantized."""
+        """Return the decisions as text, a line each, and the number of quantized operators."""
         made = self.decisions(program)
         count = sum("stays" not in decision.said for decision in made)
         return "\n".join([*map(str, made), f"{count} of {len(made)} operators with weights are quantized ({BETTER})"])
@@ -121,16 +122,16 @@ def quantize(
         weights: the type of linear layers' and convolutions' weights: ``"int8"`` and ``"fp8"`` (E4M3) with a scale for
             each output, ``"int4"`` in blocks of 128, 64 or 32 along each row of linear layers.
         activations: the type of the activations that they multiply, with one scale for each tensor; None: floats.
-        calibration: typical inputs that the ranges of activations come from, each as the model is called: a tensor, a
+        calibration: typical inputs, from which the ranges of activations come, each in the form of a call: a tensor, a
             tuple of arguments, or a dict of keyword arguments. They run in eager PyTorch, on the CPU.
-        exclude: what stays in floats, as in `pipeline.autocast`: operators, patterns for names of operators and for
-            paths of modules (``"*.head"``), and predicates on the module path.
-        percentile: the range is this percentile of an activation's sizes, the greatest among the inputs; None: the
-            greatest size of all.
+        exclude: nodes that stay in floats, as in `pipeline.autocast`: operators, patterns for names of operators and
+            for paths of modules (``"*.head"``), and predicates on the module path.
+        percentile: the range is this percentile of an activation's magnitudes, the greatest over the inputs; None: the
+            greatest magnitude of all.
 
     Raises:
         ValueError: a type that is none of these, or two that no GPU multiplies.
-        CalibrationError: activations are asked for without calibration, or with inputs that do not fit the model.
+        CalibrationError: activations are to be quantized without calibration, or with inputs that do not fit the model.
         TypeError: an entry of ``exclude`` is none of these.
     """
     return Quantize(weights, activations, calibration, exclude, percentile)
@@ -194,7 +195,7 @@ class _Quantizer:
         self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), said))
 
     def ranges(self, chosen: Sequence[Node]) -> Mapping[str, float]:
-        """The ranges of what the operators multiply."""
+        """The ranges of the operators' activations."""
         wanted = {source.name for node in chosen for source in node.all_input_nodes[:1]}
         try:
             return ranges(self.program, wanted, Range(self.options.percentile), self.batches())
@@ -215,7 +216,7 @@ class _Quantizer:
             yield leaves
 
     def replace(self, node: Node, found: Mapping[str, float]) -> None:
-        """An operator on a weight, and on activations, that are rounded."""
+        """Replace an operator by one on a rounded weight and rounded activations."""
         weight, source, options = weight_of(node), node.args[0], self.options
         assert weight is not None and isinstance(source, Node)
         block = block_of(options.weights, node)
@@ -258,7 +259,7 @@ class _Quantizer:
         return last
 
     def paired(self, source: Node, range: float, reader: Node) -> Node:
-        """The pair that rounds an activation, one for all that read it."""
+        """The pair that rounds an activation, shared by all its readers."""
         type = self.options.activations
         if source.name not in self.pairs:
             assert type is not None

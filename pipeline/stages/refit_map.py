@@ -10,7 +10,7 @@ from pipeline.program import Built
 
 @stage
 def refit_map(built: Built) -> Compiled:
-    """Return the compiled program, which names the weights that have no recipe, with the reason."""
+    """Return the compiled program, including the weights without a recipe and the reason for each."""
     used = {weight.name for network in built.networks for weight in network.weights}
     recipes = {name: recipe for name, recipe in built.recipes.items() if name in used}
     return Compiled(

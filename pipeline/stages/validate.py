@@ -41,7 +41,7 @@ MAX_SIZE = 2**31 - 2
 DTYPES = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8}
 )
-"""The dtypes that networks are made of."""
+"""The dtypes of tensors in networks."""
 
 aten = torch.ops.aten
 
@@ -53,16 +53,16 @@ TAKES_FLOATS = frozenset(
         aten.scalar_tensor.default,
     }
 )
-"""Operators whose converters take a number as a tensor as well."""
+"""Operators whose converters take a number as a tensor, too."""
 
 
 @frozen
 class Validate:
-    """The stage: asks the registry about each node; what holds for every operator (dtypes, rank) is asked here.
+    """The stage: asks the registry about each node, and checks what all operators share (dtypes, rank) itself.
 
-    The user's converters are asked here for the first time, since their validators see a whole graph. What none of them
-    takes after all is taken apart as it would be without them. What is not used, though the model has its operator, is
-    noted (``Program.unreached``), and a warning names it.
+    The user's validators are called here for the first time, since they see a complete graph. Calls that none of the
+    user's converters takes are decomposed as if these did not exist. Converters that nothing used although the model
+    has their operator are noted (``Program.unreached``) and named in a warning.
     """
 
     registry: ConverterRegistry = field(repr=False)
@@ -71,7 +71,7 @@ class Validate:
     name: str = "validate"
 
     def __call__(self, program: Program) -> Validated:
-        """A verdict for each call in the graph."""
+        """Return a verdict for each call in the graph."""
         claims = Claims.of(self.registry, self.decompositions, program.settings)
         ways = Ways(self.decompositions, self.disabled)
         verdicts = _verdicts(program, claims.lookup)
@@ -133,7 +133,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 
 
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
-    """What no network can hold, whatever the operator; ``allocated``: its converter asks for an output allocator."""
+    """Limits of networks for every operator; ``allocated``: the converter requires an output allocator."""
     yield from islice(_complex_limits(node), 1)
     yield from () if allocated else _size_limits(node)
     for what, value in _values(node):
@@ -152,10 +152,10 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
 
 
 def _size_limits(node: torch.fx.Node) -> Iterator[Rejection]:
-    """Engines make sizes where the operator is known to, and its converter says how."""
+    """Refuse new sizes of operators that are not known to make any."""
     if node.target not in READS_DATA and torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         for symbol in sorted(new_symbols(node)):
-            yield Rejection(f"its result has a size, {symbol}, which only running it tells")
+            yield Rejection(f"its result has a size, {symbol}, that is known only after it runs")
 
 
 def _takes(node: torch.fx.Node, value: torch.SymFloat) -> bool:

@@ -1,7 +1,7 @@
 """verify: ``Compiled`` → ``Compiled``. Run the program beside eager PyTorch and record how well they agree.
 
-Before: any compiled program. After: the same with its ``agreement``; or, where it does not agree and healing was asked
-for, one in which the nodes at fault run in another form, with their rows in ``coverage.healed``.
+Before: any compiled program. After: the same with its ``agreement``; or, if it does not agree and healing was
+requested, one in which the nodes at fault run in another form, with their rows in ``coverage.healed``.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _multiple(_: object, __: object, value: object) -> None:
 
 @frozen
 class Verify:
-    """The stage; `pipeline.verify` makes it and says what its options are. ``before`` are the stages of the pipeline
-    that it is a part of."""
+    """The stage; `pipeline.verify` makes it and documents its options. ``before``: the stages before it in its
+    pipeline."""
 
     on_failure: OnFailure = field(default="raise", validator=_one_of(OnFailure))
     inputs: Given = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
@@ -72,15 +72,15 @@ class Verify:
     name: str = field(default="verify", kw_only=True)
 
     def following(self, before: tuple[AnyStage, ...]) -> Verify:
-        """Return this stage with those before it, with which it compiles again where it heals."""
+        """Return this stage with those before it, with which it compiles again to heal."""
         return evolve(self, before=before)
 
     def __call__(self, compiled: Compiled) -> Compiled:
-        """The program with its agreement, healed where that was asked for.
+        """Return the program with its agreement, healed if that was requested.
 
         Raises:
-            AgreementError: it does not agree with eager, or its graph not with the module, and neither warning nor
-                healing was asked for; or no form that there is makes it agree.
+            AgreementError: it does not agree with eager, or its graph does not agree with the module, and neither
+                warning nor healing was requested; or no form makes it agree.
         """
         comparison = Comparison.of(compiled.program, self.executor, self.inputs, self.multiple)
         agreement = comparison.agreement(compiled)
@@ -113,26 +113,26 @@ def verify(
     """Return a stage that compares the program with eager PyTorch: ``pipeline.default() | pipeline.verify()``.
 
     Both run on the same inputs, at the smallest, optimal and largest sizes that the program takes, and are measured
-    against float64; at the smallest and largest only where they differ by more than the floor. An output of the program
-    may be off by ``multiple`` times eager's own error in the model's dtypes, plus a floor, at the output's largest
-    magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 where its products are TF32 (eager then computes its own so), and
-    4 units in the last place of halves. Integers and bools have to be equal. What changes when products are rounded
-    otherwise is left out, and counted.
+    against float64; at the smallest and largest sizes only if they differ by more than the floor. The error of an
+    output may be ``multiple`` times eager's own error in the model's dtypes, plus a floor, relative to the output's
+    largest magnitude: 4e-6 in float32, on a GPU 3e-5, or 5e-3 if its products are TF32 (then eager uses TF32, too), and
+    4 units in the last place of halves. Integers and bools must be equal. Elements that change when products are
+    rounded differently are left out, and counted.
 
-    Eager runs the graph that torch.export made of the model. Where the module is still there, a copy of it is called
-    with the same inputs and has to agree with that graph within the same bounds. Where it does not, no engine is at
-    fault and nothing is healed: the error says that the captured graph differs from the module.
+    Eager runs the graph that torch.export made of the model. If the module still exists, a copy of it is called with
+    the same inputs and must agree with that graph within the same bounds. If it does not, no engine is at fault and
+    nothing is healed: the error says that the captured graph differs from the module.
 
     Args:
         on_failure: ``"raise"`` (`AgreementError`), ``"warn"`` (a Python warning, `AgreementWarning`), or ``"heal"``:
             the nodes at fault are found as `pipeline.bisect` does, and compiled in another form, the first that agrees:
             in float32, by another converter, by torch's decomposition, in PyTorch. ``coverage.healed`` names them; a
             program that no form heals raises.
-        inputs: calls to compare, instead of those made from the example inputs: a list, or a function that is given
-            the sizes (``{"x.shape[0]": 8}``) and gives one. A call is a tuple of positional inputs, a dict of keyword
+        inputs: calls to compare, instead of those made from the example inputs: a list, or a function that takes the
+            sizes (``{"x.shape[0]": 8}``) and returns one. A call is a tuple of positional inputs, a dict of keyword
             inputs, or both as ``(tuple, dict)``.
         executor: ``"tensorrt"``, ``"reference"``, or None: TensorRT if there is a GPU.
-        multiple: how many times eager's own error.
+        multiple: the factor of eager's own error.
         module: compare the captured graph with the module, too.
 
     The record's ``agreement`` has the errors of every output at every size.

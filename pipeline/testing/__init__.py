@@ -1,4 +1,4 @@
-"""Test converters as this package tests its own: calls as records, and a check that leaves little to chance.
+"""Test converters as this package tests its own: calls as records, and a check of everything that a converter promises.
 
 A converter of your own, over calls that Hypothesis draws (``pip install tensorrt-pipeline[test]``):
 
@@ -7,7 +7,7 @@ A converter of your own, over calls that Hypothesis draws (``pip install tensorr
     def test_my_gelu():
         check_converter(my_gelu)
 
-One call; the sizes that may be dynamic have names. A failure prints such a line, to be pasted as it stands:
+One call; sizes that may be dynamic have names. A failure prints such a line, ready to be pasted:
 
     check(Call(aten.add.Tensor, (TensorSpec(("n", 3), torch.float16), TensorSpec((3,), torch.float16)), sizes={"n": 2}))
     check(Call(aten.linear.default, (TensorSpec(("n", 4)), TensorSpec((5, 4), constant=True)), sizes={"n": (1, 2, 8)}))
@@ -24,9 +24,9 @@ One call; the sizes that may be dynamic have names. A failure prints such a line
   PyTorch itself does not take the call.
 - Strategies are in ``pipeline.testing.strategies``: its docstring shows how to write one, ``strategies.common`` has the
   parts, and ``for_target(target)`` finds the one by hand or makes one from the schema (elementwise, reductions).
-- How far from float64 a result may be is in one table, ``pipeline.testing.ulps.ULPS``.
+- The tolerances against float64 are in one table, ``pipeline.testing.ulps.ULPS``.
 
-Run one operator of the registry alone: ``pytest tests/converters/test_properties.py -k aten.add.Tensor``.
+Run a single operator of the registry: ``pytest tests/converters/test_properties.py -k aten.add.Tensor``.
 """
 
 from pipeline.testing.calls import Call, Size, TensorSpec

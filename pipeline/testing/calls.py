@@ -1,4 +1,4 @@
-"""A call of an operator as a frozen record that names its sizes, so that one call can be tried at many of them."""
+"""A call of an operator as a frozen record that names its sizes, so that one call can be tried at many sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Size:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sizes it is made of."""
+        """The names of the sizes in it."""
         return tuple(part.strip() for part in self.name.split("*"))
 
     def at(self, sizes: Mapping[str, Any]) -> Leaf:
@@ -70,7 +70,7 @@ class TensorSpec:
     """A tensor argument.
 
     shape: ints, names of sizes (``"n"``), or ``Size``.
-    values: what it holds, as ``pipeline.testing.values`` names it: ``"normal"``, ``"special"``, ``("below", 5)``, …
+    values: its contents, as ``pipeline.testing.values`` names them: ``"normal"``, ``"special"``, ``("below", 5)``, …
     constant: it arrives as a parameter of the model, a ``torch.Tensor`` in the converter, not as an input.
     """
 
@@ -85,14 +85,14 @@ class TensorSpec:
         return generate(self.values_at(sizes), [dim_at(d, sizes) for d in self.shape], self.dtype, self.seed)
 
     def values_at(self, sizes: Sizes) -> Leaf:
-        """What it holds, with numbers in place of names."""
+        """Its kind of values, with numbers in place of names."""
         if isinstance(self.values, str):
             return self.values
         return self.values[0], *(dim_at(v, sizes) for v in self.values[1:])
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sizes its shape is made of."""
+        """The names of the sizes in its shape."""
         return tuple(name for dim in self.shape for name in _names(dim))
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class TensorSpec:
 
 
 def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
-    """A dim's value for these sizes; anything else is itself."""
+    """A dim's value for these sizes; anything else unchanged."""
     if isinstance(dim, Size):
         return dim.at(sizes)
     return sizes[dim] if isinstance(dim, str) else dim
@@ -137,7 +137,7 @@ class Call:
     target: the ``OpOverload``.
     args, kwargs: ``TensorSpec``, ``Size``, plain values, and sequences of these.
     sizes: what the names in shapes and ``Size`` stand for: ``{"n": 3}``, or ``{"n": (min, opt, max)}``.
-    outputs: which of the operator's results are asked for; None for all. Converters may leave out the others.
+    outputs: which of the operator's results are requested; None for all. Converters may leave out the others.
 
     ``Call(aten.add.Tensor, (TensorSpec(("n", 3)), TensorSpec((3,))), sizes={"n": 2})``
     """
@@ -159,7 +159,7 @@ class Call:
             raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
 
     def leaves(self) -> Iterator[object]:
-        """The arguments, sequences opened."""
+        """The arguments, with sequences flattened."""
         yield from _leaves((*self.args, *self.kwargs.values()))
 
     @property
@@ -169,7 +169,7 @@ class Call:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Its tensors that are no parameters of the model."""
+        """Its tensors that are not parameters of the model."""
         return tuple(spec for spec in self.specs if not spec.constant)
 
     @property
@@ -179,7 +179,7 @@ class Call:
 
     @property
     def opt(self) -> dict[str, int]:
-        """Its sizes, where nothing else is said."""
+        """Its default sizes."""
         return {name: size.opt for name, size in self.sizes.items()}
 
     def with_sizes(self, sizes: Sizes) -> Call:
@@ -199,12 +199,12 @@ class Call:
         return self.fill(self.tensors(sizes), sizes)
 
     def tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
-        """The real tensors, in the order of ``specs``; those of equal specs differ by their place."""
+        """The real tensors, in the order of ``specs``; those of equal specs differ by position."""
         sizes = self.opt if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
 
     def fill(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Arguments with these in place of ``specs``, and with the values of ``Size`` for these sizes."""
+        """Arguments with these tensors in place of ``specs``, and with the values of ``Size`` for these sizes."""
         rest = iter(tensors)
         return self.map(
             lambda leaf: (
@@ -213,7 +213,7 @@ class Call:
         )
 
     def eager(self, sizes: Sizes | None = None) -> Leaf:
-        """What PyTorch gives."""
+        """The result in eager PyTorch."""
         args, kwargs = self.bound(sizes)
         return self.target(*args, **kwargs)
 
@@ -234,7 +234,7 @@ class Call:
         return tuple(dict(t) for t in dict.fromkeys(tuple(sizes.items()) for sizes in tried))
 
     def map(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """The arguments with ``f`` of each leaf in its place; sequences are lists."""
+        """The arguments with ``f`` applied to each leaf; sequences become lists."""
         return [_mapped(a, f) for a in self.args], {k: _mapped(a, f) for k, a in self.kwargs.items()}
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

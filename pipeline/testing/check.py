@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class CheckError(PipelineError, AssertionError):
-    """A converter does not keep a promise: ``kind`` says which, ``call`` for what."""
+    """A converter breaks a promise: ``kind`` says which, ``call`` for which call."""
 
     def __init__(self, kind: Kind, call: Call, message: str) -> None:
         super().__init__(message)
@@ -80,30 +80,30 @@ def check(
     used: bool = False,
     devices: Sequence[str] = (),
 ) -> Checked | Rejected:
-    """Compile a program of this one call, and run it at each of ``call.sizes_to_try`` beside eager PyTorch.
+    """Compile a program of this one call, and compare it with eager PyTorch at each of ``call.sizes_to_try``.
 
-    The call converts; converting it twice gives the same network; it runs; every result has the operator's dtype and
-    shape, and values no further from float64 than eager's plus a few units in the last place (``ULPS``), with NaN and
-    infinities where eager has them; one network serves all sizes; and, if asked for, an engine is built.
+    The call must convert, twice to the same network, and run; every result must have the operator's dtype and shape,
+    and values no further from float64 than eager's plus a few units in the last place (``ULPS``), with NaN and
+    infinities where eager has them; one network must serve all sizes; and, if requested, an engine must build.
 
     Args:
         call: the operator with its arguments.
         registry: the converters.
-        decompositions: our own decompositions, which are asked before converters.
+        decompositions: our own decompositions, which take precedence over converters.
         settings: default settings if None.
-        dynamic: False fixes the sizes; True refuses a call without names of sizes; None takes the call as it is.
+        dynamic: False fixes the sizes; True requires named sizes in the call; None takes the call as it is.
         build: also build the engine.
         executors: where to run; None: the CPU reference, and TensorRT if ``build`` and there is a GPU.
-        devices: also captured as on these (``"cuda"``): where the call's graph is another there, that is tried as well.
+        devices: also capture as on these (``"cuda"``): if the call's graph differs there, it is tried as well.
         used: fail if the target's own converter was not used, because a decomposition came first.
 
     Returns:
         ``Checked``, or ``Rejected`` with the reasons if part of the call would run in PyTorch.
 
     Raises:
-        CheckError: a promise is not kept; the message has a snippet that shows it again.
+        CheckError: a promise is broken; the message has a snippet that reproduces it.
         CallError: PyTorch itself does not take the call.
-        TypeError: it is no call.
+        TypeError: ``call`` is not a `Call`.
     """
     call, settings = _as_asked(call, dynamic), settings or CompilationSettings()
     made = program_of(call, settings)
@@ -200,7 +200,7 @@ def _has(executors: Sequence[Executor] | None, executor: Executor) -> bool:
 
 
 def run_beside_eager(call: Call, made: Made, compiled: Compiled, executor: Executor) -> None:
-    """The compiled call beside eager, at every size."""
+    """Compare the compiled call with eager at every size."""
     module = attempt("runs", call, lambda: compiled.module(executor))
     for sizes in call.sizes_to_try:
         _run_at(sizes, call, made, module, executor)
@@ -248,7 +248,7 @@ def _at(sizes: Mapping[str, int], executor: str) -> str:
 def attempt(
     kind: Kind, call: Call, f: Callable[[], T], sizes: Mapping[str, int] | None = None, executor: str = ""
 ) -> T:
-    """What a function gives; what it raises is a `CheckError` of this kind."""
+    """Call a function; its exceptions become a `CheckError` of this kind."""
     try:
         return f()
     except CheckError:

@@ -1,4 +1,4 @@
-"""Compare results with float64: no worse than eager's; integers and bools must be eager's own."""
+"""Compare results with float64: they must be no worse than eager's; integers and bools must equal eager's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.testing.ulps import Units, units_for
 
 @frozen
 class Expected:
-    """What a call should give: eager's results, the exact ones, and those for absolute inputs; None: nobody knows.
+    """The expected results of a call: eager's, the exact ones, and those for absolute inputs; None: unknown.
 
     Complex results are pairs of reals, in a last dim of 2; ``pairs`` says which results are.
     """
@@ -28,9 +28,9 @@ class Expected:
 
 
 def expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
-    """Runs the operator in PyTorch: as it is, in float64, and (where its row asks for it) on absolute values.
+    """Run the operator in PyTorch: as it is, in float64, and (if its row requires it) on absolute values.
 
-    Where PyTorch has no kernel for the dtype on a CPU, the float64 result, rounded to ``dtypes``, stands for eager's.
+    If PyTorch has no kernel for the dtype on a CPU, the float64 result, rounded to ``dtypes``, stands for eager's.
     """
     given = call.tensors(sizes)
     doubles = _doubles(given, any(d.is_floating_point for d in dtypes))
@@ -105,7 +105,7 @@ def _most(t: torch.Tensor) -> float:
 
 
 def difference(want: Expected, index: int, got: torch.Tensor, executor: str) -> str:
-    """In words, how a result differs from what it should be; empty if it does not."""
+    """Describe how a result differs from the expected one; empty if it does not."""
     eager = want.eager[index]
     if got.dtype != eager.dtype:
         return f"the dtype is {got.dtype}, eager's is {eager.dtype}"

@@ -1,4 +1,4 @@
-"""``check_decomposition``: what an operator becomes, by name and by numbers."""
+"""``check_decomposition``: check what an operator decomposes to, by operators and by numbers."""
 
 from __future__ import annotations
 
@@ -35,24 +35,25 @@ def check_decomposition(
     settings: CompilationSettings | None = None,
     profile: hypothesis.settings | None = None,
 ) -> None:
-    """Test a decomposition: it is used, the operators that it becomes are the right ones, and so are its numbers.
+    """Test a decomposition: it is used, gives the right operators, and computes the right numbers.
 
         def test_my_addmm():
             check_decomposition(my_addmm, expected=[aten.mm.default], unexpected=[aten.addmm])
 
-    Numbers are compared as ``check`` does, with dynamic sizes where the call names some; what no converter takes runs
+    Numbers are compared as by ``check``, with dynamic sizes if the call names some; operators without a converter run
     in PyTorch.
 
     Args:
         decomposition: a function declared with ``register_torch_trt_decomposition``.
         calls: of its operators; none: calls that Hypothesis draws for each of them.
-        expected: operators that every call becomes, by overload, packet (any of its overloads) or name.
-        unexpected: operators that no call becomes. Its own operator is unexpected anyway, unless it is expected.
-        registry, decompositions, settings: what to compile with beside it.
+        expected: operators that every call decomposes to, by overload, packet (any of its overloads) or name.
+        unexpected: operators that no call decomposes to. Its own operator is always unexpected, unless it is expected.
+        registry, decompositions, settings: for the compilation.
         profile: Hypothesis's settings; None: the profile that is loaded.
 
     Raises:
-        CheckError: ``decomposes``: it is not used, or becomes others, which are listed; further kinds are ``check``'s.
+        CheckError: ``decomposes``: it is not used, or gives other operators, which are listed; further kinds are those
+            of ``check``.
         LookupError: there are no calls, and no strategy draws any.
         TypeError: the function declares no decomposition.
     """

@@ -15,12 +15,12 @@ from pipeline.recipes import Recipe
 
 
 def computes_alike(one: Program, other: Program) -> bool:
-    """Whether two programs are the same but for the devices that they name, and for the names of nodes."""
+    """Whether two programs are the same except for devices and names of nodes."""
     return not first_difference(one, other)
 
 
 def first_difference(one: Program, other: Program) -> str:
-    """The first row in which two programs differ, by its place, as it is in each; empty where there is none."""
+    """The first row in which two programs differ: its number, and its text in each; empty if there is none."""
     for place, (ours, theirs) in enumerate(zip_longest(_rows(one), _rows(other))):
         if ours != theirs:
             return f"%{place}:\n  {ours}\n  {theirs}"

@@ -15,8 +15,8 @@ from pipeline.aten.types import Argument, Target
 
 
 def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
-    """A pytree's leaves, each with where it is, and how it is structured. Those of a type that was registered without
-    keys are counted."""
+    """A pytree's leaves with their paths, and its structure. Leaves in a type that was registered without keys are
+    numbered."""
     try:
         leaves, spec = tree_flatten_with_path(tree)
     except ValueError:
@@ -26,25 +26,26 @@ def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
 
 
 def tensors(tree: object) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a pytree with their places, in order."""
+    """The tensors of a pytree with their paths, in order."""
     return [(where, leaf) for where, leaf in named_leaves(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 @frozen(eq=False)
 class Snapshot:
-    """Tensors with copies of them, and what else prints with its text, as they are now."""
+    """The current state of a pytree: its tensors with copies, and the text of other leaves."""
 
     rows: tuple[tuple[str, torch.Tensor, torch.Tensor], ...]
     printed: tuple[tuple[Any, str], ...] = ()
 
     @classmethod
     def of(cls, tree: object, *others: object) -> Snapshot:
-        """A snapshot of the tensors of a pytree, and of how others print."""
+        """Take a snapshot of a pytree."""
         rows = tuple((place, tensor, tensor.detach().clone()) for place, tensor in tensors(tree))
         return cls(rows, tuple((value, str(value)) for value in others))
 
     def changes(self) -> str:
-        """The places of the tensors that differ from their copies, and the types of the others; empty if none does."""
+        """The paths of tensors that differ from their copies, and the types of other leaves that changed; empty if
+        none."""
         places = [place for place, tensor, copy in self.rows if not _same(tensor, copy)]
         return ", ".join([*places, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
 
@@ -54,8 +55,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class Echoes(TorchFunctionMode):
-    """Notes the tensors that functions give back as they are given, as ``flatten`` does with a vector: in the graph of
-    torch.export these are two, so that which is which is lost. In-place functions are no echoes."""
+    """Notes tensors that functions return unchanged, as ``flatten`` does with a vector: in the graph of torch.export
+    these are two, so their identity is lost. In-place functions are not echoes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +73,8 @@ class Echoes(TorchFunctionMode):
 def sharing(
     ours: object, our_inputs: object, theirs: object, their_inputs: object, echoes: Sequence[torch.Tensor] = ()
 ) -> str:
-    """In words, what of ours shares memory where theirs does not, or is not one where theirs is, ``echoes`` left out;
-    empty if all is well. The pytrees of both sides have the same structure."""
+    """Describe which of our tensors share memory where theirs do not, or are distinct where theirs are one, except
+    ``echoes``; empty if none. Both pytrees have the same structure."""
     mine, other = (
         [*_rows("result", results), *_rows("input", inputs)]
         for results, inputs in ((ours, our_inputs), (theirs, their_inputs))
@@ -88,7 +89,7 @@ def sharing(
 
 
 def kept(ours: Sequence[object], theirs: Sequence[object]) -> str:
-    """In words, which results of two calls share memory where eager's do not; empty if none do."""
+    """Describe which results of two calls share memory where eager's do not; empty if none do."""
     mine, other = ([tensors(results) for results in calls] for calls in (ours, theirs))
     for i, (place, a) in enumerate(mine[0]):
         for j, (there, b) in enumerate(mine[1]):

@@ -1,4 +1,4 @@
-"""``check_model``: try everything that a compilation promises of a whole model, at several sizes."""
+"""``check_model``: check everything that a compilation promises for a whole model, at several sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Arguments = tuple[tuple[Leaf, ...], dict[str, Leaf]]
 
 
 class ModelError(PipelineError, AssertionError):
-    """A compiled model does not keep a promise: ``kind`` says which."""
+    """A compiled model breaks a promise: ``kind`` says which."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class ModelError(PipelineError, AssertionError):
 
 @frozen
 class Model:
-    """A model under test: what makes it, and its arguments with named sizes.
+    """A model under test: its factory, and its arguments with named sizes.
 
     args, kwargs: pytrees of ``TensorSpec`` and plain values. sizes: what the names in shapes stand for.
     """
@@ -75,7 +75,7 @@ class Model:
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
-        """Opt, the least, the most, and for each name something between its ends."""
+        """The optimal, least and largest sizes, and for each name one in between."""
         least, most = ({n: getattr(r, end) for n, r in self.sizes.items()} for end in ("min", "max"))
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
         return tuple(dict(t) for t in dict.fromkeys(tuple(s.items()) for s in (self.opt, least, most, between)))
@@ -94,7 +94,7 @@ class Model:
         return leaf.at(sizes) if isinstance(leaf, Size) else leaf
 
     def dynamic_shapes(self, model: torch.nn.Module) -> Spec:
-        """torch.export's, with a ``Dim`` for each name; None where nothing has a name."""
+        """torch.export's ``dynamic_shapes``, with a ``Dim`` for each name; None without names."""
         dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
         args, kwargs = tree_map(lambda leaf: _dims(leaf, dims), (self.args, self.kwargs))
         return inspect.signature(model.forward).bind(*args, **kwargs).arguments if dims else None
@@ -141,28 +141,28 @@ def check_model(
     executors: Sequence[Executor] | None = None,
     **settings: Any,
 ) -> Compiled:
-    """Compile a model, and run it beside eager PyTorch at opt, min, max and a size between, twice in a row at each.
+    """Compile a model, and compare it with eager PyTorch at opt, min, max and a size between, twice in a row at each.
 
-    It compiles, twice to the same networks, and what was passed in is as it was. No engine has fewer operators than
-    ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call gives eager's pytree,
-    dtypes, shapes and values (no further from float64 than eager's plus some units, ``ulps.PROGRAM``); inputs and
-    buffers are as eager leaves them; no memory is shared between results, inputs and later calls that eager does not
-    share; an input that is returned is that input, a result that is returned twice is one (``memory.Echoes``
-    are left out).
+    It checks that the model compiles, twice to the same networks, and that nothing passed in is changed; that no engine
+    has fewer operators than ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call
+    must return eager's pytree, dtypes, shapes and values (no further from float64 than eager's plus some units,
+    ``ulps.PROGRAM``); inputs and buffers must be as eager leaves them; results, inputs and later calls must not share
+    memory that eager does not share; a returned input must be that input, and a result returned twice a single tensor
+    (except ``memory.Echoes``).
 
     Args:
-        make: gives the model; called with a fixed seed. A class will do.
+        make: makes the model; called with a fixed seed. It may be a class.
         args, kwargs: pytrees of ``TensorSpec`` and plain values.
         sizes: what the names in shapes stand for, ``{"n": (min, opt, max)}``.
         build: build the engines too, and run them if there is a GPU.
-        strided: give it tensors that are not contiguous as well; for models that do not write through views.
+        strided: also try tensors that are not contiguous; for models that do not write through views.
         entry: compile the module with ``Dim`` s (``"dims"``), with ``pipeline.Input`` s, or an ``ExportedProgram``.
-        partition: a stage to put in the place of ``partition``.
+        partition: a stage to replace ``partition``.
         executors: where to run; None: the reference, and TensorRT if ``build`` and there is a GPU.
         settings: fields of ``CompilationSettings``.
 
     Raises:
-        ModelError: a promise is not kept.
+        ModelError: a promise is broken.
         CaptureError: torch.export does not take the model.
         TypeError, ValueError: an argument is none of these.
     """
@@ -187,7 +187,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """The program that ``check_model`` compiles, for the same arguments; what says how to check is left out."""
+    """The program that ``check_model`` compiles, for the same arguments; those about the check are ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _captured(_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
@@ -357,14 +357,14 @@ class _Run:
         return got, want
 
     def best(self) -> object:
-        """The results in float64; None where an operator does not take it beside another dtype."""
+        """The results in float64; None if an operator does not take it beside another dtype."""
         try:
             return self.exact(*self.doubles[0], **self.doubles[1])
         except (RuntimeError, ValueError):
             return None
 
     def buffers(self) -> tuple[dict[str, Leaf], dict[str, Leaf], dict[str, Leaf]]:
-        """The buffers that the program mutates, as eager, float64 and we have them."""
+        """The buffers that the program mutates: eager's, float64's and ours."""
         ours = {name: buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
         return (
             {name: self.eager.get_buffer(name) for name in ours},

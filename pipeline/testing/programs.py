@@ -33,7 +33,7 @@ MOST = 1024
 
 
 class CallError(PipelineError, ValueError):
-    """PyTorch does not take the call, or takes it for one value of a dynamic size only."""
+    """PyTorch does not take the call, or only for one value of a dynamic size."""
 
 
 @frozen
@@ -45,13 +45,14 @@ class Made:
     """For each input of the program: the index of a spec, or the name of a size."""
 
     def arguments(self, call: Call, sizes: Mapping[str, int]) -> list[Leaf]:
-        """What the program is called with for these sizes: pairs of reals for complex tensors."""
+        """The program's arguments for these sizes: pairs of reals for complex tensors."""
         tensors = [torch.view_as_real(t) if t.is_complex() else t for t in call.tensors(sizes)]
         return [tensors[i] if isinstance(i, int) else sizes[i] for i in self.inputs]
 
 
 def program_of(call: Call, settings: CompilationSettings) -> Made:
-    """The program: inputs and constants, sizes read off the inputs, arithmetic on sizes, the call, its results."""
+    """Make the program: inputs and constants, sizes read from the inputs, arithmetic on sizes, the call, its
+    results."""
     if settings.device == "cuda":
         ensure_cuda_guard()
     with tracing_for(settings.device, settings.compute_capabilities):
@@ -73,7 +74,7 @@ class _Builder:
         self.parameters: dict[str, torch.Tensor] = {}
 
     def symbol(self, name: str) -> torch.SymInt:
-        """A symbolic int with a value for guards: at least 2, as torch.export has it."""
+        """A symbolic int with a value for guards: at least 2, as in torch.export."""
         size, hint = self.call.sizes[name], self.hints[name]
         source = ConstantSource(f"__size_{name}")
         made = self.environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
@@ -111,7 +112,7 @@ class _Builder:
         return made
 
     def read_sizes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
-        """Where each size can be read: off the shape of an input, or else from an input of its own."""
+        """Find where each size can be read: from the shape of an input, or else from an input of its own."""
         own = []
         for name in self.call.sizes:
             place = self.place(name)
@@ -125,7 +126,7 @@ class _Builder:
         return own
 
     def place(self, name: str) -> tuple[int, int] | None:
-        """The first input and dim that is this size and nothing else."""
+        """The first input and dim that is exactly this size."""
         specs = enumerate(self.call.specs)
         return next(((i, s.shape.index(name)) for i, s in specs if not s.constant and name in s.shape), None)
 
@@ -150,7 +151,7 @@ class _Builder:
         return node
 
     def meta(self, args: Argument, kwargs: Argument) -> Any:
-        """The call's result on fake tensors. A guard that leaves a size one value only is an error of the call."""
+        """The call's result on fake tensors. A guard that leaves a size only one value is an error of the call."""
         args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), exporting():
@@ -163,7 +164,7 @@ class _Builder:
         return result
 
     def outputs(self, node: torch.fx.Node) -> list[Leaf]:
-        """The results that are asked for, pairs where they are complex; ``getitem`` takes them out of a tuple."""
+        """The requested results, pairs where they are complex; ``getitem`` takes them out of a tuple."""
         value, found = node.meta["val"], [node]
         if isinstance(value, tuple | list):
             found = [self.item(node, i) for i in (self.call.outputs or range(len(value)))]

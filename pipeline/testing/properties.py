@@ -38,10 +38,10 @@ _ALWAYS: dict[str, Any] = {
 
 @define
 class Tally:
-    """What a property has seen.
+    """The counts of a property's calls.
 
-    passed: calls that keep every promise. used: those of them that the target's own converter made.
-    reasons: rejections, counted. refused: why PyTorch itself does not take what was drawn. seen: all calls.
+    passed: calls that keep every promise. used: those of them that the target's own converter made. reasons:
+    rejections, counted. refused: PyTorch's own reasons for refusing drawn calls. seen: all calls.
     """
 
     passed: int = 0
@@ -51,7 +51,7 @@ class Tally:
     refused: list[CallError] = field(factory=list, repr=False)
 
     def run(self, call: Call, checked: Callable[[Call], Checked | Rejected]) -> None:
-        """Try a call and count it, once."""
+        """Check a call and count it, once."""
         if call in self.seen:
             return
         try:
@@ -87,21 +87,22 @@ def check_target(
     profile: hypothesis.settings | None = None,
     devices: Sequence[str] = (),
 ) -> Tally:
-    """``check`` over an operator's calls: as many as Hypothesis's profile has examples.
+    """Run ``check`` on an operator's calls: as many as Hypothesis's profile has examples.
 
     Args:
         target: the operator.
-        registry, decompositions, settings: what to compile with.
+        registry, decompositions, settings: for the compilation.
         strategy: draws the calls; None: ``strategies.for_target``.
-        dynamic: True draws calls with dynamic sizes only, False fixes the sizes, None takes what is drawn.
-        build_every: an engine is built for one call in so many; 0 for none.
-        profile: Hypothesis's settings; None: the profile that is loaded. The first failure is raised, shrunk, alone.
-        devices: each call is also captured as on these (``"cuda"``), as ``check`` has it.
+        dynamic: True draws only calls with dynamic sizes, False fixes the sizes, None takes calls as drawn.
+        build_every: an engine is built for every N-th call; 0 for none.
+        profile: Hypothesis's settings; None: the profile that is loaded. Only the first failure is raised, shrunk.
+        devices: each call is also captured as on these (``"cuda"``), as in ``check``.
 
     Raises:
-        CheckError: a call does not keep a promise.
-        AssertionError: nothing was tested: every call was rejected, or a decomposition comes before the converter.
-        LookupError: there is no strategy, and the schema does not say enough to make one.
+        CheckError: a call breaks a promise.
+        AssertionError: nothing was tested: every call was rejected, or a decomposition takes precedence over the
+            converter.
+        LookupError: there is no strategy, and none can be made from the schema.
     """
     drawn = strategy if strategy is not None else for_target(target)
     if drawn is None:
@@ -124,7 +125,7 @@ def check_target(
 
 
 def draw(drawn: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
-    """Run something with as many calls as a profile has examples."""
+    """Run a function with as many calls as a profile has examples."""
     for number in range(0, profile.max_examples, ROUND):
         count = min(ROUND, profile.max_examples - number)
         _round(drawn, run, hypothesis.settings(profile, max_examples=count, **_ALWAYS), number)
@@ -160,19 +161,18 @@ def _something_was_tested(target: object, tally: Tally) -> None:
 
 
 def check_converter(converter: Callable[..., object] | ConverterRegistry, *targets: Any, **options: Any) -> None:
-    """Test a converter over calls that are drawn for it: that it keeps every promise that ``check`` knows.
+    """Test with drawn calls that a converter keeps every promise that ``check`` checks.
 
         def test_my_gelu():
             check_converter(my_gelu)
 
     Args:
         converter: a function declared with ``dynamo_tensorrt_converter``, or a registry.
-        targets: the operators to test; none: all that it declares.
-        options: those of ``check_target``; ``registry`` is the one that the converter is put into, in place of others
-            for its operators.
+        targets: the operators to test; without any, all that it declares.
+        options: those of ``check_target``; the converter is put into ``registry`` in place of others for its operators.
 
     Raises:
-        CheckError, AssertionError, LookupError: as ``check_target`` does; LookupError too for what is not declared.
+        CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if nothing is declared.
     """
     registry, declared = _registry(converter, options.pop("registry", DYNAMO_CONVERTERS))
     if not declared or (unknown := [target for target in targets if target not in declared]):

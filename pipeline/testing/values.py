@@ -1,4 +1,4 @@
-"""Values for the tensors of a call, by the name of what they are to be; a seed gives the same values everywhere."""
+"""Make values for the tensors of a call, by the name of their kind; a seed gives the same values everywhere."""
 
 from __future__ import annotations
 

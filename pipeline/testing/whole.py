@@ -14,7 +14,7 @@ LARGEST = 8.0
 
 
 def difference(what: str, want: object, best: object, got: object, program: Program, executor: str) -> str:
-    """In words, how ``got`` differs from eager's ``want`` (``best``: the same in float64); empty if it does not."""
+    """Describe how ``got`` differs from eager's ``want`` (``best``: the same in float64); empty if it does not."""
     wanted, spec = named_leaves(want)
     given, our_spec = tree_flatten(got)
     if spec != our_spec:

@@ -1,1 +1,1 @@
-"""Is a compiled program right? Inputs to try it with, what eager gives, bounds, the search for faults, healing."""
+"""Verify compiled programs: sample inputs, eager's results, error bounds, the search for faults, healing."""

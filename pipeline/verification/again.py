@@ -1,4 +1,4 @@
-"""Compile a program again by the stages of its own pipeline, from `validate` on."""
+"""Compile a program again with the stages of its own pipeline, from `validate` on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.program import Built, Partitioned, Program, Validated
 
 @frozen
 class Again:
-    """The stages that give `Validated` and `Partitioned`, and those after them up to `Compiled`."""
+    """The stages that return `Validated` and `Partitioned`, and those after them up to `Compiled`."""
 
     validate: AnyStage
     partition: AnyStage
@@ -23,16 +23,16 @@ class Again:
 
     @classmethod
     def of(cls, stages: Sequence[AnyStage], unbuilt: AnyStage | None = None) -> Again:
-        """From the stages of a pipeline. ``unbuilt`` takes the place of the stage that builds engines.
+        """Take the stages of a pipeline. ``unbuilt`` replaces the stage that builds engines.
 
         Raises:
-            PipelineError: the pipeline has no stage that gives one of these records.
+            PipelineError: the pipeline has no stage that returns one of these records.
         """
         places = {record: _place(stages, record) for record in (Validated, Partitioned, Built, Compiled)}
         if missing := [record.__name__ for record, place in places.items() if place is None]:
             raise PipelineError(
                 f"the program cannot be compiled again: no stage of its pipeline gives {' or '.join(missing)}",
-                'verify(on_failure="heal") and bisect need the stages one by one, not a pipeline in the place of one',
+                'verify(on_failure="heal") and bisect need the stages one by one, not a pipeline in place of one',
             )
         at = {record: place or 0 for record, place in places.items()}
         rest = list(stages[at[Partitioned] + 1 : at[Compiled] + 1])
@@ -41,7 +41,7 @@ class Again:
         return cls(stages[at[Validated]], stages[at[Partitioned]], tuple(rest))
 
     def finished(self, partitioned: Partitioned) -> Compiled:
-        """A partitioned program, compiled."""
+        """Compile a partitioned program."""
         record: Any = partitioned
         for stage in self.rest:
             record = stage(record)
@@ -49,12 +49,12 @@ class Again:
         return compiled
 
     def validated(self, program: Program) -> Validated:
-        """The verdicts on a program."""
+        """Compute the verdicts on a program."""
         validated: Validated = self.validate(program)
         return validated
 
     def compiled(self, validated: Validated) -> Compiled:
-        """A validated program, cut by the pipeline's own partitioner and compiled."""
+        """Compile a validated program, cut by the pipeline's own partitioner."""
         return self.finished(self.partition(validated))
 
 

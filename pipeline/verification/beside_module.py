@@ -26,8 +26,8 @@ from pipeline.verification.reference import NotComparableError, Reference, bound
 def beside_module(
     agreement: Agreement, comparison: Comparison, program: Program, multiple: float = MULTIPLE
 ) -> Agreement:
-    """The agreement, with a row of source ``module`` for each output and sample that the module itself gives. Where it
-    is not comparable, `Agreement.module` says why."""
+    """Return the agreement with a row of source ``module`` for each output and sample of the module itself. If the
+    module is not comparable, `Agreement.module` says why."""
     rows, why = list[OutputAgreement](), list[str]()
     if not comparison.references:
         return agreement
@@ -67,10 +67,10 @@ def _device(module: Original, comparison: Comparison) -> torch.device:
 
 
 def original(program: Program) -> Original:
-    """The module that a program was captured from, as it was then.
+    """Return the module that a program was captured from, in its state at that time.
 
     Raises:
-        NotComparableError: it is not there, or was changed since.
+        NotComparableError: it no longer exists, or was changed since.
     """
     origin = origin_of(program)
     if origin is None:

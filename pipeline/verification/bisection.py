@@ -31,9 +31,9 @@ LIMIT = 200
 def bisected(
     compiled: Compiled, agreement: Agreement, comparison: Comparison, again: Again, limit: int = LIMIT
 ) -> Bisection:
-    """The smallest sets of nodes whose engine is wrong, for a program that does not agree with eager.
+    """Find the smallest sets of nodes whose engine is wrong, for a program that does not agree with eager.
 
-    agreement: of the program. comparison: what it is compared with. again: how parts of it are compiled.
+    agreement: the program's. comparison: the results to compare with. again: compiles parts of it.
     """
     trials = _Trials(compiled, agreement, comparison, again)
     nodes = suspects(compiled, agreement, comparison)
@@ -48,7 +48,7 @@ def bisected(
 
 @define
 class _Trials:
-    """Compiles parts of a program, and says whether the outputs that are wrong of the whole are wrong of them."""
+    """Compiles parts of a program, and checks whether outputs that are wrong for the whole are wrong for them."""
 
     compiled: Compiled
     agreement: Agreement
@@ -57,7 +57,7 @@ class _Trials:
     failures: dict[frozenset[str], tuple[OutputAgreement, ...]] = field(factory=dict)
 
     def wrong(self, nodes: frozenset[str]) -> bool | None:
-        """Whether a program with these nodes in TensorRT is wrong; None where it does not compile or run."""
+        """Whether a program with these nodes in TensorRT is wrong; None if it does not compile or run."""
         report(len(self.failures), None, f"{len(nodes)} operators in TensorRT")
         only = frozenset((row.output, row.sample) for row in self.agreement.failures)
         try:
@@ -73,7 +73,7 @@ class _Trials:
 
 
 def suspects(compiled: Compiled, agreement: Agreement, comparison: Comparison) -> list[str]:
-    """The operators that run in engines and that an output which is wrong depends on, in order."""
+    """The operators in engines that a wrong output depends on, in order."""
     wrong = {row.output for row in agreement.failures}
     above = ancestors(compiled.program)
     nodes = {n for name, nodes in zip(comparison.names, above, strict=True) if name in wrong for n in nodes}

@@ -1,4 +1,4 @@
-"""Error bounds: measure an output beside eager's and the exact one, and decide whether it is too far off."""
+"""Error bounds: compare an output with eager's and the exact one, and decide whether its error is too large."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ class Bound:
 
     @property
     def floor(self) -> float:
-        """What the error may be however exact eager is."""
+        """The error that is allowed even if eager is exact."""
         return HALVES * torch.finfo(self.dtype).eps if self.dtype.itemsize < 4 else FLOAT32[self.products]
 
     def of(self, eager_error: float) -> float:
-        """The bound beside eager's error."""
+        """The bound, given eager's error."""
         return self.multiple * eager_error + self.floor
 
 
 @frozen
 class Varied:
-    """What rounding decides of an output: the elements, and the least to the largest float, or every integer or bool,
-    that other roundings give there."""
+    """The part of an output that rounding decides: the elements, and the range of floats, or the set of integers or
+    bools, that other roundings give there."""
 
     mask: torch.Tensor
     values: torch.Tensor
 
     def explains(self, ours: torch.Tensor, slack: float) -> torch.Tensor:
-        """Which of these elements another rounding can have given."""
+        """Which of these elements another rounding can explain."""
         if not _is_inexact(ours):
             return torch.isin(ours, self.values.to(ours.device))
         low, high = float(self.values.min()) - slack, float(self.values.max()) + slack
@@ -69,10 +69,11 @@ def judged(
     exact: Leaf,
     varied: Callable[[], Varied | None] = lambda: None,
 ) -> OutputAgreement:
-    """The row with its errors.
+    """Return the row with its errors.
 
-    exact: the same output in a wider dtype; None if there is none, and eager stands for it. varied: gives what changes
-        of the exact output when products are rounded otherwise; asked only where the error is beyond the bound.
+    exact: the same output in a wider dtype; None if there is none, and eager stands for it. varied: computes which
+        parts of the exact output change when products are rounded differently; called only if the error is beyond the
+        bound.
     """
     if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
         return evolve(row, exact="eager", error=0.0 if _equal(ours, eager) else float("inf"), elements=1)

@@ -1,4 +1,4 @@
-"""The ranges of activations, from running a program in eager on typical inputs."""
+"""Measure the ranges of activations by running a program in eager on typical inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Node = torch.fx.Node
 
 @frozen
 class Range:
-    """How the range of an activation follows from calibration: the greatest size, or a percentile of all sizes."""
+    """How calibration computes the range of an activation: the greatest magnitude, or a percentile of all
+    magnitudes."""
 
     percentile: float | None = None
 
@@ -32,7 +33,7 @@ class Range:
 
 
 class Calibration(Eager):
-    """A program in eager that notes the range of each activation that is asked for, over all batches."""
+    """A program in eager that notes the range of each requested activation, over all batches."""
 
     def __init__(self, program: Program, wanted: Iterable[str], range: Range) -> None:
         super().__init__(program, program.parameters, torch.device("cpu"))
@@ -40,7 +41,7 @@ class Calibration(Eager):
         self.ranges: dict[str, float] = {}
 
     def note(self, node: Node, value: object) -> None:
-        """Keep the range of an activation that is asked for."""
+        """Note the range of a requested activation."""
         if node.name in self.wanted and isinstance(value, Tensor):
             self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.range.of(value))
 
@@ -48,7 +49,7 @@ class Calibration(Eager):
 def ranges(
     program: Program, wanted: Iterable[str], range: Range, batches: Iterable[Sequence[object]]
 ) -> Mapping[str, float]:
-    """The range of each activation by its node, from running the program on batches of inputs."""
+    """Return the range of each activation by its node, from running the program on batches of inputs."""
     calibration = Calibration(program, wanted, range)
     for batch in batches:
         calibration(batch)

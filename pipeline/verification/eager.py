@@ -1,5 +1,5 @@
-"""A captured program in PyTorch's own operators: as eager runs it, in a wider dtype, or with its products rounded
-otherwise. The model that it was captured from is not needed."""
+"""Run a captured program with PyTorch's own operators: as eager does, in a wider dtype, or with products rounded
+differently. The model that it was captured from is not needed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,29 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
 from pipeline.aten.graphs import results
-from pipeline.aten.traits import Does, does
+from pipeline.aten.traits import CONTRACTIONS, Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
 from pipeline.program import Program
 from pipeline.runtime.torch_segment import ANY_LAYOUT
 
-INEXACT = (
-    *(Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS),
-    *(Does.NORMALIZES, Does.SCALES, Does.SOFTENS),
-)
+INEXACT = (*CONTRACTIONS, Does.NORMALIZES, Does.SCALES, Does.SOFTENS)
 INEXACT_NAMES = frozenset(
     (*TABLE[EXPONENTS].split(), *["sum", "mean", "var", "std", "norm", "add", "sub", "mul", "div"])
 )
 """Operators whose results depend on how sums and products are rounded; others only move, compare or choose."""
 
 ASSERTS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
-"""What only checks dtypes and strides, which differ here."""
+"""Operators that only check dtypes and strides, which differ here."""
 
 
 class Eager:
-    """A program's graph, run node by node; values are let go of after their last use.
+    """A program's graph, run node by node; values are released after their last use.
 
     program: the program as it was captured. parameters: the model's tensors, by their names. device: where it runs.
-    dtype: what floating-point tensors narrower than it become; None for the model's own dtypes. noise: results of
-        operators that round are off by up to so much of their size, drawn from ``seed``.
-    kept: names of nodes whose values are wanted, in ``values`` after the call.
+    dtype: narrower floating-point tensors are widened to it; None for the model's own dtypes. noise: the largest
+        relative error added to results of operators that round, drawn from ``seed``.
+    kept: names of nodes whose values are kept in ``values`` after the call.
     """
 
     def __init__(
@@ -59,8 +56,8 @@ class Eager:
         self.env: dict[torch.fx.Node, Argument] = {}
 
     def __call__(self, inputs: Sequence[object]) -> tuple[object, ...]:
-        """The program's outputs, writes to buffers and inputs among them, for its inputs in order. These stay as they
-        are."""
+        """Return the program's outputs, including writes to buffers and inputs, for its inputs in order. The inputs are
+        not changed."""
         given = dict(zip((port.name for port in self.program.inputs), inputs, strict=True))
         unused, self.env = last_uses(self.program.graph), {}
         with torch.no_grad():
@@ -76,7 +73,7 @@ class Eager:
         return tuple(env[value] if isinstance(value, torch.fx.Node) else value for value in results(self.program.graph))
 
     def note(self, node: torch.fx.Node, value: object) -> None:
-        """Keep the value of a node that is wanted."""
+        """Keep the value of a node in ``kept``."""
         if node.name in self.kept:
             self.values[node.name] = value
 
@@ -91,7 +88,7 @@ class Eager:
         return _placed(value, self.device, self.dtype) if isinstance(value, torch.fx.GraphModule) else self.moved(value)
 
     def weight(self, placeholder: str) -> torch.Tensor:
-        """A parameter, a buffer, or what is made of them; the model's own tensor where it is one."""
+        """A parameter, a buffer, or a constant made from them; the model's own tensor if it is one."""
         if placeholder in self.program.buffers:
             return self.parameters[self.program.buffers[placeholder]].detach().clone()
         recipe = self.program.constants[placeholder]
@@ -116,7 +113,7 @@ class Eager:
         return tree_map(self.rounded, result) if inexact else result
 
     def argument(self, value: object) -> Argument:
-        """An argument, or the dtype that it names, at least as wide as ``dtype``; a device is where all runs."""
+        """An argument; a dtype is widened to ``dtype``, a device is replaced by the one where everything runs."""
         if isinstance(value, torch.fx.Node):
             value = self.env[value]
         if isinstance(value, torch.Tensor):
@@ -127,7 +124,7 @@ class Eager:
         return self.device if isinstance(value, torch.device) else value
 
     def rounded(self, value: object) -> Argument:
-        """A result as another rounding might have it."""
+        """A result as another rounding might give it."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         draw = torch.rand(value.shape, generator=self.generator, device=self.device, dtype=value.dtype)
@@ -135,7 +132,7 @@ class Eager:
 
 
 def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """For each node, what nothing reads after it, itself maybe; what the graph returns is in none."""
+    """For each node, the nodes whose last reader it is, possibly itself; outputs of the graph are never included."""
     read = set(graph.output_node().all_input_nodes)
     found = dict[torch.fx.Node, list[torch.fx.Node]]()
     for node in reversed(graph.nodes):
@@ -145,7 +142,7 @@ def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]
 
 
 def wider(dtype: torch.dtype, least: torch.dtype | None) -> torch.dtype:
-    """A dtype, or the floating-point or complex one in its place that is at least as wide as ``least``."""
+    """Widen a floating-point or complex dtype to at least ``least``; other dtypes unchanged."""
     if least is None or not (dtype.is_floating_point or dtype.is_complex):
         return dtype
     return torch.promote_types(dtype, least) if dtype.itemsize > 1 else least
@@ -176,7 +173,7 @@ def _place(part: torch.fx.GraphModule, device: torch.device, dtype: torch.dtype 
 
 @contextmanager
 def products_in_tf32(on: bool) -> Iterator[None]:
-    """While PyTorch computes: its float32 products on a GPU in TF32, as TensorRT's are, or in float32."""
+    """A context in which PyTorch's float32 products on a GPU use TF32, as TensorRT's do, or float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cublas.allow_tf32
     cudnn.allow_tf32 = cublas.allow_tf32 = on
@@ -187,7 +184,7 @@ def products_in_tf32(on: bool) -> Iterator[None]:
 
 
 def ancestors(program: Program) -> list[frozenset[torch.fx.Node]]:
-    """Of each output of a program, the nodes that it depends on; none of a constant."""
+    """The nodes that each output of a program depends on; none for a constant."""
     return [_above(value) if isinstance(value, torch.fx.Node) else frozenset() for value in results(program.graph)]
 
 

@@ -30,13 +30,13 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 class NotPossibleError(PipelineError):
-    """A form that these nodes do not have."""
+    """These nodes do not have this form."""
 
 
 @frozen
 class Form:
-    """What is done to nodes: to the program, then to the verdicts on it. Each raises `NotPossibleError` where it has
-    nothing to do."""
+    """A way to treat nodes: functions on the program, then on its verdicts. Each raises `NotPossibleError` if it does
+    not apply."""
 
     action: str
     rewritten: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -44,7 +44,7 @@ class Form:
 
 
 def in_float32(program: Program, nodes: Sequence[str]) -> Program:
-    """The program with these nodes computed in float32 between casts; weights are cast by recipe."""
+    """Return the program with these nodes computed in float32 between casts; weights are cast by recipe."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     found = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
     if not found:
@@ -96,7 +96,7 @@ def _is_half(node: Node) -> bool:
 
 
 def decomposed(program: Program, nodes: Sequence[str], depth: int = 1) -> Program:
-    """The program with these nodes taken apart by torch's decompositions, ``depth`` times."""
+    """Return the program with these nodes decomposed by torch's decompositions, ``depth`` times."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     for node in [n for n in rewriting.graph.nodes if n.name in nodes]:
         _take_place(rewriting, node, _inlined(rewriting, node, depth))
@@ -143,7 +143,7 @@ def _template(rewriting: Rewriting, node: Node, depth: int) -> tuple[torch.fx.Gr
 
 
 def by_another_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """The next converters of these nodes that take them."""
+    """Give these nodes the next converter that takes them."""
     verdicts = dict(validated.verdicts)
     if not all(verdicts[name].others for name in nodes):
         raise NotPossibleError("no other converter takes it")
@@ -154,7 +154,7 @@ def by_another_converter(validated: Validated, nodes: Sequence[str], reason: str
 
 
 def in_torch(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """These nodes refused, for this reason."""
+    """Refuse these nodes, with this reason."""
     return refused(validated, {name: Rejection(reason) for name in nodes})
 
 

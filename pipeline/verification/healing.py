@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 def healed(compiled: Compiled, agreement: Agreement, comparison: Comparison, trial: Again, final: Again) -> Compiled:
-    """A program that agrees with eager, in which the nodes at fault have another form.
+    """Return a program that agrees with eager, in which the nodes at fault have another form.
 
-    agreement: of the program, which does not hold. trial, final: how programs are compiled to be tried, and to be kept.
+    agreement: the program's, which does not hold. trial, final: compile programs to be tried, and the one to be kept.
 
     Raises:
         AgreementError: no form makes it agree.
@@ -52,9 +52,9 @@ class _Healing:
     again: Again
 
     def healed(self) -> tuple[Mapping[Fault, Form], Compiled] | None:
-        """The forms of all faults, and the program that they make; None if even PyTorch does not make it agree.
+        """Find the forms of all faults, and the resulting program; None if it does not agree even with them in PyTorch.
 
-        Each fault has the first form that is right while the others still to be healed run in PyTorch.
+        Each fault gets the first form that is right while the remaining faults run in PyTorch.
         """
         chosen: dict[Fault, Form] = dict.fromkeys(self.found.faults, IN_TORCH)
         best: Compiled | None = None
@@ -69,7 +69,7 @@ class _Healing:
         return (chosen, best) if best is not None else None
 
     def tried(self, chosen: Mapping[Fault, Form]) -> Compiled | None:
-        """The program in these forms, if it agrees."""
+        """Return the program in these forms, if it agrees."""
         try:
             made = self.compiled(chosen)
             return made if self.comparison.agreement(made).holds else None
@@ -78,11 +78,11 @@ class _Healing:
             return None
 
     def compiled(self, chosen: Mapping[Fault, Form]) -> Compiled:
-        """The program in these forms."""
+        """Compile the program in these forms."""
         return self.again.compiled(self.validated(chosen))
 
     def validated(self, chosen: Mapping[Fault, Form]) -> Validated:
-        """The program in these forms, with verdicts. What a form makes anew has to run in engines."""
+        """The program in these forms, with verdicts. New nodes of a form must run in engines."""
         program, verdicts = self.program.program, self.program.partitioned.verdicts
         changed = program
         for fault, form in chosen.items():

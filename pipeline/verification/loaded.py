@@ -1,4 +1,4 @@
-"""Say what a program that was loaded lacks, before it is verified or compiled again."""
+"""Report what a loaded program lacks, before it is verified or compiled again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pipeline.runtime.snapshot import present
 
 
 def check_comparable(program: Program) -> None:
-    """Raise an error where eager PyTorch cannot run a program.
+    """Raise an error if eager PyTorch cannot run a program.
 
     Raises:
-        PipelineError: its file has not what eager runs, or this process not the operators that it calls.
+        PipelineError: its file lacks the program for eager, or this process lacks operators that it calls.
         ExecutionError: it was loaded without its weights.
     """
     if program.source is None and _was_loaded(program):
@@ -26,7 +26,7 @@ def check_comparable(program: Program) -> None:
 
 
 def check_compilable(program: Program) -> None:
-    """Raise an error where a program has no converters to be compiled again by.
+    """Raise an error if a program has no converters with which to compile it again.
 
     Raises:
         PipelineError: it was loaded, or comes from a cache.

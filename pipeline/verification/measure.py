@@ -35,9 +35,9 @@ RANDOM = "it depends on random numbers"
 
 @frozen(slots=False)
 class Comparison:
-    """What programs made from one program are compared with: samples, and what eager gives for them.
+    """The reference for programs made from one program: samples, and eager's results for them.
 
-    names: of the outputs. unjudged: why an output is not compared, by its place.
+    names: those of the outputs. unjudged: why an output is not compared, by its index.
     """
 
     references: tuple[Reference, ...] = field(repr=False)
@@ -51,10 +51,10 @@ class Comparison:
     def of(
         cls, program: Program, executor: Executor | None = None, inputs: Given = None, multiple: float = MULTIPLE
     ) -> Comparison:
-        """Runs eager on the samples of a program.
+        """Run eager on the samples of a program.
 
         Raises:
-            PipelineError: the program was loaded, and lacks what eager runs, or its weights.
+            PipelineError: the program was loaded, and lacks the program for eager, or its weights.
         """
         check_comparable(program)
         executor = executor or ("tensorrt" if has_gpu() else "reference")
@@ -73,7 +73,7 @@ class Comparison:
         return cls(tuple(found), executor, tuple(output_names(program)), FrozenDict(random), FrozenDict(skipped), tf32)
 
     def agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
-        """The agreement of a program; ``only`` of these outputs and samples."""
+        """Measure the agreement of a program; ``only``: of these outputs and samples."""
         rows: list[OutputAgreement] = []
         wanted = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))
@@ -103,7 +103,7 @@ class Comparison:
     def judged(
         self, reference: Reference, ours: Sequence[Leaf], source: Literal["graph", "module"] = "graph"
     ) -> list[OutputAgreement]:
-        """The rows of a sample, of what ``source`` gives for it."""
+        """The rows of a sample, from the results of ``source``."""
         rows = list[OutputAgreement]()
         for i, (name, value) in enumerate(zip(self.names, ours, strict=True)):
             row = OutputAgreement(name, reference.sample.name, source=source)
@@ -113,7 +113,7 @@ class Comparison:
 
 
 def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
-    """What a module gives, and writes to buffers and inputs, in the order of its program's outputs."""
+    """Run a module; return its results, and its writes to buffers and inputs, in the order of its program's outputs."""
     program = module.program
     reset(module, reference.parameters)
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
@@ -130,14 +130,14 @@ def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
 
 
 def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Gives a module the buffers that the model was compiled with."""
+    """Reset a module's buffers to those that the model was compiled with."""
     for name in module.program.buffers.values():
         buffer(module, name).copy_(parameters[name].detach())
 
 
 def output_names(program: Program) -> list[str]:
-    """What outputs are called: by their keys (``logits``, ``hidden_states.0``), or ``output``; and what is written
-    to."""
+    """The names of outputs: their keys (``logits``, ``hidden_states.0``), or ``output``; and of written buffers and
+    inputs."""
     outputs = [o for o in program.outputs if o.kind != "check"]
     named = (o.name or f"output.{i}" for i, o in enumerate(outputs))
     rows = zip(outputs, named, strict=True)
@@ -150,7 +150,7 @@ def gpu_name(executor: Executor) -> str:
 
 
 def versions() -> FrozenDict[str, str]:
-    """What results depend on."""
+    """The versions that results depend on."""
     return FrozenDict(
         {"pipeline": __version__, "torch": str(torch.__version__), CAPABILITIES.flavour: str(CAPABILITIES.version)}
     )

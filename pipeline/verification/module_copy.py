@@ -1,4 +1,4 @@
-"""Copy a module to call it: over the same parameters, with buffers and other state of its own."""
+"""Copy a module in order to call it: with the same parameters, but its own buffers and other state."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.aten.types import Argument, Target
 ATOMS: Final = (type(None), bool, int, float, str, torch.dtype, torch.device)
 HOOKS: Final = ("__deepcopy__", "__copy__", "__getnewargs__", "__getnewargs_ex__")
 STATE: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
-"""By which a class says how it is copied, and what its state is."""
+"""The methods by which a class defines how it is copied, and its state."""
 
 
 def copied(module: torch.nn.Module) -> torch.nn.Module:
-    """Return what ``copy.deepcopy`` gives, but with the module's own parameters.
+    """Return a ``copy.deepcopy`` that shares the module's parameters.
 
-    deepcopy follows twenty fields of each part, most of them mappings of hooks that are empty; of parts without a way
-    of their own to be copied these are made here, in a third of the time.
+    deepcopy follows twenty fields of each submodule, most of them empty mappings of hooks; for submodules without a
+    copying method of their own they are made here, in a third of the time.
     """
     memo: dict[int, Any] = {id(p): p for p in module.parameters()}
     parts = [part for part in module.modules() if _is_plain(type(part))]
@@ -33,7 +33,7 @@ def copied(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether modules of a class are copied as any object, from what ``torch.nn.Module`` says their state is."""
+    """Whether modules of a class are copied like any object, with the state that ``torch.nn.Module`` defines."""
     known = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in STATE)
     return known and not any(hasattr(kind, name) for name in HOOKS)
 

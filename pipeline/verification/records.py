@@ -1,4 +1,4 @@
-"""``Bisection`` and ``Fault``: what a search finds, as frozen records that print."""
+"""``Bisection`` and ``Fault``: the results of a search, as frozen records that print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.agreement import Agreement, OutputAgreement
 
 @frozen
 class Fault:
-    """A smallest set of nodes whose engine is wrong: right without any one of them. Most often it is one.
+    """A smallest set of nodes whose engine is wrong, but right without any one of them. Usually it is a single node.
 
     nodes, targets, lines: the nodes, their operators, and the user's lines that they come from.
     failures: the rows that are wrong when these nodes alone run in TensorRT.
@@ -32,11 +32,11 @@ class Bisection:
     """The result of `pipeline.bisect`.
 
     faults: the independent smallest sets of nodes whose engines are wrong; none if the program agrees.
-    builds: how many programs were compiled to find them, the whole one included.
+    builds: the number of programs compiled to find them, including the whole one.
     agreement: of the whole program.
-    complete: whether all was found: what is left agrees with eager. False where the limit of builds ended the search;
-        the last fault is then as small as it got.
-    script: Python that shows the first fault: it prints the errors, and exits with 1 where the engine is wrong.
+    complete: whether all faults were found: the rest agrees with eager. False if the limit of builds ended the search;
+        the last fault may then not be the smallest.
+    script: Python that shows the first fault: it prints the errors, and exits with 1 if the engine is wrong.
     """
 
     faults: tuple[Fault, ...]

@@ -27,16 +27,16 @@ FLIPS: Final = 32.0
 
 
 LATER: Final = ("smallest", "largest")
-"""Samples whose exact results are computed when they are asked for."""
+"""Samples whose exact results are computed only on demand."""
 
 
 @frozen(slots=False)
 class Reference:
     """The results of one sample, in the order of the program's outputs.
 
-    eager: in the model's own dtypes. exact: in ``against``; None where no wider dtype runs. bounds: of each output.
+    eager: in the model's own dtypes. exact: in ``against``; None if no wider dtype runs. bounds: of each output.
 
-    float64 takes longer than all else, so at the smallest and largest sizes it is computed when a judge asks for it.
+    float64 takes longer than everything else, so at the smallest and largest sizes it is computed only on demand.
     """
 
     sample: Sample
@@ -57,7 +57,7 @@ class Reference:
         tf32: bool,
         bounds: tuple[Bound, ...],
     ) -> Reference:
-        """The results of eager, and of the widest dtype that runs where it is not left for later. ``bounds``: see
+        """Compute the results of eager, and of the widest dtype that runs, unless that is postponed. ``bounds``: see
         `bounds_of`.
 
         Raises:
@@ -72,12 +72,12 @@ class Reference:
 
     @property
     def exact(self) -> tuple[Leaf, ...] | None:
-        """The results in ``against``, the widest dtype that runs; None where that is eager's own."""
+        """The results in ``against``, the widest dtype that runs; None if that is eager's own."""
         return self._widest[0]
 
     @property
     def against(self) -> str:
-        """What errors are measured against: a dtype, or ``eager``."""
+        """The reference of errors: a dtype, or ``eager``."""
         return self._widest[1]
 
     @cached_property
@@ -86,10 +86,10 @@ class Reference:
             return _exact(self.inputs, self.source, self.parameters, self.device, self.bounds)
 
     def judged(self, row: OutputAgreement, output: int, ours: Leaf) -> OutputAgreement:
-        """The row of an output with its errors.
+        """Return the row of an output with its errors.
 
-        What is within the floor of eager is within the bound, whatever the exact output e is: with the error E of eager
-        and sizes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``.
+        An output within the floor of eager is within the bound for every exact output e: with the error E of eager and
+        magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``.
         """
         bound, eager = self.bounds[output], self.eager[output]
         if self.sample.name in LATER and bound.multiple >= 1 + bound.floor:
@@ -100,7 +100,7 @@ class Reference:
         return judged(evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.varies, output))
 
     def varies(self, output: int) -> Varied | None:
-        """What rounding decides of an output."""
+        """The part of an output that rounding decides."""
         return self._varying[output]
 
     @cached_property
@@ -122,7 +122,7 @@ class NotComparableError(PipelineError):
 def _eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """The inputs that eager takes, and what it gives."""
+    """The inputs that eager takes, and its results."""
     first: Exception | None = None
     for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
         try:
@@ -181,7 +181,7 @@ def bounds_of(source: Program, device: torch.device, tf32: bool, multiple: float
 
 
 def coarsest(program: Program) -> list[torch.dtype]:
-    """Of each output, the coarsest dtype that it is computed in: float32, or a half."""
+    """The coarsest dtype in which each output is computed: float32, or a half."""
     return [_coarsest(above) for above in ancestors(program)]
 
 
@@ -193,7 +193,7 @@ def _coarsest(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
 
 
 def random_outputs(program: Program) -> list[bool]:
-    """Of each output, whether it depends on random numbers."""
+    """Whether each output depends on random numbers."""
     return [any(draws_random(n) and not _drops_nothing(n) for n in above) for above in ancestors(program)]
 
 

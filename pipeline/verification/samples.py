@@ -1,4 +1,4 @@
-"""Sample inputs: the user's own, or made for the smallest, optimal and largest sizes."""
+"""Sample inputs: the user's own, or inputs made for the smallest, optimal and largest sizes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ aten = torch.ops.aten
 
 @frozen
 class Sample:
-    """The inputs of one call, in the program's order. ``others``: the same made in another way, to use where eager does
-    not take them."""
+    """The inputs of one call, in the program's order. ``others``: alternative inputs, for use if eager does not take
+    these."""
 
     name: str
     sizes: FrozenDict[str, int]
@@ -53,10 +53,10 @@ class Sample:
 def samples(program: Program, source: Program, given: Given = None) -> tuple[Sample, ...]:
     """The samples of a program.
 
-    given: None to make inputs: the example's own values where the program was captured with tensors, numbers drawn with
-        a fixed seed otherwise. A function of the sizes (by input: ``x.shape[0]``) that gives the inputs of a call, or a
-        sequence of calls. A call is a tuple of positional inputs, a dict of keyword inputs, or both as
-        ``(tuple, dict)``.
+    given: None to make inputs: the example's own values if the program was captured with tensors, else numbers drawn
+        with a fixed seed. A function of the sizes (by input: ``x.shape[0]``) that returns the inputs of a call, or a
+        sequence of calls. A call is a tuple of positional inputs, a dict of keyword inputs, or both as ``(tuple,
+        dict)``.
     """
     if given is not None and not callable(given):
         return tuple(_own(program, f"inputs[{i}]", call) for i, call in enumerate(given))
@@ -85,7 +85,7 @@ def _own(program: Program, name: str, call: object) -> Sample:
 
 
 def as_call(call: object) -> Arguments:
-    """Positional and keyword inputs of what a user gives for a call."""
+    """Split a user's inputs of a call into positional and keyword ones."""
     if isinstance(call, Mapping):
         return (), dict(call)
     if not isinstance(call, tuple | list):
@@ -96,14 +96,14 @@ def as_call(call: object) -> Arguments:
 
 
 def by_place(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes by the inputs that have them: ``x.shape[0]``."""
+    """Name sizes by the inputs that have them: ``x.shape[0]``."""
     symbols = program.shapes.symbols
     named = {n: symbols[n].places[0] if n in symbols and symbols[n].places else n for n in sizes}
     return {place: sizes[name] for name, place in named.items()}
 
 
 def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
-    """The smallest, optimal and largest sizes that a call may have; equal ones once."""
+    """The distinct smallest, optimal and largest sizes that a call may have."""
     found: dict[tuple[int, ...], tuple[End, dict[str, int]]] = {}
     order: tuple[End, ...] = ("optimal", "smallest", "largest")
     for name in order:
@@ -190,7 +190,7 @@ def _drawn(port: Port, shape: Sequence[int], limit: int | None, seed: int) -> to
 
 
 def index_limits(program: Program) -> dict[str, int]:
-    """For each input that the program uses as an index into tables, how many entries the least of these has."""
+    """For each input that the program uses as an index into tables, the number of entries of the smallest one."""
     limits: dict[str, int] = {}
     for node in program.graph.nodes:
         for index, entries in _lookups(node):
@@ -218,7 +218,7 @@ def _entry(index: object, table: object, dim: Any) -> Iterator[tuple[torch.fx.No
 
 
 def _origin(node: torch.fx.Node) -> str:
-    """What a node only moves or casts."""
+    """The node that another only moves or casts."""
     while moves(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

@@ -58,7 +58,7 @@ sys.exit(0 if compiled.agreement.holds else 1)
 
 
 def script(program: Program, comparison: Comparison, fault: Fault, agreement: Agreement) -> str:
-    """The script of a fault; empty where the nodes cannot be written as calls (control flow)."""
+    """Return the script of a fault; empty if the nodes cannot be written as calls (control flow)."""
     sample = (fault.failures or agreement.failures)[0].sample
     reference = next(r for r in comparison.references if r.sample.name == sample)
     writer = _Writer(program, frozenset(fault.nodes))
@@ -73,8 +73,8 @@ def script(program: Program, comparison: Comparison, fault: Fault, agreement: Ag
 
 @define(eq=False)
 class _Writer:
-    """Writes nodes of a program as lines of Python. ``outside``: what they read of other nodes; ``lost``: whether they
-    read what cannot be written."""
+    """Writes nodes of a program as lines of Python. ``outside``: the values that they read from other nodes; ``lost``:
+    whether they read a value that cannot be written."""
 
     program: Program
     names: frozenset[str]
@@ -87,7 +87,7 @@ class _Writer:
         return [n for n in self.program.graph.nodes if n.name in self.names]
 
     def read(self) -> None:
-        """Notes what the nodes read."""
+        """Note the values that the nodes read."""
         for node in self.nodes:
             self.lost |= not isinstance(node.target, torch._ops.OpOverload)
             for source in node.all_input_nodes:
@@ -140,7 +140,7 @@ class _Writer:
         return f"{self.value(node.args[0], named)}[{node.args[1]}]"
 
     def results(self) -> list[str]:
-        """What others read of the nodes, or nobody: their tensors."""
+        """The nodes' tensors that other nodes read, or that nothing reads."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")

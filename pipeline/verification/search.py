@@ -1,10 +1,10 @@
-"""Search for the smallest failing sets of nodes by a predicate on sets; it knows no programs.
+"""Search for the smallest failing sets of nodes with a predicate on sets, independent of programs.
 
-The nodes are in order, and the first prefix that is wrong ends with a node that has to do with the fault: it is found
-by halves, log2(n) questions. If that node is wrong by itself, it is the fault; if not, it is wrong together with nodes
-before it, of which the nearest prefix, counted from it, is looked for in the same way, until what is kept is wrong by
-itself. What remains without them is asked last: while that is wrong, there is another fault. One node at fault takes
-1 + log2(n) + 2 questions, rounded up: all of it, the halves, it alone, all without it.
+The nodes are in order, and the shortest wrong prefix ends with a node that is part of the fault: bisection finds it
+with log2(n) questions. If that node is wrong by itself, it is the fault; if not, it is wrong together with earlier
+nodes: the shortest run before it is found in the same way, until the nodes kept are wrong by themselves. The last
+question is about the rest without them: while that is wrong, there is another fault. One node at fault takes 1 +
+log2(n) + 2 questions, rounded up: the whole, the bisection, the node alone, the rest without it.
 """
 
 from __future__ import annotations

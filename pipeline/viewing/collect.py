@@ -1,4 +1,4 @@
-"""A program becomes a ``ProgramView``: what every node is, where it runs and why, and what it is made of."""
+"""Collect a ``ProgramView`` of a program: every node, where it runs and why, and its layers, kernels and weights."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from pipeline.viewing.records import (
 
 
 def view(program: Compiled | Partitioned, title: str = "", profile: Profile | None = None) -> ProgramView:
-    """Return what there is to see of a program.
+    """Return the view of a program.
 
     Args:
-        program: what was compiled; or what ``partition`` gives, of which nothing was built.
-        title: what it is called on the page.
+        program: a compiled program; or the result of ``partition``, for which nothing was built.
+        title: its name on the page.
         profile: its times, as `Compiled.profile` measured them.
     """
     return _Collector(program).view(title, profile)
@@ -127,7 +127,7 @@ class _Collector:
         )
 
     def in_torch(self, made: NodeView, node: torch.fx.Node) -> NodeView:
-        """A node of PyTorch's with the weights that it reads."""
+        """A node in PyTorch with the weights that it reads."""
         return evolve(made, weights=self.constants(node))
 
     @cached_property
@@ -145,7 +145,7 @@ class _Collector:
 
     @cached_property
     def layers(self) -> Mapping[tuple[str, str], Sequence[Layer]]:
-        """The layers of each segment and node: they are called after it."""
+        """The layers of each segment and node, found by their names."""
         rows = defaultdict(list)
         for network in self.compiled.networks if self.compiled else ():
             for layer in network.layers:
@@ -154,11 +154,11 @@ class _Collector:
 
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
-        """The kernels of all engines, as far as the plans tell."""
+        """The kernels of all engines, as far as the plans show them."""
         return tuple(k for engine in (self.compiled.engines if self.compiled else ()) for k in self.read(engine))
 
     def read(self, engine: Engine) -> Iterator[KernelView]:
-        """The kernels of one engine; none where its plan has no words."""
+        """The kernels of one engine; none if its plan has no text."""
         try:
             found = kernels(engine.plan)
         except ValueError:
@@ -191,7 +191,7 @@ class _Collector:
         return WeightView(name, dtype, shape, _nbytes(dtype, shape), _recipe(recipe), fixed or literal)
 
     def constants(self, node: torch.fx.Node) -> tuple[WeightView, ...]:
-        """The weights that a node reads, as the graph has them."""
+        """The weights that a node reads in the graph."""
         read = [n for n in node.all_input_nodes if n.name in self.program.constants]
         return tuple(self.constant(n) for n in read)
 

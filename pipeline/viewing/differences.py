@@ -1,4 +1,4 @@
-"""How two programs differ: what moved between TensorRT and PyTorch, layers, kernels, sizes, times and errors."""
+"""Compare two programs: operators moved between TensorRT and PyTorch, layers, kernels, sizes, times and errors."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ ERRORS = 2.0
 
 
 def differences(before: ProgramView, after: ProgramView) -> tuple[Change, ...]:
-    """Return how a program differs from another, by kind of difference; nothing where they are the same.
+    """Return how a program differs from another, by kind of difference; empty if they are the same.
 
-    What a compilation took is no difference: it varies from run to run.
+    Time and memory of the compilation do not count: they vary from run to run.
     """
     found = (Change(title, tuple(rows(before, after))) for title, rows in KINDS.items())
     return tuple(change for change in found if change.rows)
 
 
 def printed(changes: Iterable[Change], most: int = 20) -> str:
-    """Return the differences as text, at most so many of each kind; empty where there are none."""
+    """Return the differences as text, at most ``most`` of each kind; empty if there are none."""
     return "\n".join(str(_first(change, most)) for change in changes)
 
 
@@ -54,7 +54,7 @@ def _both(before: ProgramView, after: ProgramView) -> Iterator[tuple[NodeView, N
 
 
 def _pairs(before: Iterable[tuple[str, T]], after: Iterable[tuple[str, T]], shown: Callable[[T], str]) -> Iterator[Row]:
-    """What is different, gone and new in rows that have names."""
+    """The differing, missing and new rows, by name."""
     old, new = dict(before), dict(after)
     for name in dict.fromkeys([*old, *new]):
         was, now = (shown(rows[name]) if name in rows else "-" for rows in (old, new))
@@ -97,7 +97,7 @@ def _appeared(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _operators(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """What is different about nodes of the same name: target, converter, values, what was healed or fused."""
+    """The differences between nodes of the same name: target, converter, values, healing, fusion."""
     for old, new in _both(before, after):
         rows = {
             "target": (old.target, new.target),

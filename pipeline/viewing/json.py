@@ -1,4 +1,4 @@
-"""A ``ProgramView`` as JSON and back: what the page has in it, and the folders of ``pipeline compile``."""
+"""Convert a ``ProgramView`` to JSON and back: for the page, and for the folders of ``pipeline compile``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 
 
 def data_of(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
-    """Return a view as JSON, with the differences from another where there is one to compare with."""
+    """Return a view as JSON, with the differences from another if there is one to compare with."""
     data: dict[str, object] = {"format": FORMAT, "schema": SCHEMA, "program": codec.written(program, ProgramView)}
     if changes is not None:
         data["difference"] = [codec.written(change, Change) for change in changes]
@@ -28,7 +28,7 @@ def read(path: Path) -> ProgramView:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ArtifactError: it is no view of a program, or one of a newer version.
+        ArtifactError: it is not a view of a program, or one of a newer version.
     """
     try:
         data = json.loads(_text(path))

@@ -35,7 +35,7 @@ SCRIPTS = (
 def write_report(
     compiled: Compiled, path: str | os.PathLike[str], title: str = "", profile: Profile | None = None
 ) -> None:
-    """Write the page of a compiled program to a file; one that is there is replaced in one step.
+    """Write the page of a compiled program to a file; an existing one is replaced in one step.
 
     Raises:
         OSError: the file cannot be written.
@@ -51,7 +51,7 @@ def write(program: ProgramView, path: str | os.PathLike[str], changes: Sequence[
 
 def page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
     """Return the page as HTML. Its data is JSON, in the element with the id ``data``: ``program`` is a `ProgramView`,
-    ``difference`` has the changes, where it is compared with another."""
+    ``difference`` has the changes, if it is compared with another."""
     parts = {
         "version": html.escape(__version__),
         "title": html.escape(f"{program.title} – pipeline"),
@@ -72,5 +72,5 @@ def _headed(names: Sequence[str]) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """A file of the page's, as text."""
+    """A file of the page, as text."""
     return files("pipeline.viewing").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What would be built, as text: a program that is partitioned, and of which nothing is built."""
+"""Describe as text what would be built of a partitioned program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pipeline.viewing.records import ProgramView, SegmentView
 
 
 def planned(view: ProgramView) -> str:
-    """Return what would be built of a program: engines, from which operators and weights, how large, and what would
-    run in PyTorch and why."""
+    """Return a text about what would be built of a program: engines with their operators, weights and sizes, and
+    operators that would run in PyTorch and why."""
     return "\n".join(_lines(view))
 
 

@@ -1,4 +1,4 @@
-"""``ProgramView``: what there is to see of a program, one record that is drawn, compared and written as JSON.
+"""``ProgramView``: the view of a program, one record that is drawn, compared and written as JSON.
 
 docs/reports.md has the schema. A field that has its default is left out of the JSON; a new field with a default needs
 no new version of it.
@@ -27,7 +27,7 @@ NUMBERS = ("int", "float", "bool")
 
 @frozen
 class Value:
-    """A tensor (or number) that a node gives: its dtype, its sizes as expressions, and the range of each (smallest,
+    """A tensor (or number) that a node computes: its dtype, its sizes as expressions, and the range of each (smallest,
     optimal, largest). ``nbytes`` is at the optimal sizes."""
 
     dtype: str
@@ -53,7 +53,7 @@ class LayerView:
 
 @frozen
 class WeightView:
-    """A weight that a node reads, and how it is made from the model's parameters (``recipe``). Where it cannot be
+    """A weight that a node reads, and how it is made from the model's parameters (``recipe``). If it cannot be
     refitted, ``fixed`` says why."""
 
     name: str
@@ -66,7 +66,7 @@ class WeightView:
 
 @frozen
 class KernelView:
-    """A kernel of an engine, as its plan tells, and the nodes that it computes, wholly or in part."""
+    """A kernel of an engine, according to its plan, and the nodes that it computes, wholly or in part."""
 
     segment: str
     kind: str
@@ -133,7 +133,7 @@ class SegmentView:
 
 @frozen
 class CutView:
-    """What goes from one segment to a later one: tensors, and their bytes at the optimal and the largest sizes."""
+    """The tensors that cross from one segment to a later one, and their bytes at the optimal and the largest sizes."""
 
     source: str
     target: str
@@ -144,7 +144,7 @@ class CutView:
 
 @frozen
 class StageView:
-    """What a stage of the compilation took: seconds, and bytes of memory above what there was before it."""
+    """The cost of a stage of the compilation: seconds, and bytes of memory above those before it."""
 
     stage: str
     seconds: float
@@ -154,7 +154,7 @@ class StageView:
 
 @frozen
 class ProgramView:
-    """What there is to see of a program.
+    """The view of a program.
 
     title: what the user calls it. settings: those that are not as by default, as (name, value). versions: of pipeline,
     torch and TensorRT. sizes: those that vary, and what ties them. agreement: errors against eager, where it was

@@ -20,7 +20,7 @@ PROGRAM = "program.json"
 
 
 def opened(path: str | os.PathLike[str]) -> ProgramView:
-    """Return the view of a program that is kept.
+    """Return the view of a saved program.
 
     Args:
         path: a file of `Compiled.save`, a folder of ``pipeline compile``, a page (``.html``), or a view as JSON.

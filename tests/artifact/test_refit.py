@@ -181,7 +181,7 @@ def test_what_is_kept_has_to_be_there_still() -> None:
 @pytest.mark.parametrize(
     ("weights", "reason"),
     [
-        (lambda: {"layers.0.bias": [0.0] * 4}, "it is a list, a torch.Tensor is due"),
+        (lambda: {"layers.0.bias": [0.0] * 4}, "it is a list, expected a torch.Tensor"),
         (lambda: {"layers.0.bias": torch.zeros(4, device="meta")}, "it is on the meta device: it has no value"),
         (lambda: {"layers.0.bias": nn.LazyLinear(4).bias}, "it is not initialized: it has no shape yet"),
         (

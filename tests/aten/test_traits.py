@@ -15,6 +15,7 @@ from pipeline.aten import traits
 from pipeline.aten.kinds import is_pointwise, moves
 from pipeline.aten.traits import PART, SAME, Does, does, is_view, states_sizes
 from pipeline.converters import DYNAMO_CONVERTERS
+from pipeline.frontend.aliases import FRESH
 from pipeline.improvements.rewriting import permutation
 from pipeline.recipes import qualified_name
 from pipeline.testing import Call
@@ -81,6 +82,17 @@ def test_the_result_has_no_elements_but_those_of_the_first_argument(target: Any)
         found = elements(result[:1] if does(target) is Does.SELECTS and "indices" in str(target._schema) else result)
         assert found <= elements(args[0])
         assert does(target) not in SAME or not found or found == elements(args[0])
+
+    for_calls(target, holds)
+
+
+@of_kind(*FRESH)
+def test_fresh_results_share_no_memory_with_an_argument(target: Any) -> None:
+    def holds(call: Call) -> None:
+        args, kwargs = call.bound()
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = {t.untyped_storage().data_ptr() for t in tree_leaves(target(*args, **kwargs))} - {0}
+        assert not given & made
 
     for_calls(target, holds)
 

@@ -62,7 +62,7 @@ def test_each_building_block_is_one() -> None:
     @pipeline.dynamo_tensorrt_converter(torch.ops.aten.add.Tensor, priority=pipeline.ConverterPriority.HIGH)
     def every(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> trt.ITensor:
         known = {"ctx": ctx, "name": name, "x": args[0], "y": args[1]}
-        for theirs, ours in rows("Building blocks of ours"):
+        for theirs, ours in rows("Our own building blocks"):
             result = eval(ours, {**known, "impl": impl, "base": base, "torch": torch, "trt": trt})
             assert isinstance(result, trt.ITensor | int), theirs
             made.append(ours)

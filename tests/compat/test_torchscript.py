@@ -182,7 +182,7 @@ def test_an_evaluator_of_a_kind_takes_the_place_of_its_overloads() -> None:
         ("ListConstruct", ValueError, "is no kind of a TorchScript node; 'prim::ListConstruct'"),
         ("aten::ad", ValueError, "TorchScript has no aten::ad; near it are .*aten::add"),
         ("aten::add.itn", ValueError, "aten::add has no overload 'itn', but Tensor, Scalar"),
-        ("prim::Print", TypeError, "the evaluator of prim::Print is a str, a function is due"),
+        ("prim::Print", TypeError, "the evaluator of prim::Print is a str, expected a function"),
     ],
 )
 def test_a_key_that_no_node_can_have_is_refused(key: str, error: type[Exception], said: str) -> None:

@@ -89,7 +89,7 @@ class Mutable:
         (Bare(), "'bare' does not say"),
         (Mutable(), "Mutable can be changed"),
         (TurnRound, r"TurnRound is a class; the stage is an instance"),
-        (3, "3 is no stage"),
+        (3, "3 is not a stage"),
     ],
 )
 def test_what_is_no_stage_is_told_what_is_missing(value: Any, says: str) -> None:

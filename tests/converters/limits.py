@@ -305,6 +305,6 @@ MODELS = (
     ),
     Model("is computed in Python", lambda x, n: (x * 2)[: n.item()] + 1, (IMAGE, torch.tensor(2))),
     Model("only symbolic ints enter an engine", lambda x: x * (x.shape[0] / 3), (IMAGE,), (operator.truediv,), (ROWS,)),
-    Model("which only running it tells", lambda x: positive(x) + 1, (IMAGE,)),
+    Model("that is known only after it runs", lambda x: positive(x) + 1, (IMAGE,)),
     Model("is a symbolic float, which stays in Python", lambda x: x * (x.shape[0] / 3), (IMAGE,), (), (ROWS,)),
 )

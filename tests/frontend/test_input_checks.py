@@ -74,7 +74,7 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a name for a dim": (
         compile((RANGE,), None, {"x": {0: "b"}}),
         TypeError,
-        "dimension 0 of x is 'b': torch",
+        "dimension 0 of x is 'b': expected torch",
     ),
     "dims of a wrong type": (compile((X,), None, {"x": "b"}), TypeError, "dynamic_shapes of x is a str"),
     "dims of another rank": (compile((X,), None, {"x": (None,)}), ValueError, "x has 1 entries; the input has rank 2"),
@@ -104,7 +104,7 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a registry that is a dict": (
         lambda: pipeline.default(registry={}),  # type: ignore[arg-type]
         TypeError,
-        "registry is a dict, a ConverterRegistry is due; ConverterRegistry.from_legacy adopts",
+        "registry is a dict, expected a ConverterRegistry; ConverterRegistry.from_legacy adopts",
     ),
     "decompositions that are none": (
         lambda: pipeline.default(decompositions=None),  # type: ignore[arg-type]

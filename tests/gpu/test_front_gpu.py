@@ -51,9 +51,9 @@ def test_an_input_on_the_cpu_beside_a_model_on_the_gpu_is_told() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64, torch.float64])
 def test_a_wrong_dtype_is_told(dtype: torch.dtype) -> None:
     model, x = nn.Linear(4, 4).cuda().eval(), on_gpu(2, 4)
-    with pytest.raises(pipeline.DtypeError, match=r"^input input is \w+, float32 is due: "):
+    with pytest.raises(pipeline.DtypeError, match=r"^input input is \w+, expected float32: "):
         pipeline.capture(model, (x.to(dtype),))
-    with pytest.raises(pipeline.DtypeError, match=r"^input input is \w+, float32 is due: "):
+    with pytest.raises(pipeline.DtypeError, match=r"^input input is \w+, expected float32: "):
         pipeline.default()(model, (x,))(x.to(dtype))
 
 

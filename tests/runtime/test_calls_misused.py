@@ -53,9 +53,9 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a key less": (lambda: compiled()(X, {"a": X}), r"positional input 1 has the keys \['a'\], not \['a', 'b'\]"),
     "one more in a list": (lambda: compiled()(X, {"a": X, "b": [2.0, 2.0]}), r"input 1\['b'\] has 2 elements, not 1"),
-    "a tensor for a dict": (lambda: compiled(keyword=True)(X, by=X), "^by is a Tensor, a dict is due"),
-    "a tuple for a list": (lambda: compiled()(X, {"a": X, "b": (2.0,)}), r"input 1\['b'\] is a tuple, a list is due"),
-    "a list for a tensor": (lambda: compiled()([[1.0]], BY), "input x is a list, a tensor is due"),
+    "a tensor for a dict": (lambda: compiled(keyword=True)(X, by=X), "^by is a Tensor, expected a dict"),
+    "a tuple for a list": (lambda: compiled()(X, {"a": X, "b": (2.0,)}), r"input 1\['b'\] is a tuple, expected a list"),
+    "a list for a tensor": (lambda: compiled()([[1.0]], BY), "input x is a list, expected a tensor"),
     "another number": (lambda: compiled()(X, {"a": X, "b": [3.0]}), r"is 3\.0; it is part of the program.* for 2\.0"),
     "a tensor for None": (
         lambda: compiled(None)(X, BY, X),
@@ -111,8 +111,8 @@ def test_a_compiled_program_is_its_own_copy() -> None:
 
 
 WEIGHTS: dict[str, tuple[Callable[[], Any], str]] = {
-    "an array": (lambda: torch.zeros(4, 4).numpy(), "it is a ndarray, a torch.Tensor is due"),
-    "a number": (lambda: 3, "it is a int, a torch.Tensor is due"),
+    "an array": (lambda: torch.zeros(4, 4).numpy(), "it is a ndarray, expected a torch.Tensor"),
+    "a number": (lambda: 3, "it is a int, expected a torch.Tensor"),
     "no value": (lambda: torch.zeros(4, 4, device="meta"), "it is on the meta device"),
     "a sparse tensor": (lambda: torch.eye(4).to_sparse(), "it is torch.sparse_coo, the engine's is torch.strided"),
 }

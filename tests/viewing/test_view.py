@@ -108,7 +108,7 @@ def test_json_and_back(tmp_path: Path, seen: ProgramView) -> None:
         ("{", "no JSON"),
         ("[]", "no view"),
         ('{"format": "pipeline program view", "schema": 99}', "schema 99"),
-        ('{"format": "pipeline program view", "schema": 1, "program": {"title": 3}}', "type str is due"),
+        ('{"format": "pipeline program view", "schema": 1, "program": {"title": 3}}', "expected a value of type str"),
     ],
 )
 def test_what_is_no_view_is_said(tmp_path: Path, text: str, said: str) -> None:

@@ -1,7 +1,7 @@
 """Torch-TensorRT's names for writing converters, of its Dynamo and FX frontends. Where its modules are called
 ``torch_tensorrt.dynamo.conversion``, ``.dynamo`` or ``.fx``, write ``pipeline.compat.torch_tensorrt``.
 
-No name here changes anything when it is imported or called: what is declared enters a registry by ``register``.
+Importing or calling these names changes no global state: ``register`` puts a declared converter into a registry.
 """
 
 from typing import TypeAlias

@@ -1,7 +1,7 @@
 """The older FX frontend's operators: each is the ATen operator that does its work, so that it can be a converter's key.
 
 ``acc_ops.linear`` is ``torch.ops.aten.linear.default``. Converters read their arguments by FX's names,
-``kwargs["input"]``: `named_arguments` gives them those.
+``kwargs["input"]``, which `named_arguments` provides.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ RENAMED: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
 
 
 def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> dict[str, Argument]:
-    """All arguments of a call by FX's names, defaults filled in; those of a Python function as they are."""
+    """All arguments of a call by FX's names, defaults filled in; those of a Python function unchanged."""
     if not isinstance(target, torch._ops.OpOverload):
         return dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]

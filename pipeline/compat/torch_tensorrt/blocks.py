@@ -22,14 +22,15 @@ FIRST: Final = tuple(
 
 
 class BlockError(PipelineError, NotImplementedError):
-    """A building block that there is not, or not for these arguments: why, and what to write instead."""
+    """A building block is missing, or does not take these arguments; the message says why, and what to write
+    instead."""
 
 
 def block(function: Callable[..., Expression]) -> Block:
-    """The building block of a function from arguments to `Call`s.
+    """Make a building block of a function from arguments to `Call`s.
 
-    It is called `(ctx, target, source_ir, name, …)`, and gives what the calls give: an ``ITensor``, or a list. ``ctx``
-    may be the network of a LEGACY converter. ``target`` and ``source_ir`` name nothing: layers are called ``name``.
+    It is called `(ctx, target, source_ir, name, …)` and returns the calls' results: an ``ITensor``, or a list. ``ctx``
+    may be the network of a LEGACY converter. ``target`` and ``source_ir`` have no effect: layers are called ``name``.
     """
     own = tuple(inspect.signature(function).parameters.values())
     whole = inspect.Signature((*FIRST, *own))
@@ -47,7 +48,7 @@ def block(function: Callable[..., Expression]) -> Block:
 
 
 def of_one(target: Operator, *names: str) -> Block:
-    """The block of one call, whose tensors it takes by these names."""
+    """Make the block of one call, which takes its tensors by these names."""
 
     def one(*args: Argument) -> Expression:
         return call(target, *args)
@@ -59,7 +60,7 @@ def of_one(target: Operator, *names: str) -> Block:
 
 
 def refused(name: str, why: str, instead: str) -> Block:
-    """A building block that cannot be: calling it raises `BlockError`."""
+    """Make a building block that always raises `BlockError`."""
 
     def never(*args: Argument, **kwargs: Argument) -> NoReturn:
         raise BlockError(f"{name}: {why}; {instead}")
@@ -69,6 +70,6 @@ def refused(name: str, why: str, instead: str) -> Block:
 
 
 def unless(allowed: bool, name: str, why: str, instead: str) -> None:
-    """Raise `BlockError` for arguments that cannot be taken."""
+    """Raise `BlockError` unless the arguments are acceptable."""
     if not allowed:
         raise BlockError(f"{name}: {why}; {instead}")

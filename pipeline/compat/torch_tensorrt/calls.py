@@ -1,4 +1,4 @@
-"""A building block says which ATen calls it stands for: `Call` records, one inside another."""
+"""``Call``: the ATen calls that a building block stands for, as records inside each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _keywords(kwargs: Mapping[str, Argument]) -> FrozenDict[str, Argument]:
 
 @frozen(eq=False)
 class Call:
-    """An ATen call on what a converter was given: tensors, numbers, sizes, and further calls."""
+    """An ATen call on a converter's arguments: tensors, numbers, sizes, and further calls."""
 
     target: Operator
     args: tuple[Argument, ...] = ()
@@ -45,7 +45,7 @@ class Item:
 
 
 Expression: TypeAlias = Call | Item | list[Call | Item | None]
-"""What a block stands for: a call, one of its results, or several of these; None for a result that there is not."""
+"""What a block computes: a call, one of its results, or several of these; None for a missing result."""
 
 
 def call(target: Operator, *args: Argument, **kwargs: Argument) -> Call:

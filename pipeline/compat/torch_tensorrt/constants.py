@@ -1,4 +1,4 @@
-"""Views of parameters, which stay those parameters: layers turn them round, so that they can be refitted."""
+"""Keep views of parameters refittable: layers transpose the parameter, instead of a copy of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.network.context import ConversionContext
 
 
 def of_parameter(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
-    """A transposed view of a constant as layers over that constant; any other tensor as it is."""
+    """Express a transposed view of a constant as layers over that constant; any other tensor unchanged."""
     constant = None if ctx.constant_at(value) is not None else ctx.constant_below(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     if constant is None or not value.permute(order).is_contiguous():

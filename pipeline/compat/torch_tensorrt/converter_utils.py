@@ -1,7 +1,7 @@
 """The helpers of Torch-TensorRT's converters, with its signatures. ``ctx`` may be the network of a LEGACY converter.
 
-What differs: a constant keeps its dtype and shape (a Python int is int64, theirs int32), and a view of a parameter
-stays that parameter, so that it can be refitted.
+Two things differ: a constant keeps its dtype and shape (a Python int is int64, theirs int32), and a view of a parameter
+can still be refitted.
 """
 
 from __future__ import annotations
@@ -79,14 +79,15 @@ __all__ = [
 def get_trt_tensor(
     ctx: Conversion, input_val: Argument, name: str, dtype: Argument = None, min_rank: int = 1
 ) -> trt.ITensor:
-    """A constant layer for a tensor, array or number, of at least ``min_rank``; an ``ITensor`` as it is.
+    """Make a constant layer of a tensor, array or number, of at least ``min_rank``; an ``ITensor`` is returned as it
+    is.
 
     Args:
         ctx: the conversion, or a LEGACY converter's network.
-        input_val: an ``ITensor``, ``torch.Tensor``, ``np.ndarray``, number or size that the engine knows.
-        name: what the layer is called.
+        input_val: an ``ITensor``, ``torch.Tensor``, ``np.ndarray``, number or size known at run time.
+        name: the layer's name.
         dtype: of the constant: torch's, TensorRT's or numpy's; None for its own.
-        min_rank: a number has this rank, with dims of size 1.
+        min_rank: the rank of a number, with dims of size 1.
     """
     return input_val if isinstance(input_val, trt.ITensor) else create_constant(ctx, input_val, name, dtype, min_rank)
 
@@ -137,7 +138,7 @@ def broadcastable(a: Argument, b: Argument) -> bool:
 def broadcast(
     ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Two tensors of one rank, by dims of size 1 in front; ``a`` has ``preset_diff`` more dims then."""
+    """Bring two tensors to one rank by leading dims of size 1; ``a`` then has ``preset_diff`` more dims."""
     missing = len(a.shape) - len(b.shape) - preset_diff
     b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
     return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b
@@ -157,7 +158,7 @@ def prepend_ones(ctx: Conversion, tensor: trt.ITensor, name: str, num_prepend_on
 
 
 def has_dynamic_shape(shape: Sequence[int]) -> bool:
-    """Whether a shape has a size that the engine alone knows: -1."""
+    """Whether a shape has a size known only at run time: -1."""
     return -1 in tuple(shape)
 
 
@@ -174,7 +175,7 @@ def extend_attr_to_tuple(val: Argument, num_elem: int) -> tuple[Argument, ...]:
 
 
 def flatten_dims(input: Argument, start_dim: int, end_dim: int) -> tuple[int, ...]:
-    """The shape of a tensor with the dims from ``start_dim`` to ``end_dim`` in one: -1 where one of them is."""
+    """The shape of a tensor with the dims from ``start_dim`` to ``end_dim`` merged: -1 if one of them is -1."""
     shape = tuple(input.shape)
     first, last = base.axis(start_dim, len(shape)), base.axis(end_dim, len(shape))
     inner = shape[first : last + 1]
@@ -217,7 +218,7 @@ def to_trt_weights(
     source_ir: SourceIR | None = None,
     count: int | None = None,
 ) -> Argument:
-    """``trt.Weights`` of a CPU tensor, which are kept until the engine is built and refitted as the parameter that the
+    """Make ``trt.Weights`` of a CPU tensor: kept until the engine is built, and refitted with the parameter that the
     tensor is."""
     return context_of(ctx).trt_weights(value)
 
@@ -231,7 +232,7 @@ def append(
     new_value: Argument,
     dim: int = 0,
 ) -> trt.ITensor:
-    """A tensor with a value behind its last along a dim."""
+    """Append a value to a tensor along a dim."""
     last = _of_dtype(new_value, original_tensor)
     made: trt.ITensor = emit(context_of(ctx), name, call(aten.cat.default, [original_tensor, last], dim))
     return made
@@ -246,7 +247,7 @@ def set_item(
     index: int,
     new_value: Argument,
 ) -> trt.ITensor:
-    """A tensor with another value at an index of its first dim."""
+    """Replace a tensor's value at an index of its first dim."""
     parts = call(aten.slice.Tensor, original_tensor, 0, 0, index), _of_dtype(new_value, original_tensor)
     rest = [call(aten.slice.Tensor, original_tensor, 0, index + 1, None)] if index != -1 else []
     made: trt.ITensor = emit(context_of(ctx), name, call(aten.cat.default, [*parts, *rest], 0))
@@ -279,6 +280,6 @@ def get_node_io(node: Node, constant_mapping: Mapping[str, Argument] | None = No
 
 
 def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | None = None) -> bool:
-    """Whether a node reads an input or a constant, and the program returns it."""
+    """Whether a node reads only an input or a constant, and the program returns its result."""
     reads = any(each.op == "placeholder" for each in node.all_input_nodes)
     return node.op == "call_function" and reads and any(user.op == "output" for user in node.users)

@@ -1,4 +1,4 @@
-"""Dtypes by any of the names that converters have for them: torch's, TensorRT's or numpy's."""
+"""Convert dtypes of torch, TensorRT and numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ATen calls in the midst of a converter: taken apart, validated and converted by ours, as those of a model are."""
+"""Convert ATen calls inside a converter: decomposed, validated and converted like those of a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
     """The layers of a call, or of each of a list of calls: their results as ``ITensor``s.
 
     Raises:
-        NetworkError: torch does not take a call, or no converter of ours does; with the reason.
+        NetworkError: torch or all our converters refuse a call; the message says why.
     """
     graph = _Graph(StandIns.of(ctx))
     several = isinstance(value, list | tuple)
@@ -57,7 +57,7 @@ def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
 def _converted(
     ctx: ConversionContext, name: str, validated: Validated, given: dict[str, Argument]
 ) -> dict[str, Argument]:
-    """What each node of a program gives in the network."""
+    """Convert each node of a program; return the values in the network."""
     program, env, around = validated.program, dict(given), ctx.node
     try:
         for node in program.graph.nodes:
@@ -85,14 +85,14 @@ def _convert(
 
 @frozen(eq=False)
 class _Graph:
-    """Calls as a graph: its placeholders stand for what the network has already, by name in ``env``."""
+    """Calls as a graph: its placeholders stand for existing values of the network, by name in ``env``."""
 
     stand_ins: StandIns
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
     env: dict[str, Argument] = field(factory=dict)
 
     def argument(self, value: Argument, kind: str = "Tensor") -> Argument:
-        """A value as a node, or as it is; ``kind`` is the type that the operator's schema gives it."""
+        """A value as a node, or unchanged; ``kind`` is its type in the operator's schema."""
         if isinstance(value, Call):
             return self.call(value)
         if isinstance(value, Item):
@@ -114,7 +114,7 @@ class _Graph:
         return self.placeholder(value, self.stand_ins.tensor(value))
 
     def number(self, value: Argument) -> Argument:
-        """A Python number, or a size that is known when the engine runs."""
+        """A Python number, or a size that is known at run time."""
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, trt.ITensor):
@@ -142,7 +142,7 @@ class _Graph:
         return node
 
     def program(self, ctx: ConversionContext) -> Program:
-        """The graph as a program without inputs: its placeholders come with ``env``."""
+        """The graph as a program without inputs: ``env`` has the values of its placeholders."""
         return Program(
             graph_module=over(torch.nn.Module(), self.graph),
             inputs=(),

@@ -39,17 +39,17 @@ def tensorrt_converter(
     """Declare a function as a LEGACY converter of ``key``, such as ``acc_ops.linear`` or an ATen operator.
 
     It is called `(network, target, args, kwargs, name)`, with all arguments in ``kwargs`` by FX's names (``input``,
-    ``negative_slope``) and ``args`` as the model's call has them. No registry changes: a registry takes what this
-    returns by ``register(f)``, or ``ConverterRegistry.from_legacy({key: f})``.
+    ``negative_slope``) and ``args`` as the model's call has them. No registry changes: add the result to one with
+    ``register(f)``, or ``ConverterRegistry.from_legacy({key: f})``.
 
     Args:
         key: the operator.
-        no_implicit_batch_dim: networks have explicit batches here: nothing to choose.
-        no_explicit_batch_dim: True is a `ValueError`: such a converter is for networks that there are not.
+        no_implicit_batch_dim: has no effect: networks have explicit batches here.
+        no_explicit_batch_dim: True is a `ValueError`: networks with implicit batches do not exist here.
         enabled: False declares nothing.
         capability_validator: ``(node) -> bool``, ``(node, settings) -> bool | Rejection``; None takes every call.
-        priority: HIGH, since FX's registry has the newest alone; STANDARD comes after the built-in converters.
-        supports_dynamic_shapes: it may be given sizes that the engine alone knows.
+        priority: HIGH, since FX's registry keeps the newest only; STANDARD comes after the built-in converters.
+        supports_dynamic_shapes: it takes sizes that are known only at run time.
     """
     if no_explicit_batch_dim:
         raise ValueError(
@@ -67,7 +67,7 @@ def tensorrt_converter(
 
 
 def by_name(function: Function) -> Function:
-    """A function that is given all arguments by FX's names; itself if it is one already."""
+    """Wrap a function to receive all arguments by FX's names; itself if it does already."""
     if attached(function, "__by_name__"):
         return function
 

@@ -1,4 +1,4 @@
-"""What FX's converters add layers by, with its signatures: the building blocks, in another order of arguments."""
+"""FX's helpers that add layers, with its signatures: the building blocks, with arguments in another order."""
 
 from __future__ import annotations
 

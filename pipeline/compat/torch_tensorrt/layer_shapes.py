@@ -1,4 +1,4 @@
-"""The sizes of tensors that a user's own layers made: those of what the layer reads, where its kind keeps them."""
+"""Infer the sizes of tensors from a user's own layers: those of the layer's inputs, if its kind keeps them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BROADCASTS: Final = frozenset({"ELEMENTWISE", "PARAMETRIC_RELU", "SELECT"})
 
 
 def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
-    """The sizes of a tensor: ints, expressions where the program knows them, None where nobody does."""
+    """The sizes of a tensor: ints, expressions where the program knows them, None where unknown."""
     known = base.known_sizes(ctx, x)
     if None not in known or (layer := _maker(ctx, x)) is None:
         return known

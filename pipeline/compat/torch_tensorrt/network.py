@@ -1,4 +1,4 @@
-"""The conversion behind what a converter was given: a context, or the network of the LEGACY convention."""
+"""Find the conversion from a converter's first argument: a context, or the network of the LEGACY convention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a converter's operator comes from, as Torch-TensorRT's building blocks ask for it."""
+"""``SourceIR``: the origin of a converter's operator, an argument of Torch-TensorRT's building blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class SourceIR(Enum):
-    """The kind of graph that a converted node was in. Building blocks take it, and give the same layers for each."""
+    """The kind of graph that a converted node was in. Building blocks take it and make the same layers for each."""
 
     NN = auto()
     ACC = auto()

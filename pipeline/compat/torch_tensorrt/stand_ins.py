@@ -1,4 +1,4 @@
-"""Fake tensors that stand for a converter's values, so that torch can say what a call on them would give."""
+"""Fake tensors that stand for a converter's values, so that torch can compute the result type of a call on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.trt import trt
 
 
 def remembered(ctx: ConversionContext, tensor: trt.ITensor, size: Argument) -> trt.ITensor:
-    """A tensor that holds a size which the program knows: an int, or an expression (None: it knows it not)."""
+    """Remember the size that a tensor holds: an int, or an expression (None: unknown)."""
     if size is not None:
         ctx.memo["holds a size", id(tensor)] = (size, tensor)
     return tensor
@@ -37,7 +37,7 @@ class StandIns:
 
     @classmethod
     def of(cls, ctx: ConversionContext) -> StandIns:
-        """Those of a network, made once."""
+        """The stand-ins of a network, made once."""
         if "stand-ins" not in ctx.memo:
             assert ctx.node is not None
             mode = fake_mode(ctx.node.graph)
@@ -59,12 +59,12 @@ class StandIns:
         return size if isinstance(size, int) else self.unknown(value, None) if size is None else self.symbolic(size)
 
     def size(self, value: trt.ITensor, dim: int) -> int | torch.SymInt:
-        """The size of a dim: what the program calls it, or a symbol of its own where the program does not know it."""
+        """The size of a dim: the program's symbol for it, or a new one if the program does not know it."""
         size = sizes_of(self.ctx, value)[dim]
         return size if isinstance(size, int) else self.unknown(value, dim) if size is None else self.symbolic(size)
 
     def unknown(self, value: trt.ITensor, dim: int | None) -> torch.SymInt:
-        """A size that nothing but a dim of a tensor, or (None) a tensor itself, tells."""
+        """A size that only a dim of a tensor holds, or (None) a tensor itself."""
         key = f"{id(value)} {dim}"
         if key not in self.known:
             assert self.mode.shape_env is not None

@@ -30,16 +30,16 @@ def converter(
     supports_dynamic_shapes: bool = True,
     requires_output_allocator: bool = False,
 ) -> Callable[[Convert], Function]:
-    """Declare a converter by the schema of its operator; what the decorator gives enters by ``registry.register``.
+    """Declare a converter by the schema of its operator; add the result to a registry with ``registry.register``.
 
     The function is called ``(ctx, node, args)``. ``args`` is a tuple in the schema's order with defaults filled in:
-    ``ITensor``s for what layers give, CPU tensors for constants, Python values else. It returns the result's
-    ``ITensor``, or a tuple of them. Names that it gives to layers and tensors are kept, but for tensors that leave the
-    engine, which have the model's names. Stackable, one decorator a schema.
+    ``ITensor``s for outputs of layers, CPU tensors for constants, else Python values. It returns the result's
+    ``ITensor``, or a tuple of them. Names that it gives to layers and tensors are kept, except for outputs of the
+    engine, which have the model's names. Stackable, one decorator per schema.
 
-    As for TorchScript, it comes before the built-in converter and is given nodes whose sizes vary, unless ``priority``
-    and ``supports_dynamic_shapes`` say otherwise. The schema of an operator in place stands for the one that gives a
-    new tensor: programs are made free of writes before they are converted.
+    By default it takes precedence over the built-in converter and receives nodes whose sizes vary; ``priority`` and
+    ``supports_dynamic_shapes`` change that. The schema of an in-place operator stands for the one that returns a new
+    tensor, since programs are functionalized before conversion.
 
     Raises:
         ValueError: no operator has this schema; the message has the nearest ones.
@@ -71,7 +71,7 @@ def _by_schema(function: Convert) -> Function:
 
 
 def operator_of(schema: str) -> Operator:
-    """The operator that has a schema; of one in place, the one that gives a new tensor."""
+    """The operator of a schema; for an in-place one, the one that returns a new tensor."""
     name, overloads = _overloads(schema)
     for overload in overloads:
         if _plain(str(overload._schema)) == _plain(schema):

@@ -15,8 +15,8 @@ from pipeline.trt import trt, weights_of
 class Weights:
     """Weights for layers: ``Weights(ctx, value)``.
 
-    The memory is the value's own, where it is contiguous and on the CPU; then weights made of a parameter that arrived
-    as a tensor, or of its ``.numpy()``, can be refitted. A Python int is int64, a float float32.
+    They share the value's memory if it is contiguous and on the CPU; then weights made from a parameter's tensor, or
+    from its ``.numpy()``, can be refitted. A Python int is int64, a float is float32.
 
     Attributes:
         data: the ``trt.Weights``.
@@ -26,7 +26,7 @@ class Weights:
         num_input_maps: the second size, or else the first.
 
     Raises:
-        TypeError: the value is no tensor, array or number, or has a dtype that TensorRT does not have.
+        TypeError: the value is not a tensor, array or number, or has a dtype that TensorRT does not have.
     """
 
     ctx: ConversionContext = field(repr=False)

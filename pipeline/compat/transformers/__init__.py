@@ -1,4 +1,4 @@
-"""Language models of transformers that generate: their own ``generate`` over engines of ours."""
+"""Generate text with language models of transformers: their own ``generate`` over our engines."""
 
 from __future__ import annotations
 

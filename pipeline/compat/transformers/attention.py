@@ -1,4 +1,4 @@
-"""Attention as transformers' models are captured with it: one form for prompts and single tokens."""
+"""The attention that transformers' models are captured with: one form for prompts and single tokens."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of queries [batch, heads, length, width] to keys of as many heads or fewer, where the mask is.
+    """Compute attention of queries [batch, heads, length, width] to keys of as many heads or fewer, where the mask
+    allows.
 
-    It is what transformers calls ``sdpa``, without its branches on the number of queries. Queries that share a head of
-    keys are rows of one product with it: keys and values are read where the cache has them, once, and none is repeated.
+    It is transformers' ``sdpa`` without its branches on the number of queries. Queries that share a head of keys are
+    rows of one product: keys and values are read once, directly from the cache, and not repeated.
     """
     shape, heads = query.shape, key.shape[1]
     groups = shape[1] // heads
@@ -59,7 +60,7 @@ def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dty
 
 @contextmanager
 def one_form() -> Iterator[None]:
-    """Within it, models of transformers whose attention is ``sdpa`` have this one. One thread at a time."""
+    """While entered, transformers' models with ``sdpa`` attention use this one. One thread at a time."""
     with _turn:
         before = ALL_ATTENTION_FUNCTIONS._local_mapping.get("sdpa")
         ALL_ATTENTION_FUNCTIONS["sdpa"] = attention

@@ -1,4 +1,4 @@
-"""Caches of transformers' kind over buffers that a program updates, for capture; and the one for ``generate``."""
+"""transformers' caches over buffers that a program updates: for capture, and for ``generate``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         self.start, self.is_initialized, self.dtype, self.device = start, True, keys.dtype, keys.device
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
-        """Write the new states after those that are there; give all."""
+        """Write the new states after the existing ones; return all."""
         positions = torch.arange(key_states.shape[2], device=self.device) + self.start
         self.own_keys.index_copy_(2, positions, key_states)
         self.own_values.index_copy_(2, positions, value_states)
@@ -46,11 +46,11 @@ class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 class Captured(Cache):
-    """A cache of which no mask asks whether there is one token or several."""
+    """A cache whose masks do not depend on whether there is one token or several."""
 
     @property
     def is_compileable(self) -> bool:
-        """transformers compiles nothing of it."""
+        """False: transformers must not compile it."""
         return False
 
 
@@ -67,10 +67,10 @@ def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
 
 
 class Filled(Cache):
-    """What ``generate`` is given for a cache: how much of the program's own is filled, by Python's count.
+    """The cache that ``generate`` sees: counts in Python how much of the program's own cache is filled.
 
     ``cross`` are the keys and values of cross attention, once the encoder's output is known. ``mask`` says which
-    positions count, [batch, max_cache_len]. ``runner`` has the program's own.
+    positions count, [batch, max_cache_len]. ``runner`` holds the program's own cache.
     """
 
     def __init__(self, max_cache_len: int, runner: CompiledModule) -> None:
@@ -82,12 +82,12 @@ class Filled(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """transformers must not compile what is compiled."""
+        """False: the program is compiled already."""
         return False
 
     @property
     def is_initialized(self) -> bool:
-        """It is filled as the program runs."""
+        """True: the program fills it as it runs."""
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -100,8 +100,8 @@ class Filled(Cache):
 
     @property
     def self_attention_cache(self) -> Cache:
-        """What is filled of the program's own keys and values [batch, heads, length, width], as it lies there: the next
-        step writes on."""
+        """The filled part of the program's own keys and values [batch, heads, length, width], as a view: the next step
+        writes on."""
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
         layers = sum(name.startswith("key_cache_") for name in state)
         names = (f"{kind}_cache_{layer}" for layer in range(layers) for kind in ("key", "value"))
@@ -113,7 +113,7 @@ class Filled(Cache):
         return _dynamic(self.cross)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Beams exchange rows, which the program's cache does not do."""
+        """Raise an error: beam search reorders rows, which the program's cache does not support."""
         raise ValueError("beam search is not supported: num_beams=1 generates greedily, or samples")
 
 
@@ -126,7 +126,7 @@ def _dynamic(tensors: Sequence[torch.Tensor]) -> Cache:
 
 
 def shapes_of(model: Pretrained, inputs: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The shapes of keys and values of each layer, of one position and one row, by a call of the model."""
+    """The shapes of keys and values of each layer, for one position and one row, found by calling the model."""
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
     with torch.no_grad():

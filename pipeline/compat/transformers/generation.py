@@ -1,4 +1,4 @@
-"""``compile_for_generation``: a model of transformers whose ``generate`` runs engines, its cache updated in place."""
+"""``compile_for_generation``: run ``generate`` of a transformers model on engines that update its cache in place."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _encoder_example(model: Pretrained, batch: int, length: int | None) -> torch
 
 
 def _shell(model: Pretrained) -> CompiledGeneration:
-    """The model's object without its weights: what ``generate`` asks of it is there, its tensors are on no device."""
+    """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     kinds = {base: type(f"Compiled{base.__name__}", (CompiledGeneration, base), {}) for base in (type(model),)}
@@ -154,7 +154,7 @@ def _shell(model: Pretrained) -> CompiledGeneration:
 
 
 class CompiledGeneration:
-    """A language model whose forward pass runs engines. Everything else is the class of the model itself.
+    """A language model whose forward pass runs engines. Everything else comes from the model's own class.
 
     Attributes:
         compiled: the programs by name; `Compiled` records.
@@ -179,7 +179,7 @@ class CompiledGeneration:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs are taken to, and outputs are."""
+        """The device of outputs, to which inputs are copied."""
         return self.__dict__["_place"]  # type: ignore[no-any-return]
 
     @property
@@ -188,14 +188,15 @@ class CompiledGeneration:
         return self.__dict__["_float"]  # type: ignore[no-any-return]
 
     def new_state(self) -> CompiledGeneration:
-        """Another object over the same engines and weights, with a cache of its own: for sequences at the same time."""
+        """Return another object over the same engines and weights, with a cache of its own, to generate other sequences
+        at the same time."""
         runners = {**self.runners, "decoder": self.runners["decoder"].new_state()}
         made = copy.copy(self)
         return made._with(self.compiled, runners, self.max_cache_len)
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:
-        """Generate as transformers does: all its arguments, but for beams and what else needs other caches.
+        """Generate as transformers does, with all its arguments except beams and others that need other caches.
 
         Raises:
             ValueError: several beams, an assistant or a ``cache_implementation`` are asked for.
@@ -213,7 +214,7 @@ class CompiledGeneration:
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
-        """The compiled encoder, where there is one."""
+        """The compiled encoder, if there is one."""
         if "encoder" not in self.runners:
             return super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         return CompiledEncoder(super().get_encoder(*args, **kwargs), self.runners["encoder"])  # type: ignore[misc]
@@ -230,10 +231,10 @@ class CompiledGeneration:
         encoder_outputs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Logits of the last token, as the decoder's program gives them; the cache is filled further.
+        """Return the logits of the last token, as the decoder's program computes them, and fill the cache further.
 
         Raises:
-            ExecutionError: the cache has no room for the tokens, or what is given is none of tokens.
+            ExecutionError: the cache has no room for the tokens, or the inputs are not tokens.
         """
         crossed = "encoder" in self.runners
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)

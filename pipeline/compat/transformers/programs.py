@@ -1,4 +1,5 @@
-"""What of a model becomes programs: a step of its decoder, its encoder, and what the decoder keeps of the encoder."""
+"""The parts of a model that become programs: a step of its decoder, and its encoder with the cross attention's keys and
+values."""
 
 from __future__ import annotations
 
@@ -41,14 +42,14 @@ class Decoder(torch.nn.Module):
         return cache_of([BufferLayer(keys, values, start, rows) for keys, values in pairs])
 
     def options(self, position_ids: torch.Tensor) -> dict[str, Any]:
-        """What a model takes besides, of what a step has."""
+        """The further arguments that a model takes, from those that a step has."""
         found: dict[str, Any] = {self.places: position_ids} if self.places else {}
         return {**found, "logits_to_keep": 1} if takes(self.model, "logits_to_keep") else found
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, start: torch.Tensor
     ) -> torch.Tensor:
-        """Write the tokens' keys and values from position ``start`` on, attend to where the mask is, give logits."""
+        """Write the tokens' keys and values from position ``start`` on, attend where the mask allows, return logits."""
         cache = self.caches(start, input_ids.shape[0])
         options = self.options(position_ids)
         out = self.model(
@@ -90,7 +91,7 @@ class CrossDecoder(Decoder):
 
 
 class Encoder(torch.nn.Module):
-    """An encoder: the last hidden state, and of each decoder layer the keys and values that are made of it."""
+    """An encoder: returns the last hidden state, and the keys and values that each decoder layer makes from it."""
 
     def __init__(self, model: Pretrained) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class Encoder(torch.nn.Module):
         self.masked = takes(model.get_encoder(), "attention_mask") and self.main == "input_ids"
 
     def forward(self, inputs: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Encode ``inputs`` once; the cross attention's share follows."""
+        """Encode ``inputs`` once, then compute the cross attention's keys and values."""
         masks = {"attention_mask": attention_mask} if self.masked else {}
         hidden = self.model.get_encoder()(**{self.main: inputs}, **masks).last_hidden_state
         first = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=inputs.device)

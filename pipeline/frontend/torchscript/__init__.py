@@ -1,1 +1,2 @@
-"""TorchScript as a module that torch.export captures: its graph is read to records and interpreted by evaluators."""
+"""Make TorchScript a module that torch.export captures: its graph is read into records and interpreted by
+evaluators."""

@@ -1,4 +1,4 @@
-"""Evaluators of lists, dicts and strings, which are Python's own: one list under all its names."""
+"""Evaluators of lists, dicts and strings. They use Python's own objects, so a list with several names is one list."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _LISTS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::split": _method("split"),
     "aten::len": len,
 }
-"""What a kind means for lists, dicts and strings where tensors have it too: in overloads that are given no tensor."""
+"""Kinds that tensors share with lists, dicts and strings, as functions for overloads without a tensor."""
 
 _STRINGS: Final = (
     *("capitalize", "center", "endswith", "expandtabs", "find", "isalnum", "isalpha", "isdecimal", "isdigit"),
@@ -67,7 +67,7 @@ _STRINGS: Final = (
     *("lstrip", "partition", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "splitlines"),
     *("startswith", "strip", "swapcase", "title", "upper", "zfill"),
 )
-"""What is Python's method of this name of a string."""
+"""Kinds that are Python's string method of the same name."""
 
 
 def _of(function: Callable[..., Value]) -> Evaluator:

@@ -1,4 +1,4 @@
-"""Evaluators of control flow: branches on what is known at capture, loops that are counted, calls that are inlined."""
+"""Evaluators of control flow: branches on conditions known at capture, loops with a known count, inlined calls."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _HARMLESS: Final = (
     "autograd.profiler.record_function",
     "nn.utils.stateless.",
 )
-"""What a program may enter that changes nothing of what it computes."""
+"""Contexts that do not change what a program computes."""
 
 _CHOOSE: Final = "let torch.where choose between values, or decide before the model is called"
 _FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
 
 
 def branch(call: Call, condition: Value) -> Value:
-    """prim::If: the branch that is taken. A condition on sizes puts a guard on them; data is an error."""
+    """prim::If: run the branch that is taken. A condition on sizes adds a guard; one on data is an error."""
     if _is_data(condition):
         raise call.error("its condition is data, which is known only when the program runs", _CHOOSE)
     return call.blocks[0 if condition else 1]()
 
 
 def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
-    """prim::Loop: its turns one after the other, as many as are known at capture."""
+    """prim::Loop: run its iterations one after the other; their number must be known at capture."""
     _known(call, turns, "the number of its turns")
     values: tuple[Value, ...] = carried
     done = 0
@@ -58,19 +58,19 @@ def _known(call: Call, value: Value, what: str) -> None:
 
 
 def _is_data(value: Value) -> bool:
-    """Whether a number is read from a tensor while the program is traced, and nothing tells it."""
+    """Whether a number is read from a tensor while the program is traced, with no known value."""
     if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):
         return False
     return not value.node.has_hint() and value.node.maybe_as_int() is None
 
 
 def raises(call: Call, message: Value, kind: Value = None) -> None:
-    """prim::RaiseException, where the branch with it is taken."""
+    """prim::RaiseException: an error, if the branch with it is taken."""
     raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
 
 
 def enters(call: Call, context: Value) -> Value:
-    """prim::Enter, prim::Exit: gradients and profilers have no say in a compiled program."""
+    """prim::Enter, prim::Exit: ignored for gradients and profilers, which have no effect on a compiled program."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
         raise call.error(f"the context {name} has no meaning in a compiled program", "leave it out of the model")
@@ -78,12 +78,12 @@ def enters(call: Call, context: Value) -> Value:
 
 
 def inside(call: Call, *inputs: Value) -> Value:
-    """prim::CallMethod of a module; prim::fork, at once, as nothing else runs beside a program."""
+    """prim::CallMethod of a module; prim::fork, which runs at once."""
     return call.blocks[0](*inputs)
 
 
 def python(call: Call, *inputs: Value) -> Value:
-    """prim::PythonOp: a function that the script leaves to Python, torch.jit.ignore'd, is traced as it is."""
+    """prim::PythonOp: trace a function that the script leaves to Python (torch.jit.ignore)."""
     if any(isinstance(value, torch.nn.Module) for value in inputs):
         raise call.error(
             "it leaves a method to Python", "let torch.jit.ignore leave out functions, or script the method"

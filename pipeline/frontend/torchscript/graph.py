@@ -19,7 +19,7 @@ CALL: Final = "pipeline::CallMethod"
 
 @frozen(eq=False)
 class Block:
-    """Nodes in order, the names of the values that they are given, and of those that they give."""
+    """Nodes in order, and the names of the block's input and output values."""
 
     inputs: tuple[str, ...]
     nodes: tuple[Node, ...]
@@ -34,7 +34,7 @@ class Node:
     overload: ``Tensor`` of ``aten::add.Tensor``, ``default`` where it has no name; empty for a node without a schema.
     inputs, outputs: the names of its values.
     types: the types of its outputs as TorchScript prints them; those of named tuples with their fields.
-    attributes: what the node itself holds: a constant's value, the name of what `prim::GetAttr` gets.
+    attributes: the data of the node itself: a constant's value, the attribute's name for `prim::GetAttr`.
     blocks: the branches of an `prim::If`, the body of a `prim::Loop`, the graph of a `prim::fork`.
     """
 
@@ -73,7 +73,7 @@ def _nodes(block: Block) -> Iterator[Node]:
 
 
 def read(script: Foreign, method: str = "forward") -> Graph:
-    """The records of a method of a script module, or of a script function; the script stays as it is."""
+    """Read a method of a script module, or a script function, into records; the script is not changed."""
     reader = _Reader()
     if isinstance(script, torch.jit.ScriptModule):
         block = reader.method(_Receiver("", script), method, Place())
@@ -90,7 +90,7 @@ class _Receiver:
     script: Foreign
 
     def attribute(self, name: str) -> _Receiver | None:
-        """The part of this name; None where that is no module."""
+        """The part of this name; None if it is not a module."""
         part = dict(self.script.named_children()).get(name)
         return None if part is None else _Receiver(f"{self.path}.{name}".removeprefix("."), part)
 
@@ -160,7 +160,7 @@ class _Reader:
         return self.methods[key]
 
     def block(self, block: Foreign, scope: _Scope) -> Block:
-        """A block; names begin with the scope's prefix, since they are unique in one graph only."""
+        """Read a block; names get the scope's prefix, since they are unique in one graph only."""
 
         def names(values: Foreign) -> tuple[str, ...]:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
@@ -174,7 +174,7 @@ class _Reader:
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
     def node(self, node: Foreign, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
-        """A node; None for a tensor constant, which belongs to the graph unless it is a number."""
+        """Read a node; None for a tensor constant, which belongs to the graph unless it is a number."""
         _note(node, scope.receivers)
         kind = node.kind()
         attributes = self.attributes(node, kind)
@@ -187,7 +187,7 @@ class _Reader:
         return Node(kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.place)
 
     def attributes(self, node: Foreign, kind: str) -> dict[str, Foreign]:
-        """What a node holds, but for graphs."""
+        """The data of a node, without graphs."""
         if kind == "prim::Constant":
             return {"value": node.output().toIValue()}
         if kind == "prim::PythonOp":
@@ -205,7 +205,7 @@ class _Reader:
                 yield self.subgraph(node, node.g(name), scope)
 
     def subgraph(self, node: Foreign, graph: Foreign, scope: _Scope) -> Block:
-        """The graph of a `prim::fork`, which is given the modules that the node is."""
+        """The graph of a `prim::fork`, which receives the node's modules."""
         pairs = list(zip(node.inputs(), graph.inputs(), strict=True))
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
         copy = _inlined(graph, known)
@@ -229,7 +229,7 @@ def _type(kind: Foreign) -> str:
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether a tensor constant is one whole number, as which a trace has what its sizes are computed with."""
+    """Whether a tensor constant is a single integer; traces have such constants where they compute with sizes."""
     return tensor.dim() == 0 and tensor.dtype in (torch.int64, torch.int32, torch.bool)
 
 

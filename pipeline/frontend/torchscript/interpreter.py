@@ -33,13 +33,13 @@ _HINT: Final = (
 
 @frozen(eq=False)
 class Interpreter:
-    """Runs the blocks of one graph with these evaluators, on ``values`` by name."""
+    """Runs the blocks of one graph with these evaluators; ``values`` maps names to values."""
 
     evaluators: Evaluators
     values: dict[str, Value]
 
     def run(self, block: Block, *inputs: Value) -> tuple[Value, ...]:
-        """What a block gives for its inputs."""
+        """Run a block; return its outputs."""
         self.values.update(zip(block.inputs, inputs, strict=True))
         for node in block.nodes:
             results = self.results(node)
@@ -62,7 +62,7 @@ class Interpreter:
         return _outputs(call, result)
 
     def evaluated(self, call: Call, inputs: list[Value]) -> Value:
-        """By the registry, or else by the operator that has the node's schema."""
+        """Evaluate a node by the registry, or else by the operator of its schema."""
         node = call.node
         evaluator = self.evaluators.find(node)
         if not node.blocks:

@@ -21,24 +21,24 @@ Script: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction[Value, Va
 
 
 def is_script(model: object) -> TypeGuard[Script]:
-    """Whether a model is TorchScript: a scripted or traced module or function, or what ``torch.jit.load`` gave."""
+    """Whether a model is TorchScript: a scripted or traced module or function, or the result of ``torch.jit.load``."""
     return isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction)
 
 
 def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = "forward") -> torch.nn.Module:
-    """The module that interprets a TorchScript graph with these evaluators, which can be compiled and called.
+    """Make a module that interprets a TorchScript graph with these evaluators, to compile or call.
 
-    It shares the script's parameters and buffers, under the names that they have there, and has its signature. A
-    pipeline makes one of each script that it is given; make one yourself for evaluators of your own, or to compile a
-    method other than ``forward``.
+    It shares the script's parameters and buffers, under the same names, and has its signature. A pipeline makes one of
+    each script that you pass; make one yourself to use evaluators of your own, or to compile a method other than
+    ``forward``.
 
     Args:
-        script: a scripted or traced module or function, or what ``torch.jit.load`` gave.
-        evaluators: what nodes mean that are no operators of torch's.
+        script: a scripted or traced module or function, or the result of ``torch.jit.load``.
+        evaluators: evaluate the nodes that are not operators of torch.
         method: the method to compile, of a module.
 
     Raises:
-        TypeError: ``script`` is no TorchScript, or ``evaluators`` no `Evaluators`.
+        TypeError: ``script`` is not TorchScript, or ``evaluators`` are not `Evaluators`.
         CaptureError: the module has no such method, or hooks around it.
     """
     if not is_script(script):
@@ -121,7 +121,7 @@ class _Shared:
     made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = field(factory=dict)
 
     def parameter(self, tensor: torch.Tensor) -> torch.nn.Parameter:
-        """A tensor as a parameter: itself, or one in its memory where it is of a loaded file."""
+        """Return a tensor as a parameter: itself, or a new one in its memory if it comes from a loaded file."""
         if isinstance(tensor, torch.nn.Parameter):
             return tensor
         given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
@@ -141,7 +141,7 @@ class _Interpreted(_Part):
             setattr(self, name, graph.constants[value])
 
     def interpreted(self, *inputs: Value) -> Value:
-        """What the graph gives; containers among the inputs are copied, as TorchScript copies them."""
+        """Run the graph; containers among the inputs are copied, as TorchScript does."""
         values = {value: getattr(self, name) for value, name in self._literals.items()}
         given = [*([self] if self._is_method else []), *map(_copied, inputs)]
         with provenance.preserve_node_meta():

@@ -1,4 +1,4 @@
-"""Evaluators of arithmetic on numbers and sizes, as Python does it; sizes that vary stay expressions."""
+"""Evaluators of arithmetic on numbers and sizes, computed by Python; varying sizes stay expressions."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::hash": hash,
     "prim::abs": abs,
 }
-"""What a kind means for numbers, strings and lists: in all overloads that are given no tensor."""
+"""Kinds as functions of numbers, strings and lists, for all overloads without a tensor."""
 
 _MATH: Final = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "degrees", "erf"),
     *("erfc", "exp", "expm1", "fabs", "factorial", "floor", "fmod", "frexp", "gamma", "gcd", "isfinite", "isinf"),
     *("isnan", "ldexp", "lgamma", "log", "log10", "log1p", "modf", "radians", "sin", "sinh", "tan", "tanh"),
 )
-"""What is Python's function of this name in ``math``."""
+"""Kinds that are the function of the same name in ``math``."""
 
 
 def _length(low: Value, high: Value, step: Value) -> Value:
@@ -93,7 +93,7 @@ def _number(function: Callable[..., Value]) -> Evaluator:
 
 
 def plain(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
-    """Evaluators for the overloads of these kinds that are given no tensor."""
+    """Evaluators for the overloads of these kinds that take no tensor."""
     return {f"{kind}.{o}": _number(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
 
 

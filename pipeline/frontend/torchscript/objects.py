@@ -1,4 +1,4 @@
-"""Evaluators of what a script is made of: constants, attributes, tuples, lists, dicts, objects and their types."""
+"""Evaluators of a script's own objects: constants, attributes, tuples, lists, dicts, instances and their types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Object:
 
 
 def constant(call: Call) -> Value:
-    """prim::Constant; a tensor that is one number is made of it, so that sizes stay known that are computed with it."""
+    """prim::Constant; a tensor with a single number is made from it, so that sizes computed with it stay known."""
     value = call.attributes["value"]
     if not isinstance(value, torch.Tensor):
         return value
@@ -42,7 +42,7 @@ def get_attribute(call: Call, owner: Value) -> Value:
 
 
 def set_attribute(call: Call, owner: Value, value: Value) -> None:
-    """prim::SetAttr: a buffer gets the value that is assigned, so that the program updates it."""
+    """prim::SetAttr: write the assigned value to the buffer, so that the program updates it."""
     name = call.attributes["name"]
     if isinstance(owner, Object):
         owner.attributes[name] = value
@@ -77,7 +77,7 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Value:
 
 
 def is_instance(call: Call, value: Value) -> bool:
-    """prim::isinstance, for what TorchScript itself has not decided."""
+    """prim::isinstance, if TorchScript itself has not decided it."""
     return any(matches(value, kind) for kind in call.attributes["types"])
 
 

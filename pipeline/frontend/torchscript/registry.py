@@ -23,7 +23,7 @@ _KEY = re.compile(r"(?P<kind>\w+::\w+)(?:\.(?P<overload>\w+))?")
 
 @frozen(eq=False)
 class Call:
-    """A node as an evaluator sees it: what it is, and its blocks as functions of their inputs, which give tuples."""
+    """A node as an evaluator sees it, with its blocks as functions from inputs to tuples."""
 
     node: Node
     blocks: tuple[Callable[..., tuple[Value, ...]], ...] = ()
@@ -35,7 +35,7 @@ class Call:
 
     @property
     def attributes(self) -> FrozenDict[str, Value]:
-        """What the node itself holds: ``attributes["name"]`` of a `prim::GetAttr`."""
+        """The data of the node itself: ``attributes["name"]`` of a `prim::GetAttr`."""
         return self.node.attributes
 
     @property
@@ -45,7 +45,7 @@ class Call:
 
     @property
     def where(self) -> str:
-        """The user's line, ``model.py:12, y = x + 1``; empty where the graph does not tell it."""
+        """The user's line, ``model.py:12, y = x + 1``; empty if the graph does not have it."""
         return self.node.place.where
 
     def error(self, why: str, hint: str = "") -> CaptureError:
@@ -62,28 +62,28 @@ def _frozen(table: Mapping[str, Evaluator]) -> FrozenDict[str, Evaluator]:
 class Evaluators(Mapping[str, Evaluator]):
     """Evaluators by the kind of their nodes, ``prim::ListConstruct``, or by one overload, ``aten::add.int``.
 
-    An evaluator is called with a `Call` and the values of the node's inputs, and gives the value of its output: a tuple
-    where it has several, anything where it has none. Values are tensors, numbers (sizes that vary as ``torch.SymInt``),
-    strings, lists, tuples, dicts and modules; dtypes and layouts are the whole numbers that TorchScript has for them.
-    Immutable: `register` and `without` give new ones.
+    An evaluator is called with a `Call` and the values of the node's inputs, and returns the value of its output: a
+    tuple if it has several, anything if it has none. Values are tensors, numbers (sizes that vary as ``torch.SymInt``),
+    strings, lists, tuples, dicts and modules; dtypes and layouts are TorchScript's integers for them. Immutable:
+    `register` and `without` return new ones.
     """
 
     table: FrozenDict[str, Evaluator] = field(factory=FrozenDict, converter=_frozen)
 
     def register(self, key: str, evaluator: Evaluator) -> Evaluators:
-        """With this evaluator; it takes the place of others of the key, and of the overloads of a kind.
+        """Return evaluators with this one; it replaces others of the key, and for a kind those of its overloads.
 
         Raises:
             TypeError: the evaluator cannot be called.
-            ValueError: the key is no kind of a node, or of ``aten`` and no operator has it.
+            ValueError: the key is not a node's kind, or no operator of ``aten`` has it.
         """
         if not callable(evaluator):
-            raise TypeError(f"the evaluator of {key} is a {type(evaluator).__name__}, a function is due")
+            raise TypeError(f"the evaluator of {key} is a {type(evaluator).__name__}, expected a function")
         _check(key)
         return Evaluators({**self.without(key).table, key: evaluator})
 
     def without(self, key: str) -> Evaluators:
-        """Without the evaluators of a kind and of its overloads, or of one overload."""
+        """Return evaluators without those of a kind and its overloads, or of one overload."""
         kept = {k: f for k, f in self.table.items() if k != key and not k.startswith(f"{key}.")}
         return Evaluators(kept)
 
@@ -118,7 +118,7 @@ def _check(key: object) -> None:
 
 
 def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:
-    """The overloads of a kind that TorchScript has; ``plain``: those that are given no tensor."""
+    """The overloads of a kind that TorchScript has; ``plain``: those that take no tensor."""
     schemas = torch._C._jit_get_schemas_for_operator(kind)
     chosen = (s for s in schemas if not plain or not any("Tensor" in str(a.type) for a in s.arguments))
     return tuple(s.overload_name or "default" for s in chosen)

@@ -1,4 +1,4 @@
-"""Where in the user's code a node of a TorchScript graph comes from."""
+"""Find where a node of a TorchScript graph comes from in the user's code."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class Place:
         return Place(trace or self.trace, self.modules)
 
     def inside(self, path: str, kind: str) -> Place:
-        """The same within a module that is called there."""
+        """The same place, inside a module that is called there."""
         return Place(self.trace, FrozenDict({**self.modules, path: kind}))
 
     @property
     def where(self) -> str:
-        """The user's line, `model.py:12, y = x + 1`; empty where the graph does not tell it."""
+        """The user's line, `model.py:12, y = x + 1`; empty if the graph does not have it."""
         return line_of({"stack_trace": self.trace})
 
     @property
     def meta(self) -> dict[str, Foreign]:
-        """What a node of torch.fx that is made here has as ``meta``."""
+        """The ``meta`` of torch.fx nodes that are made here."""
         stack = {path: (path, name) for path, name in self.modules.items()}
         return {"nn_module_stack": stack, **({"stack_trace": self.trace} if self.trace else {})}
 
 
 def lines(nodes: Sequence[Foreign]) -> list[str]:
-    """The stack traces of torch's nodes; where torch tells none, that of the node before, or else of one after."""
+    """The stack traces of torch's nodes; a node without one gets that of the node before, or else of one after."""
     known = [_trace(node.sourceRange()) for node in nodes]
     last = next(filter(None, known), "")
     return [last := trace or last for trace in known]

@@ -1,4 +1,5 @@
-"""Evaluators between tensors and Python: sizes, dtypes, devices, numbers read from tensors and tensors made of them."""
+"""Evaluators between tensors and Python: sizes, dtypes, devices, numbers read from tensors, and tensors made from
+numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pipeline.frontend.torchscript.types import Value
 
 @lru_cache(maxsize=1)
 def codes() -> Mapping[torch.dtype, int]:
-    """The whole numbers by which TorchScript calls dtypes, as torch itself says."""
+    """TorchScript's integers for dtypes, found by asking torch."""
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     with warnings.catch_warnings():  # some dtypes are experimental, or deprecated
         warnings.simplefilter("ignore")
@@ -31,7 +32,7 @@ def _code(dtype: torch.dtype) -> int | None:
 
 
 def dtype_of(code: int | torch.dtype | None) -> torch.dtype | None:
-    """The dtype that a number stands for; None for None, which means that none is asked for."""
+    """The dtype that an integer stands for; None for None (no dtype requested)."""
     if code is None or isinstance(code, torch.dtype):
         return code
     return next(dtype for dtype, number in codes().items() if number == code)
@@ -57,7 +58,7 @@ def to_float(call: Call, value: Value) -> Value:
 
 
 def to_bool(call: Call, value: Value) -> Value:
-    """aten::Bool: what the branch on it is told; of data a symbol, which the branch refuses."""
+    """aten::Bool: the condition of a branch; for data, a symbol, which the branch refuses."""
     number = _item(value)
     return number if isinstance(number, bool | torch.SymBool) else number != 0
 
@@ -71,7 +72,7 @@ def _choice(truth: Value) -> Value:
 
 
 def to_tensor(call: Call, value: Value) -> torch.Tensor:
-    """prim::NumToTensor, as which a trace notes sizes that the model computes with."""
+    """prim::NumToTensor, which traces have where the model computes with sizes."""
     whole = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
     dtype = torch.int64 if whole else torch.bool if isinstance(value, bool) else torch.float64
     return torch.scalar_tensor(value, dtype=dtype)

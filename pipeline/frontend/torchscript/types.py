@@ -1,4 +1,4 @@
-"""What the types of TorchScript's own are called here: torch does not annotate them."""
+"""Names for TorchScript's own types, which torch does not annotate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meaning of TensorRT's layers in PyTorch on the CPU, from the description of a network alone."""
+"""Run network descriptions on the CPU: the meaning of TensorRT's layers, in PyTorch."""
 
 from pipeline.runtime.reference.executor import ReferenceEngine, run
 from pipeline.runtime.reference.kinds import FLOW, KINDS, NOT_MODELLED

@@ -8,7 +8,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def present(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
-    """The first `count` inputs, all of which must be there."""
+    """The first `count` inputs, none of which may be absent."""
     given = tuple(tensor for tensor in inputs[:count] if tensor is not None)
     if len(given) != count:
         raise LayerError(f"needs {count} inputs, has {len(given)}")
@@ -21,7 +21,7 @@ def optional(inputs: Inputs, index: int) -> torch.Tensor | None:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Halves as float32, in which a good kernel accumulates; the rest as it is."""
+    """Halves as float32, in which a good kernel accumulates; other dtypes unchanged."""
     return tensor.float() if tensor.dtype in HALVES else tensor
 
 
@@ -36,10 +36,10 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def along(vector: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
-    """A vector laid along one axis of a tensor of that rank."""
+    """A vector reshaped to lie along one axis of a tensor of that rank."""
     return vector.reshape([-1 if position == axis else 1 for position in range(rank)])
 
 
 def without_nan(x: torch.Tensor, instead: float) -> torch.Tensor:
-    """As layers that choose take NaN on RTX 1.4 (measured on an H200): the last that they would choose."""
+    """Replace NaN as choosing layers treat it on RTX 1.4 (measured on an H200): they choose it last."""
     return torch.where(x.isnan(), instead, x) if x.is_floating_point() else x

@@ -11,8 +11,8 @@ from pipeline.trt import torch_dtype
 
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A cast as a GPU does it: floats go to integers toward zero, out of range to the nearest bound. NaN goes to 0, or
-    to the least int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
+    """Cast as a GPU does: floats are truncated to integers, and clamped to the nearest bound. NaN becomes 0, or the
+    least int64; int8 and uint8 are the low byte of the int32 (measured on RTX 1.4)."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
         return x.to(dtype)
     if dtype.itemsize == 1:
@@ -31,7 +31,7 @@ def cast(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def identity(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Its output may have another dtype, which makes it a cast."""
+    """An identity, or a cast if its output has another dtype."""
     (x,) = present(inputs, 1)
     return (converted(x, torch_dtype(layer.outputs[0].dtype)),)
 

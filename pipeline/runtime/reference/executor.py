@@ -17,7 +17,7 @@ LIMITS = ("TRIP_LIMIT", "CONDITION")
 
 @attrs.frozen
 class Plan:
-    """What to run in order, and what may be forgotten after each step."""
+    """The layers to run in order, and the tensors to drop after each step."""
 
     network: Network
     flow: Flow
@@ -26,7 +26,7 @@ class Plan:
 
     @classmethod
     def of(cls, network: Network) -> "Plan":
-        """Layers inside loops and conditionals are no steps: they run when one needs them."""
+        """Make the plan; layers inside loops and conditionals are not steps: they run on demand."""
         flow = read_flow(network)
         wanted = needed(network, flow)
         live = [layer for layer in network.layers if layer.name in wanted]
@@ -58,7 +58,7 @@ class Frame:
         return {self.loop} | (self.parent.loops() if self.parent is not None else set())
 
     def home(self, regions: Collection[str | None]) -> "Frame":
-        """The innermost frame of a loop that a tensor lies in, which is where it is kept."""
+        """The frame of the innermost loop that a tensor lies in, which keeps its value."""
         frame = self
         while frame.parent is not None and frame.loop not in regions:
             frame = frame.parent
@@ -66,12 +66,12 @@ class Frame:
 
 
 def run(network: Network, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
-    """The outputs of a network by name. LayerError names the layer where a rule of TensorRT is broken."""
+    """The outputs of a network by name. LayerError names a layer that breaks a rule of TensorRT."""
     return run_plan(Plan.of(network), weights, inputs)
 
 
 def run_plan(plan: Plan, weights: Values, inputs: Values) -> dict[str, torch.Tensor]:
-    """`run`, with the plan made beforehand."""
+    """`run` with a given plan."""
     bound = {tensor.name: _bound(tensor, inputs) for tensor in plan.network.inputs}
     with torch.no_grad():
         values = _Machine(plan, weights).run(bound)
@@ -130,7 +130,8 @@ class _Machine:
         return self.home(name, frame).values.get(name)
 
     def demand(self, name: str, frame: Frame) -> torch.Tensor:
-        """The value of a tensor, with whatever must run first; by a stack, since networks are deep."""
+        """The value of a tensor, after running everything that it needs; with a stack instead of recursion, since
+        networks are deep."""
         value = self.get(name, frame)
         if value is not None:
             return value
@@ -150,7 +151,8 @@ class _Machine:
         return value
 
     def needs(self, layer: Layer, frame: Frame) -> tuple[str, ...]:
-        """What must be there before a layer runs: of a conditional the branch taken, of a loop its start."""
+        """The tensors that a layer needs before it runs: for a conditional those of the branch taken, for a loop its
+        start."""
         region = region_of(layer)
         if layer.kind == "CONDITIONAL_OUTPUT":
             (condition,) = (used(entry)[0] for entry in self.flow.boundaries(region, "CONDITION"))
@@ -204,7 +206,7 @@ class _Machine:
         return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
 
     def goes_on(self, region: str | None, inner: Frame, trip: int) -> bool:
-        """Up to the count, and the length of what is iterated over, while the condition holds."""
+        """Whether a loop continues: up to its count and the length of iterated tensors, while the condition holds."""
         if any(trip >= int(self.demand(used(limit)[0], inner)) for limit in self.counts(region)):
             return False
         for iterator in self.flow.boundaries(region, "ITERATOR"):
@@ -221,14 +223,14 @@ class _Machine:
             inner.values[iterator.outputs[0].name] = whole.select(axis, index)
 
     def assert_all(self, region: str | None, inner: Frame) -> None:
-        """The assertions of an iteration, those inside conditionals excepted; all else runs when it is needed."""
+        """Run the assertions of an iteration, except those inside conditionals; other layers run on demand."""
         for layer in self.plan.network.layers:
             around = self.flow.regions_of(layer) if layer.kind == "ASSERTION" else frozenset()
             if region in around and around <= inner.loops():
                 self.execute(layer, inner)
 
     def collect(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
-        """The last value, or one element a trip along a new axis."""
+        """The last value, or one element per iteration along a new axis."""
         if layer.attribute("kind") == "LAST_VALUE":
             return self.demand(used(layer)[0], last)
         row, axis = layer.outputs[0], layer.attribute("axis")
@@ -247,7 +249,7 @@ def _named(layer: Layer, error: Exception) -> LayerError:
 
 @attrs.frozen
 class ReferenceEngine:
-    """A network with its weights: takes and gives tensors in the order of the network's inputs and outputs."""
+    """A network with its weights: takes and returns tensors in the order of the network's inputs and outputs."""
 
     network: Network
     weights: Values = attrs.field(eq=False, repr=False)

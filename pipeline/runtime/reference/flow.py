@@ -27,7 +27,7 @@ def region_of(layer: Layer) -> str | None:
 
 @attrs.frozen
 class Flow:
-    """Who makes each tensor, the boundary layers of each region, and the regions each tensor lies in."""
+    """The maker of each tensor, the boundary layers of each region, and the regions that each tensor lies in."""
 
     producers: Mapping[str, Layer]
     regions: Mapping[str, tuple[Layer, ...]]
@@ -38,13 +38,13 @@ class Flow:
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
     def regions_of(self, layer: Layer) -> frozenset[str]:
-        """The regions a layer lies in: those of what it makes, or, where it makes nothing, of what it takes."""
+        """The regions that a layer lies in: those of its outputs, or, without outputs, of its inputs."""
         names = [tensor.name for tensor in layer.outputs] or list(used(layer))
         return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))
 
 
 def used(layer: Layer) -> tuple[str, ...]:
-    """The names of the inputs that are there."""
+    """The names of the inputs that are not absent."""
     return tuple(name for name in layer.inputs if name is not None)
 
 

@@ -121,7 +121,7 @@ def gather(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def scatter(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """A copy of the data with updates written; of two writes to one place, which stays is not defined."""
+    """A copy of the data with updates written; which of two writes to one place wins is undefined."""
     x, indices, updates = present(inputs, 3)
     if layer.attribute("mode") == "ELEMENT":
         axis = axis_of(layer.attribute("axis"), x.dim())

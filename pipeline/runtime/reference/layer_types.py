@@ -1,4 +1,4 @@
-"""What the functions of all kinds of layers take and give."""
+"""The types of arguments and results of the functions for layer kinds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -15,7 +15,8 @@ Kind: TypeAlias = Callable[[Layer, Inputs, Roles], Outputs]
 
 
 class LayerError(ExecutionError):
-    """A network does something that TensorRT does not allow, or that the reference does not model; names the layer."""
+    """A network does something that TensorRT does not allow, or that the reference does not model; the message names
+    the layer."""
 
     advice = "call the model with the same inputs; what PyTorch takes runs with torch_executed_ops naming its operator"
     named = False

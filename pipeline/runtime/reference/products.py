@@ -1,4 +1,4 @@
-"""Kinds that are sums of products: matrices, einsum, attention and what goes with it."""
+"""Kinds that are sums of products: matrix products, einsum, attention and related layers."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from pipeline.runtime.reference.quantized import nearest
 
 
 def matrix_multiply(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Leading dimensions broadcast; VECTOR takes the last dimension alone."""
+    """A matrix product: leading dimensions broadcast; VECTOR uses only the last dimension."""
     a, b = present(inputs, 2)
     op0, op1 = layer.attribute("op0"), layer.attribute("op1")
     left = _operand(wide(a), op0, -2)
@@ -50,7 +50,8 @@ def _only_padded(layer: Layer, *forms: str) -> None:
 
 
 def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """All of it, from query, key, value, mask (True attends, or added), quantization scale, and lengths of the two."""
+    """The whole attention, from query, key, value, mask (True attends, or added), quantization scale, and both
+    lengths."""
     query, key, value = present(inputs, 3)
     _only_padded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
@@ -68,7 +69,7 @@ def attention_input(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def attention_output(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """The other end of the pair: attention_input has done the work."""
+    """The second boundary: returns the result of attention_input."""
     return present(inputs, 1)
 
 
@@ -82,7 +83,8 @@ def _tables(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rotary_embedding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Pairs of adjacent elements (interleaved), or of the two halves, turn by their angle; what is beyond stays."""
+    """Rotate pairs of adjacent elements (interleaved), or of the two halves, by their angles; further elements are
+    unchanged."""
     (x,) = present(inputs, 1)
     cosines, sines = _tables(inputs)
     size = layer.attribute("rotary_embedding_dim") or x.shape[-1]
@@ -96,7 +98,7 @@ def rotary_embedding(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def kv_cache_update(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """A new cache with `update` written from each sequence's index on; writes beyond the end are dropped."""
+    """Return a new cache with `update` written from each sequence's index on; writes beyond the end are dropped."""
     cache, update, starts = present(inputs, 3)
     _only_padded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":

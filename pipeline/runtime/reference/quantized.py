@@ -1,7 +1,7 @@
 """Kinds that quantize: rounding to nearest and ties to even, saturation, and blocks that share a scale.
 
-TensorRT has codes of 4 bits, which PyTorch does not compute with: between layers each has an element of its own here,
-int8 for INT4 and the number itself, in float32, for FP4. Weights have two a byte, the first in the low bits.
+PyTorch does not compute with TensorRT's codes of 4 bits: between layers each is a separate element here, int8 for INT4
+and the number itself, in float32, for FP4. Weights have two per byte, the first in the low bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def element_dtype(name: str) -> torch.dtype:
 
 
 def unpacked(weight: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The elements of a weight, of which a byte has two where they have 4 bits."""
+    """The elements of a weight; a byte holds two if they have 4 bits."""
     if dtype not in ELEMENTS or weight.dtype != torch.uint8:
         return weight
     codes = torch.stack([weight & 15, weight >> 4], -1).reshape(-1).long()
@@ -52,8 +52,8 @@ def _spread(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tenso
 
 
 def nearest(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The numbers of a quantized dtype nearest to those of a float32 tensor: ties to the even code, and the last one
-    for what is beyond it."""
+    """The numbers of a quantized dtype nearest to those of a float32 tensor: ties to the even code, and saturation
+    beyond the range."""
     if dtype == FP4:
         return _nearest_fp4(x)
     if dtype == E8M0:
@@ -71,8 +71,8 @@ def _nearest_fp4(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Zero points are zero: TensorRT takes no others. Its kernels multiply with the scale's reciprocal in float32, as
-    their source in plans of RTX 1.6 and 1.7 shows."""
+    """Quantize with zero points of zero: TensorRT takes no others. Its kernels multiply with the scale's reciprocal in
+    float32, as their source in plans of RTX 1.6 and 1.7 shows."""
     x, scale = present(inputs, 2)
     each = wide(_spread(scale, x.shape, layer.attribute("axis")))
     return (nearest(wide(x) * (1 / each), layer.outputs[0].dtype),)
@@ -86,8 +86,8 @@ def dequantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def dynamic_quantize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Codes, and the scale of each block: the least power of two that keeps it in range (E8M0), or its greatest size
-    over the greatest code, in E4M3, where the second input is the scale of all scales."""
+    """Codes, and the scale of each block: the least power of two that keeps it in range (E8M0); or, with a second input
+    (the scale of all scales), its greatest magnitude over the greatest code, in E4M3."""
     (x,) = present(inputs, 1)
     whole, axis = optional(inputs, 1), axis_of(layer.attribute("axis"), x.dim())
     kind, of_scales = layer.outputs[0].dtype, layer.outputs[1].dtype

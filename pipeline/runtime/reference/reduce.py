@@ -78,7 +78,8 @@ def reduce(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def top_k(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Values in order, and where they were; of equal ones the earlier comes first. NaN is the last, and an infinity."""
+    """Values in order, and their indices; of equal ones the earlier comes first. NaN comes last, and counts as an
+    infinity."""
     (x,) = present(inputs, 1)
     x = without_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
     (axis,) = layer.attribute("axes")
@@ -96,7 +97,7 @@ def softmax(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def ragged_softmax(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Each row over its own length; what lies beyond is 0."""
+    """Softmax of each row over its own length; elements beyond are 0."""
     x, lengths = present(inputs, 2)
     inside = torch.arange(x.shape[-1]) < lengths.reshape(*x.shape[:-1], 1)
     scores = wide(x).masked_fill(~inside, float("-inf"))
@@ -116,7 +117,7 @@ def cumulative(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
 
 
 def non_zero(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """One column a place, one row a dimension."""
+    """Coordinates of nonzero elements: one column per element, one row per dimension."""
     (x,) = present(inputs, 1)
     return (x.nonzero().t().contiguous().to(torch_dtype(layer.outputs[0].dtype)),)
 

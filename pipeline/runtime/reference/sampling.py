@@ -77,7 +77,8 @@ def _resized(layer: Layer, x: torch.Tensor, axis: int, size: int, scale: float |
 
 
 def resize(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Axis after axis: to a shape (attribute or second input), or by scales, which then also place the elements."""
+    """Resize axis after axis: to a shape (attribute or second input), or by scales, which then also place the
+    elements."""
     (x,) = present(inputs, 1)
     dynamic, scales = optional(inputs, 1), layer.attribute("scales")
     sizes = layer.attribute("shape") if dynamic is None else integers(dynamic)

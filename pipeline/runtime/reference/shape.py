@@ -14,7 +14,7 @@ from pipeline.trt import torch_dtype
 
 
 def constant(layer: Layer, inputs: Inputs, weights: Roles) -> Outputs:
-    """Empty constants point at nothing, and have no weight."""
+    """A constant; empty ones have no weight."""
     shape, dtype = layer.attribute("shape"), layer.outputs[0].dtype
     if "weights" not in weights:
         return (torch.empty(shape, dtype=element_dtype(dtype)),)
@@ -26,7 +26,7 @@ def _permuted(x: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
 
 
 def reshaped(x: torch.Tensor, wanted: Sequence[int], zero_is_placeholder: bool) -> torch.Tensor:
-    """-1 is inferred; 0 copies the dimension at its place where it is a placeholder, else it is empty."""
+    """Reshape: -1 is inferred; 0 copies the dimension at its place if it is a placeholder, else it means empty."""
     shape = [x.shape[i] if size == 0 and zero_is_placeholder else size for i, size in enumerate(wanted)]
     if -1 in shape:
         known = math.prod(size for size in shape if size != -1)

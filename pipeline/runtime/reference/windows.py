@@ -20,7 +20,7 @@ def _split(total: int, mode: str) -> tuple[int, int]:
 
 
 def window_pads(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> Pads:
-    """How much to pad each dimension so that windows of these extents fit without a rest."""
+    """How much to pad each dimension so that windows of these extents fit exactly."""
     mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
     if mode.startswith("SAME"):
         needed = [

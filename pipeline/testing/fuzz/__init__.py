@@ -5,8 +5,8 @@
     print(program(17))          # the same script every time: paste it to run it
     program(17).run()           # the compiled program, or ModelError
 
-``program(seed)`` draws by a generator of its own; ``programs()`` is a Hypothesis strategy of the same programs.
-``shrunk(snippet)`` gives the smallest program that fails as a failing one does.
+``program(seed)`` draws with its own generator; ``programs()`` is a Hypothesis strategy of the same programs.
+``shrunk(snippet)`` returns the smallest program that fails in the same way.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ def program(seed: int) -> Snippet:
 
 @st.composite
 def programs(drawn: st.DrawFn) -> Snippet:
-    """Random programs."""
+    """A Hypothesis strategy of random programs."""
     return draw(lambda options: drawn(st.sampled_from(options)))

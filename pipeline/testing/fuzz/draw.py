@@ -47,7 +47,8 @@ State = FrozenDict[str, Leaf]
 
 
 def draw(choose: Choose, statements: tuple[int, ...] = (8, 12, 16, 20, 28, 40)) -> Snippet:
-    """A program of about so many statements. ``choose`` takes one of a sequence; the first is the simplest."""
+    """Draw a program of about ``statements`` statements. ``choose`` picks one of a sequence; the first is the
+    simplest."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return _draw(choose, statements)

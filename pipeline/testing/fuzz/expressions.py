@@ -1,4 +1,5 @@
-"""Expressions that compute: each function adds one to the scope, or gives None where the scope has nothing for it."""
+"""Expressions that compute: each function adds one to the scope, or returns None if the scope has no operands for
+it."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def binary(scope: Scope) -> Value | None:
 
 
 def compare(scope: Scope) -> Value | None:
-    """Which elements are greater, equal, …: of exact values only."""
+    """A comparison (greater, equal, …) of exact values only."""
     x = scope.pick(lambda v, t: t.dtype != torch.bool and scope.is_exact(v))
     if x is None:
         return None
@@ -132,7 +133,7 @@ def reduce(scope: Scope) -> Value | None:
 
 
 def order(scope: Scope) -> Value | None:
-    """Sorting, the largest, the place of the largest: of exact values only."""
+    """Sorting, the largest, the index of the largest: of exact values only."""
     x = scope.pick(lambda v, t: t.dim() > 0 and t.dtype != torch.bool and scope.is_exact(v))
     if x is None:
         return None
@@ -169,7 +170,7 @@ def index(scope: Scope) -> Value | None:
 
 
 def join(scope: Scope) -> Value | None:
-    """Tensors one after the other or one above the other: 2 * n, n + 3."""
+    """Tensors concatenated or stacked: 2 * n, n + 3."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
         return None
@@ -193,7 +194,7 @@ def _less(dims: Any, dim: int) -> Any:
 
 
 def size(scope: Scope) -> Value | None:
-    """A number that depends on sizes, and what is made of numbers."""
+    """A number that depends on sizes, and tensors made from numbers."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
         return None
@@ -235,7 +236,7 @@ def loose(scope: Scope) -> Value | None:
 
 
 def branch(scope: Scope) -> Value | None:
-    """One of two functions of a value, by what exact data say. Rare: eager PyTorch compiles it, in a second."""
+    """One of two functions of a value, chosen by exact data. Rare, since eager PyTorch takes a second to compile it."""
     if not scope.maybe(25):
         return None
     x = scope.pick(is_float)

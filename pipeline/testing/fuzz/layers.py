@@ -19,7 +19,7 @@ _LAYERS = {
 
 
 def layer(scope: Scope) -> Value | None:
-    """A layer applied: one there is already, or a new one."""
+    """A layer applied: an existing or a new one."""
     kind = scope.choose(("lin", "lin", "w", "norm", "block", "free", "batch", "conv", "table"))
     x = scope.pick(lambda v, t: _accepts(kind, v, t, scope))
     if x is None:

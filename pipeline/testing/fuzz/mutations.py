@@ -83,7 +83,7 @@ COPIES = ("{x}.clone()", "{x}.clone().view(-1)", "{x}.clone().mT", "{x}.clone()[
 
 
 def copied(scope: Scope) -> Any:
-    """A copy of an input, a buffer or another value, or a view of a copy; what was copied then changes, if it may."""
+    """A copy of an input, a buffer or another value, or a view of a copy; then the original changes, if it may."""
     given = scope.pick(lambda v, t: not re.fullmatch(r"v\d+", v.text))
     x = given if scope.maybe(2) else _writable(scope)
     copy = x and scope.assign(scope.choose(COPIES).format(x=x.text), exact=scope.is_exact(x))

@@ -1,8 +1,8 @@
-"""What a program under construction has so far. Each statement is executed, at several sizes, as it is added.
+"""The state of a program under construction. Each statement is executed, at several sizes, as it is added.
 
-So nothing here knows the shapes that operators give: a statement that PyTorch refuses at any of the sizes is not added,
-and two dims are taken to be the same if they are, at all sizes. Values are kept small, and it is noted which are
-*exact*: only those are compared, made integers or sorted, so that a rounding error cannot grow into another result.
+So no code here computes shapes of results: a statement that PyTorch refuses at any of the sizes is not added, and two
+dims count as equal if they are equal at all sizes. Values are kept small, and it is noted which are *exact*: only those
+are compared, made integers or sorted, so that a rounding error cannot grow into another result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST_INT = 9999
 
 @define(eq=False)
 class Value:
-    """A tensor of the program. ``text`` is how statements call it.
+    """A tensor of the program. ``text`` is its name in statements.
 
     exact: it has no rounding error, unless it is overwritten. fixed: statements do not write to it. loose: its sizes
     depend on data. moving: it depends on inputs or on state, and is not the same at every call. spread: it
@@ -47,7 +47,7 @@ class Value:
 
 @define(eq=False)
 class Scope:
-    """The statements so far, the values they made, and what each is at each of the sizes (a *world*)."""
+    """The statements so far, their values, and the tensors of these at each of the sizes (a *world*)."""
 
     choose: Choose
     worlds: list[dict[str, Leaf]]
@@ -72,19 +72,19 @@ class Scope:
         return f"{stem}{self.names[stem]}"
 
     def at(self, world: int, text: str) -> Leaf:
-        """What an expression is in a world."""
+        """The value of an expression in a world."""
         return eval(text, _globals(self.module), self.worlds[world])
 
     def all(self, text: str) -> list[Leaf]:
-        """What an expression is in each world."""
+        """The value of an expression in each world."""
         return [self.at(i, text) for i in range(len(self.worlds))]
 
     def tensor(self, value: Value) -> torch.Tensor:
-        """What a value is in the first world."""
+        """The tensor of a value in the first world."""
         return self.tensor_at(value.text)
 
     def tensor_at(self, text: str) -> torch.Tensor:
-        """What an expression is in the first world."""
+        """The tensor of an expression in the first world."""
         tensor: torch.Tensor = self.at(0, text)
         return tensor
 
@@ -103,19 +103,19 @@ class Scope:
         return not tensor.is_floating_point() or (value.exact and _place(tensor) not in self.inexact)
 
     def pick(self, accepts: Callable[[Value, torch.Tensor], bool], *, loose: bool = False) -> Value | None:
-        """One of the values that are accepted, more often a new one or one that nothing reads; None if none is."""
+        """One of the accepted values, more often a new one or one that nothing reads; None if there is none."""
         found = [v for v in self.values if v.loose <= loose and accepts(v, self.tensor(v))]
         moving = [v for v in found if v.moving]
         unread = [v for v in moving if v.text not in self.read]
         return self.choose((*reversed(moving[-3:]), *unread[-6:], *moving, *found)) if found else None
 
     def add_setup(self, line: str) -> None:
-        """A line of ``__init__``."""
+        """Add a line to ``__init__``."""
         exec(line, _globals(self.module))
         self.setup.append(line)
 
     def execute(self, line: str) -> bool:
-        """Add a statement, unless PyTorch refuses it in some world or it gives what no program should hold."""
+        """Add a statement, unless PyTorch refuses it in some world or its result is unsuitable."""
         made: list[dict[str, Leaf]] = []
         try:
             for world in self.worlds:
@@ -134,7 +134,7 @@ class Scope:
         return True
 
     def assign(self, text: str, *, exact: bool = False, loose: bool = False) -> Value | None:
-        """A new value for an expression, made small if it is not; None where it is refused."""
+        """Assign an expression to a new value, made small if it is not; None if it is refused."""
         name = self.name("v")
         if not self.execute(f"{name} = {text}"):
             return None
@@ -144,7 +144,7 @@ class Scope:
         return self.bounded(value)
 
     def bounded(self, value: Value) -> Value:
-        """The value, or if it grew too large another made of it that is not."""
+        """The value, or, if it grew too large, a smaller one made from it."""
         tensors = self.all(value.text)
         if tensors[0].dtype == torch.bool or max(map(_largest, tensors)) <= _limit(tensors[0]):
             return value
@@ -152,7 +152,7 @@ class Scope:
         return self.assign(how, loose=value.loose) or value
 
     def write(self, target: Value, line: str, *, exact: bool) -> bool:
-        """Add a statement that writes to a value, unless who else sees it depends on the sizes."""
+        """Add a statement that writes to a value, unless its aliases differ between worlds."""
         if not self.may_write(target) or not self.execute(line):
             return False
         if self.tensor(target).is_floating_point():
@@ -166,10 +166,10 @@ class Scope:
         return True
 
     def may_write(self, target: Value) -> bool:
-        """Whether nothing that is fixed or expanded shares memory with it, and the same values do in every world.
+        """Whether no fixed or expanded value shares memory with it, and its aliases are the same in every world.
 
-        PyTorch leaves it undefined what becomes of an expanded tensor that is written to; torch.export cannot take the
-        write out even where nothing overlaps.
+        In PyTorch, writing to an expanded tensor is undefined; torch.export cannot remove such a write even if nothing
+        overlaps.
         """
         seen = [frozenset(v.text for v in self.values if _shares(world, v, target, self)) for world in self.worlds]
         barred = {v.text for v in self.values if v.fixed or v.spread}

@@ -1,4 +1,4 @@
-"""What a random program is compiled with: operators that must run in PyTorch, block sizes, ways in."""
+"""Draw how a random program is compiled: operators that must run in PyTorch, block sizes, entry points."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATORS = (
 
 
 def options(scope: Scope) -> FrozenDict[str, str]:
-    """Arguments of ``check_model``, as source text; those that are the default are left out."""
+    """Arguments of ``check_model``, as source text, without defaults."""
     choose = scope.choose
     chosen: dict[str, str] = {
         "min_block_size": str(choose((1, 1, 2, 3, 5, 8))),

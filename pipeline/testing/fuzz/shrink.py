@@ -15,7 +15,7 @@ from pipeline.testing.models import ModelError
 
 
 def shrunk(snippet: Snippet, fails: Callable[[Snippet], bool] | None = None) -> Snippet:
-    """A program of which no part can be left out, such that it still ``fails`` (None: as this one does)."""
+    """Return a program that still ``fails`` (None: in the same way), and of which no part can be left out."""
     fails = fails or _alike(snippet)
     smaller: Snippet | None = snippet
     while smaller is not None:

@@ -1,4 +1,4 @@
-"""A program as Python text: what is run is what is printed, so that a failure can be pasted."""
+"""A program as Python text: the printed script is the one that runs, so that a failure can be pasted."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from pipeline.testing import Size, TensorSpec, check_model
 
 @frozen
 class Snippet:
-    """A model's source, and the call of ``check_model`` that tries it. ``str`` is a script to paste.
+    """A model's source, and the call of ``check_model`` that checks it. ``str`` is a script to paste.
 
     setup: lines of ``__init__``. body: lines of ``forward``. results: expressions, by the names under which they are
     returned. form: how ``{}`` of them are returned, ``"dict"``, ``"tuple"`` or ``"list"``, or ``"single"``.
-    args, keywords: ``forward``'s parameters and what stands for them. sizes: ranges of names. options: the other
+    args, keywords: ``forward``'s parameters and their specs. sizes: ranges of names. options: the other
     arguments of ``check_model`` as source text.
     """
 
@@ -91,11 +91,11 @@ class Snippet:
         return evolve(self, options=FrozenDict({**self.options, **options}))
 
     def run(self) -> Any:
-        """Run the script: the compiled program, or ``ModelError`` with the script in its message."""
+        """Run the script; return the compiled program, or raise ``ModelError`` with the script in its message."""
         return _ran(str(self))
 
     def captured(self) -> Any:
-        """The ``Program`` that the script compiles, not compiled; ``CaptureError`` if torch.export does not take it."""
+        """Capture the script's model without compiling it; ``CaptureError`` if torch.export does not take it."""
         loaded = "from pipeline.testing.models import capture_model"
         return _ran(str(self).replace("checked = check_model(", f"{loaded}\n\nchecked = capture_model("))
 

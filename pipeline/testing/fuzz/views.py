@@ -1,4 +1,4 @@
-"""Expressions that give views, or look as if they did."""
+"""Expressions that return views, or look as if they did."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ SPREAD = (
 
 
 def view(scope: Scope) -> Value | None:
-    """A slice, a transpose, another shape, or a tensor spread out."""
+    """A slice, a transpose, a reshape, or an expansion."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
         return None
@@ -94,7 +94,7 @@ def view(scope: Scope) -> Value | None:
 
 
 def like(scope: Scope) -> Value | None:
-    """The shape of another tensor that has as many elements, or into which it expands."""
+    """A reshape or expansion to the shape of another tensor."""
     x = scope.pick(lambda v, t: t.dim() > 0)
     if x is None:
         return None

@@ -1,6 +1,6 @@
-"""Strategies that draw calls of an operator: by hand, a file a family, or made from the operator's schema.
+"""Strategies that draw calls of an operator: written by hand, one file per family, or made from the operator's schema.
 
-``for_target(target)`` gives the one or the other. A family's file ``strategies/<family>.py`` exports ``STRATEGIES``, a
+``for_target(target)`` returns one or the other. A family's file ``strategies/<family>.py`` exports ``STRATEGIES``, a
 mapping from target to strategy:
 
     @calls(aten.linear.default)
@@ -18,7 +18,7 @@ mapping from target to strategy:
 
     STRATEGIES = {**linear, **add}
 
-Give every size a name that may be dynamic: tests take the names away where they want a static call.
+Name every size that may be dynamic: tests remove the names if they need a static call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MECHANISM: Final = frozenset({"automatic", "common"})
 
 @cache
 def by_hand() -> Mapping[object, st.SearchStrategy[Call]]:
-    """What the families' files export."""
+    """The strategies that the families' files export."""
     found: dict[Any, st.SearchStrategy[Call]] = {}
     for name in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _MECHANISM):
         strategies = importlib.import_module(f"{__name__}.{name}").STRATEGIES

@@ -1,8 +1,8 @@
-"""Strategies made from an operator's schema, for operators whose arguments are not tied to one another.
+"""Make strategies from an operator's schema, for operators with independent arguments.
 
 Two kinds qualify: elementwise operators (by torch's tag ``pointwise``), whose tensors broadcast; and those with one
 tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other argument that a call needs
-must be one that any value fits: a number, a flag, a dtype, a mode whose choices are known here.
+must accept any value of its type: a number, a flag, a dtype, a mode whose choices are known here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DIVISORS: Final = frozenset({"div", "floor_divide", "remainder", "fmod", "true_
 
 @frozen
 class Argument:
-    """An argument of a schema: its name, its type as the schema prints it, and what it is if a call leaves it out."""
+    """An argument of a schema: its name, its type as the schema prints it, and its default."""
 
     name: str
     type: str
@@ -68,7 +68,7 @@ class Argument:
 
     @property
     def plain(self) -> bool:
-        """Whether any value of its type fits."""
+        """Whether any value of its type is accepted."""
         kind = self.type.removeprefix("Optional[").rstrip("]")
         known = self.name in CHOICES or self.name == "dtype" or kind in ("number", "bool", "float")
         return known and self.name not in LEFT_OUT
@@ -85,7 +85,7 @@ def arguments(target: torch._ops.OpOverload) -> tuple[Argument, ...]:
 
 @cache
 def automatic(target: object) -> st.SearchStrategy[Call] | None:
-    """A strategy, or None where the schema does not say enough."""
+    """A strategy, or None if the schema does not determine one."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or not target._schema.returns:
         return None
     tensors, dims = (len([a for a in arguments(target) if getattr(a, kind)]) for kind in ("tensor", "dim"))
@@ -97,7 +97,7 @@ def automatic(target: object) -> st.SearchStrategy[Call] | None:
 
 
 def by_name(target: object, values: Mapping[str, object]) -> Call:
-    """The call with these arguments: positional ones in order, with defaults between them, as torch.export has it."""
+    """The call with these arguments: positional ones in order, with defaults between them, as in torch.export."""
     positional = [a for a in arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
@@ -172,7 +172,8 @@ def _value(argument: Argument, dtype: torch.dtype) -> st.SearchStrategy[Any]:
 
 @cache
 def accepted(target: object) -> tuple[torch.dtype, ...]:
-    """The dtypes that PyTorch takes for all tensors of an operator, with numbers of some kind; floats stand twice."""
+    """The dtypes that PyTorch accepts for all tensors of an operator; floats are listed twice, so they are drawn more
+    often."""
     found = [d for d in DTYPES if any(_taken(_probe(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 

@@ -1,4 +1,4 @@
-"""Calls of casts and copies. Floats become integers where these can hold them: beyond, every device has its own."""
+"""Calls of casts and copies. Floats are cast to integers only within their range: beyond it, devices differ."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ seeds = st.integers(0, 99)
 def shapes(
     draw: Draw, min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
 ) -> Shape:
-    """Shapes with sizes of 1 among the others, and (``zero``) now and then a 0; at most so many elements."""
+    """Shapes with some sizes of 1, and (``zero``) occasionally a 0; with at most ``elements`` elements."""
     ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 4, 3, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
     rank = draw(st.sampled_from(ranks))
     sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
@@ -61,7 +61,7 @@ def _shrunk(shape: Shape, elements: int) -> Shape:
 
 @st.composite
 def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool = True) -> tuple[Shape, ...]:
-    """Shapes that broadcast together: one is whole, in the others dims are 1 or leading dims are missing."""
+    """Shapes that broadcast together: one is complete, in the others dims are 1 or leading dims are missing."""
     whole = draw(shapes(0, max_rank, zero=zero))
     parts = [draw(_part(whole)) for _ in range(count - 1)]
     parts.insert(draw(st.integers(0, count - 1)), whole)
@@ -90,7 +90,7 @@ def dim_lists(rank: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
 
 
 def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
-    """Python numbers for a tensor of this dtype: ints, floats that are no ints, bools."""
+    """Python numbers for a tensor of this dtype: ints, non-integral floats, bools."""
     negative = [] if dtype == torch.uint8 else [-1, -2, -0.5, -1.5]
     return st.sampled_from([1, 0.5, 2, 0, 2.5, 1.5, 7, 0.1, *negative, 2.0, 0.0, True, False])
 
@@ -98,23 +98,23 @@ def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
 def tensors(
     shape: Sequence[object], dtype: torch.dtype, values: object = "normal", constant: bool = False
 ) -> st.SearchStrategy[TensorSpec]:
-    """A tensor of this shape and dtype; ``values`` may be a strategy of what it holds."""
+    """A tensor of this shape and dtype; ``values`` may be a strategy of its contents."""
     what = values if isinstance(values, st.SearchStrategy) else st.just(values)
     return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
 
 
 def spatial_rank(target: Target) -> int:
-    """How many dims an operator works on by its name: 2 of adaptive_avg_pool2d."""
+    """The number of dims in an operator's name: 2 for adaptive_avg_pool2d."""
     return next(int(c) for c in target._schema.name if c.isdigit())
 
 
 def moved(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
-    """A tensor that is moved and not computed with: it may hold all that its dtype holds."""
+    """A tensor that is only moved: it may hold any value of its dtype."""
     return tensors(shape, dtype, values(dtype))
 
 
 def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:
-    """What a tensor of this dtype may hold: one of the names if it is a float, else what suits its integers."""
+    """The kind of values of a tensor: one of the names if its dtype is a float, else one that suits its integers."""
     if dtype.is_floating_point:
         return st.sampled_from(names)
     return st.sampled_from(
@@ -126,10 +126,10 @@ def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.Search
 def named(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None = None, *, least: int = 1) -> Call:
     """The call with names for some of its sizes, at least one where that is possible.
 
-    ``dims`` says which dims of which tensor (by its place among ``call.specs``) may be dynamic, None: all of all. Sizes
-    stay below 2 and constants as they are. Dims in line from the right, as in broadcasting, get one name, and none if
-    they differ. ``least`` is the smallest size that the call is well-formed for. For ties of another kind write names
-    into the call yourself.
+    ``dims`` says which dims of which tensor (by its index in ``call.specs``) may be dynamic; None: all. Sizes below 2
+    and constants stay as they are. Dims that align from the right, as in broadcasting, share one name, and get none if
+    they differ. ``least`` is the smallest size for which the call is well-formed. For other ties write names into the
+    call yourself.
     """
     sizes = _columns(call, dims)
     chosen = draw(st.lists(st.sampled_from(list(sizes)), min_size=1, max_size=len(NAMES), unique=True)) if sizes else []

@@ -1,4 +1,4 @@
-"""Calls that make tensors. What has static sizes is folded into a constant unless it is large, so some are."""
+"""Calls that make tensors. Small results with static sizes are folded into constants, so some calls are large."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def scalar_tensor(draw: Draw, target: object) -> Call:
 
 @calls(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def arange(draw: Draw, target: Target) -> Call:
-    """Of whole steps, or of quarters in floats: other steps add up to what each device rounds in its own way. Of floats
-    and a size, PyTorch knows the length for steps of 1 only."""
+    """Integral steps, or quarters in floats: sums of other steps are rounded differently by each device. For floats and
+    a size, PyTorch knows the length only for steps of 1."""
     dtype = draw(st.sampled_from((torch.int64, torch.int32, torch.float32, torch.float16)))
     large = draw(st.booleans())
     end: object = 70000 if large else Size("n", draw(st.sampled_from((1, 2, 3))))

@@ -1,4 +1,4 @@
-"""Calls of distances and sums of products."""
+"""Calls of distances and of sums of products."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def floor_divide(draw: Draw, target: object) -> Call:
 
 @calls(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
 def power(draw: Draw, target: object) -> Call:
-    """Bools have powers of their own dtype in eager and of int64 in its shape functions: they are left out."""
+    """Powers, without bools: eager's result is bool, that of its shape functions int64."""
     a, b = draw(broadcastable(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
     whole = not dtype.is_floating_point
@@ -67,7 +67,7 @@ def power(draw: Draw, target: object) -> Call:
 
 @calls(aten.round.decimals)
 def round_decimals(draw: Draw, target: object) -> Call:
-    """Halves of the last decimal are kept away: on which side of them a product falls is a matter of rounding."""
+    """Rounding to decimals, without ties at the last decimal: rounding decides on which side a product falls."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(named(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))

@@ -1,4 +1,4 @@
-"""Calls that look rows of a table up."""
+"""Calls that look up rows of a table."""
 
 from __future__ import annotations
 

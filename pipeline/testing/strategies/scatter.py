@@ -1,4 +1,4 @@
-"""Calls that write elements by index, and reduce what falls on one place."""
+"""Calls that write elements by index, and reduce those that go to one place."""
 
 from __future__ import annotations
 

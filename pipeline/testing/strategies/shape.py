@@ -1,4 +1,4 @@
-"""Calls that join, take apart and repeat."""
+"""Calls that join, split and repeat tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls of topk and sort. Where equal elements may come in any order, they differ, or their places are not asked."""
+"""Calls of topk and sort. If equal elements may come in any order, elements are distinct or indices are not
+requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The building blocks of Torch-TensorRT's converters, by family, with its signatures: each says which ATen calls it
+"""The building blocks of Torch-TensorRT's converters, by family, with its signatures: each names the ATen calls that it
 stands for, and our converters of those make the layers."""
 
 from pipeline.compat.torch_tensorrt.impl import (

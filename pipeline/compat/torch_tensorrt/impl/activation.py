@@ -79,7 +79,7 @@ def convert_activation(
     beta: Argument = None,
     dyn_range_fn: Argument = None,
 ) -> Expression:
-    """The layer of a ``trt.ActivationType``. Networks are strongly typed: a dynamic range has nothing to set."""
+    """The layer of a ``trt.ActivationType``. Networks are strongly typed, so dynamic ranges have no effect."""
     return TARGETS[operation_type.name](input_val, alpha, beta)
 
 

@@ -11,5 +11,5 @@ from pipeline.compat.torch_tensorrt.dtypes import torch_dtype
 
 @block
 def to_copy(input: Argument, dtype: Argument, force_layer: bool = False) -> Expression:
-    """aten._to_copy.default, to a dtype of torch, TensorRT or numpy; to a tensor's own it makes no layer"""
+    """aten._to_copy.default, to a dtype of torch, TensorRT or numpy; a cast to the tensor's own dtype makes no layer"""
     return call(torch.ops.aten._to_copy.default, input, dtype=torch_dtype(dtype))

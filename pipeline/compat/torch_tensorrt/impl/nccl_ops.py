@@ -1,4 +1,4 @@
-"""Collectives, which programs on one GPU have none of."""
+"""Collectives, which programs on one GPU do not have."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def shape(
 def get_shape_with_dynamic_shape(
     ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, shape: Sequence[int], input_val: Argument
 ) -> trt.ITensor:
-    """A shape as an int64 tensor, with the size that ``input_val`` has there in the place of each -1."""
+    """A shape as an int64 tensor, each -1 replaced by the size that ``input_val`` has there."""
     ctx = context_of(ctx)
     sizes = [base.size(ctx, name, input_val, dim) if size < 0 else size for dim, size in enumerate(shape)]
     return base.shape_tensor(ctx, name, sizes)

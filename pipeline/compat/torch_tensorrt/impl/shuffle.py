@@ -1,4 +1,4 @@
-"""Shapes of as many elements."""
+"""Changes of shape."""
 
 from __future__ import annotations
 

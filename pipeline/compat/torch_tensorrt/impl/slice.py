@@ -1,4 +1,4 @@
-"""Parts of tensors, repeated, turned round and added up."""
+"""Slices, repetitions, flips and running sums of tensors."""
 
 from __future__ import annotations
 

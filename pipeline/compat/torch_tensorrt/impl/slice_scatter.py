@@ -1,4 +1,4 @@
-"""A part of a tensor put in the place of another."""
+"""A slice of a tensor replaced by another tensor."""
 
 from __future__ import annotations
 

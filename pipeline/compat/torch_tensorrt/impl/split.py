@@ -1,4 +1,4 @@
-"""Tensors taken apart."""
+"""Tensors split into parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dims of size 1 left out."""
+"""Dims of size 1 removed."""
 
 from __future__ import annotations
 

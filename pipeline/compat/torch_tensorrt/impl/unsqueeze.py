@@ -1,4 +1,4 @@
-"""Dims of size 1 put in."""
+"""Dims of size 1 inserted."""
 
 from __future__ import annotations
 
