@@ -32,21 +32,32 @@ Row: TypeAlias = dict[str, Any]
 
 def run(workers: int, files: list[str], only: str = "", limit: float | None = None) -> list[Row]:
     """Run the GPU tests for at most ``limit`` seconds, ``only`` those that the expression selects; return a row for
-    each that ended (`benchmarks.recorded`)."""
+    each that ended (`benchmarks.recorded`). They run side by side, and those that measure after them, each alone."""
+    until = None if limit is None else time.monotonic() + limit
+    chosen = ["-k", only, *files] if only else files
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "tests.jsonl"
         written.touch()
-        command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-n", str(workers), "-p", "benchmarks.recorded"]
-        try:
-            subprocess.run(
-                [*command, *(["-k", only] if only else []), *files],
-                cwd=ROOT,
-                check=False,
-                env={**os.environ, recorded.FILE: str(written)},
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired:
-            print(f"ended after {limit:.0f} s, before all tests were", file=sys.stderr)
+        environment = {**os.environ, recorded.FILE: str(written)}
+        for which, processes in (("gpu and not alone", workers), ("gpu and alone", 0)):
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-v",
+                "-m",
+                which,
+                "-n",
+                str(processes),
+                "-p",
+                "benchmarks.recorded",
+            ]
+            left = None if until is None else max(until - time.monotonic(), 0.0)
+            try:
+                subprocess.run([*command, *chosen], cwd=ROOT, check=False, env=environment, timeout=left)
+            except subprocess.TimeoutExpired:
+                print(f"ended after {limit:.0f} s, before all tests were", file=sys.stderr)
+                break
         return [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
 
 

@@ -30,7 +30,7 @@ def quantized(data: dict[str, Any]) -> str:
     library = next(f"{name} {found}" for name, found in data["versions"].items() if name.startswith("tensorrt"))
     return "\n".join(
         [
-            f"## Quantized models with {library}\n",
+            f"## Quantized models with {library}{f' on {gpu}' if (gpu := data['machine']['gpu']) else ''}\n",
             filled(where(data)),
             filled(f"{TEXT} {TIMED}" if is_timed else TEXT),
             *table(head, [_row(row, plain, is_timed) for row in rows]),

@@ -34,7 +34,7 @@ class FsspecStore:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            extra = "pip install 'tensorrt-pipeline[fsspec]', and the library of the URL's protocol (s3fs, gcsfs)"
+            extra = "pip install fsspec, and the library of the URL's protocol (s3fs, gcsfs)"
             raise ImportError(f"an engine cache at {self.url} needs fsspec: {extra}") from None
         system, root = url_to_fs(self.url, **self.options)
         object.__setattr__(self, "_system", system)

@@ -1,6 +1,6 @@
 """Test converters as this package tests its own: calls as records, and a check of everything that a converter promises.
 
-A converter of your own, over calls that Hypothesis draws (``pip install tensorrt-pipeline[test]``):
+A converter of your own, over calls that Hypothesis draws (``pip install hypothesis pytest``):
 
     from pipeline.testing import check_converter
 

@@ -17,6 +17,9 @@ pytestmark = pytest.mark.gpu
 def test_passes(record_property):
     record_property("zoo_gpu", json.dumps({"task": "t", "name": "n", "dtype": "float16"}))
 
+@pytest.mark.alone
+def test_measures(): ...
+
 def test_fails():
     assert 1 == 2, "ones are no twos"
 
@@ -33,13 +36,13 @@ def test_takes_long():
     import time
     time.sleep(600)
 """
-NAMES = "test_passes", "test_fails", "test_errs", "test_is_left_out"
+NAMES = "test_passes", "test_fails", "test_errs", "test_is_left_out", "test_measures"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "test_some.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a GPU\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n    alone: measures\n")
     monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     return tmp_path
@@ -48,18 +51,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_row_for_each_test_that_ended(folder: Path) -> None:
     report = gpu_tests.run(1, ["test_some.py"], "not long")
     assert {row["name"]: row["outcome"] for row in report} == dict(
-        zip(NAMES, ("passed", "failed", "error", "skipped"), strict=True)
+        zip(NAMES, ("passed", "failed", "error", "skipped", "passed"), strict=True)
     )
     assert gpu_tests.rows(report, "zoo_gpu") == [{"task": "t", "name": "n", "dtype": "float16"}]
     found = gpu_tests.summary(report)
-    assert found["counts"] == {"test_some": {"error": 1, "failed": 1, "passed": 1, "skipped": 1}}
+    assert found["counts"] == {"test_some": {"error": 1, "failed": 1, "passed": 2, "skipped": 1}}
     assert set(found["not_passed"]) == {"test_some::test_errs", "test_some::test_fails"}
     assert "ones are no twos" in found["not_passed"]["test_some::test_fails"]
 
 
 def test_a_run_that_is_cut_short_keeps_what_ended(folder: Path) -> None:
     report = gpu_tests.run(1, ["test_some.py"], limit=20)
-    assert [row["name"] for row in report] == list(NAMES)
+    assert [row["name"] for row in report] == list(NAMES[:-1])
 
 
 def test_an_earlier_result_keeps_its_other_files() -> None:

@@ -15,7 +15,7 @@ from tests.viewing.models import Fallbacks, architecture
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["resnet50", "vit", "bert"])
 def test_the_sum_of_layers_is_the_engines_time(name: str) -> None:
     case = full(name, torch.float16)
