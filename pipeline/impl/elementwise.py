@@ -56,6 +56,7 @@ def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | No
     return base.cast(net, layer(net, operation, a, b, arithmetic(dtype)), dtype)
 
 
+@block
 def factors(net: Net, a: Value, b: Value) -> tuple[Value, Value]:
     """Return the factors of a product: what ReLU gives is kept apart if it is multiplied by itself or by ReLU's input.
 

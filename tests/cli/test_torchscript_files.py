@@ -48,4 +48,4 @@ def test_two_versions_of_a_file_are_compared(folder: Path, capsys: pytest.Captur
     (folder / "net.ts").write_bytes((folder / "net.pt").read_bytes())
     for name in ("net.pt", "net.ts"):
         assert main(["diff", name, "--input", "2x4", "--right", "optimization_level=3"]) == 0
-        assert capsys.readouterr().out == "settings:\n  optimization_level: - -> 3\n"
+        assert capsys.readouterr().out == "settings:\n  optimization_level: as by default -> 3\n"

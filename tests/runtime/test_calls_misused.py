@@ -80,7 +80,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: refit(compiled(), compiled()),
         "new_weights is a Compiled",
     ),
-    "what is no program": (lambda: refit(Pair(), Pair()), "compiled is a Pair: pass what"),
+    "what is no program": (lambda: refit(Pair(), Pair()), "compiled is a Pair: pass the result"),
 }
 
 
