@@ -27,6 +27,8 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/benchmarks/test_together.py": PROCESSES,
     "tests/benchmarks/test_gpu_tests.py": PROCESSES,
     "tests/benchmarks/test_profiles.py": "compiles what a benchmark compiles",
+    "tests/benchmarks/test_tokens.py": "compiles what a benchmark compiles",
+    "tests/compat/test_generation.py::test_pieces": PROCESSES,
     "tests/benchmarks/test_replay.py": "records what a benchmark records",
     "tests/artifact/test_engine_store.py::test_processes": PROCESSES,
     "tests/artifact/test_engine_store.py::test_a_kill": PROCESSES,
@@ -44,6 +46,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
 
 SAMPLED: Final[Mapping[str, int]] = {
     "tests/models/": 8,
+    "tests/improvements/test_push_down_slices.py::test_models": 4,
     "tests/test_zoo_devices.py": 8,
     "tests/testing/test_fuzz.py": 4,
 }
