@@ -56,6 +56,7 @@ from pipeline.network.context import ConversionContext
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.settings import CompilationSettings
 from pipeline.stages.autocast import autocast
+from pipeline.stages.outside import engine_per_profile, shared_weights
 from pipeline.stages.partition import Partitioner, by_submodule, in_pieces
 from pipeline.stages.quantize import quantize
 from pipeline.stages.verify import verify
@@ -115,6 +116,7 @@ __all__ = [
     "capture",
     "default",
     "dynamo_tensorrt_converter",
+    "engine_per_profile",
     "get_graph_converter_support",
     "in_pieces",
     "load",
@@ -122,6 +124,7 @@ __all__ = [
     "refit_module_weights",
     "register_torch_trt_decomposition",
     "report",
+    "shared_weights",
     "stage",
     "verify",
 ]

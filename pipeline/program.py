@@ -250,7 +250,8 @@ class Segment:
     """A part of a program that runs in one place: an engine, or PyTorch.
 
     ``nodes`` are names of graph nodes in order. ``inputs`` and ``outputs`` are typed and ranged. ``constants`` are the
-    placeholders of constants that the nodes read.
+    placeholders of constants that the nodes read, and that are part of the engine; it reads those among its inputs
+    where they lie. A segment with a ``profile`` runs only in calls that fit this profile of the program.
     """
 
     name: str
@@ -259,10 +260,16 @@ class Segment:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     constants: tuple[str, ...] = ()
+    profile: int | None = None
 
     def __str__(self) -> str:
         ports = f"({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
-        return f"{self.kind} {self.name}: {len(self.nodes)} nodes {ports}\n  " + "\n  ".join(self.nodes)
+        when = "" if self.profile is None else f" in profile {self.profile}"
+        return f"{self.kind} {self.name}{when}: {len(self.nodes)} nodes {ports}\n  " + "\n  ".join(self.nodes)
+
+    def runs_in(self, profile: int | None) -> bool:
+        """Whether it runs in calls that fit this profile."""
+        return self.profile is None or self.profile == profile
 
 
 @frozen

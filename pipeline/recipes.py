@@ -71,9 +71,19 @@ class Recipe:
 
         It is computed on the parameters' device; on the CPU if they are on several devices, or memory runs out.
         """
+        return self._evaluated({name: parameters[name].detach() for name in self.parameters}).cpu()
+
+    def copied_to(self, device: torch.device, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The constant for these parameters on a device, contiguous, in memory that no parameter has."""
         given = {name: parameters[name].detach() for name in self.parameters}
+        value = self._evaluated(given).to(device)
+        memory = {tensor.untyped_storage().data_ptr() for tensor in given.values()}
+        return value.clone() if value.untyped_storage().data_ptr() in memory else value
+
+    def _evaluated(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The constant, on the device where it was computed."""
         places = {t.device for t in given.values() if t.device.type != CPU}
-        if self.steps and len(places) == 1:
+        if len(places) == 1:
             with suppress(torch.OutOfMemoryError):
                 return self._made(given, places.pop())
         return self._made(given, torch.device(CPU))
@@ -85,7 +95,7 @@ class Recipe:
                 kwargs = {k: _resolve(v, values, device) for k, v in step.kwargs}
                 values[step.name] = called(target_of(step.target), _resolve(step.args, values, device), kwargs)
             result: torch.Tensor = values[self.result.name]
-            return (result.contiguous() if result.layout == torch.strided else result).cpu()
+            return result.contiguous() if result.layout == torch.strided else result
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.steps), str(self.result)])

@@ -103,6 +103,7 @@ class Capabilities:
     splits_sums: bool
     float32_sums: bool
     squares_after_relu: bool
+    fast_sums: bool
     runtime_config: bool
     compute_capabilities: tuple[str, ...]
     layer_kinds: frozenset[str]
@@ -150,6 +151,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
         float32_sums=not rtx or version < (1, 6),  # of float16, on an H200: in float16 since, `impl.matmul`
         squares_after_relu=not rtx or version < (1, 5),  # wrong after a bias on 1.6.1, on an H100: `impl.elementwise`
+        fast_sums=rtx and version < (1, 5),  # over products with weights that are inputs: `impl.matmul`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),

@@ -16,9 +16,16 @@ def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], b
     is_shape: whether a number among the inputs determines shapes, and so has a range too.
     """
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
+    if segment.profile is not None:
+        return [_profile(varying, symbols_of(program, segment))] if varying else []
     narrowings = program.profiles or (FrozenDict[str, Range](),)
     found = [_profile(varying, {**program.shapes, **each} if program.profiles else None) for each in narrowings]
     return list(dict.fromkeys(found)) if varying else []
+
+
+def symbols_of(program: Program, segment: Segment) -> Symbols:
+    """The ranges of a program's symbols in a segment: those of its profile, if it has one."""
+    return program.shapes if segment.profile is None else {**program.shapes, **program.profiles[segment.profile]}
 
 
 def _profile(ports: list[Port], symbols: Symbols | None) -> Profile:

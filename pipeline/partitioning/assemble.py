@@ -224,12 +224,16 @@ def fallback(validated: Validated, node: Node, reason: str) -> Fallback:
 
 def cuts(segments: Sequence[Segment]) -> Iterator[Cut]:
     """The values that cross from each segment to each later one that reads them."""
-    source = {port.name: segment.name for segment in segments for port in segment.outputs}
+    sources: dict[str, list[Segment]] = defaultdict(list)
+    for segment in segments:
+        for given in segment.outputs:
+            sources[given.name].append(segment)
     for segment in segments:
         crossing: dict[str, list[Port]] = defaultdict(list)
         for taken in segment.inputs:
-            if taken.kind == "tensor" and taken.name in source:
-                crossing[source[taken.name]].append(taken)
+            for source in sources.get(taken.name, ()) if taken.kind == "tensor" else ():
+                if segment.profile is None or source.runs_in(segment.profile):
+                    crossing[source.name].append(taken)
         yield from (Cut(name, segment.name, tuple(ports)) for name, ports in crossing.items())
 
 

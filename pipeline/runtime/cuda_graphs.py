@@ -104,7 +104,7 @@ class CapturedCall:
         values = self.plan.template.copy()
         for given, slot, _ in self.plan.moves:
             values[slot] = self._fed[given].held if given in self._fed else leaves[given].detach()
-        self._executor.run(values, self.plan.symbols, turn)
+        self._executor.run(values, self.plan, turn)
         return values, self._executor.results(values, leaves, evolve(self.plan, home=None))
 
     def _captured(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[Take]]:

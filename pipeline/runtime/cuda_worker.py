@@ -52,10 +52,12 @@ class CudaWorker:
             if not isinstance(part, LoadedEngine):
                 return untold(part)
             launched = settings.engine_graphs and graphs is None
-            held = frozenset(port.name for port in step.segment.inputs) & layout.program.buffers.keys()
+            inputs, constants = step.segment.inputs, layout.program.constants
+            held = frozenset(port.name for port in inputs) & layout.program.buffers.keys()
+            fixed = frozenset(i for i, port in enumerate(inputs) if port.name in constants)
 
             def make(stream: torch.cuda.Stream, place: int = 0) -> Session:
-                return Session(part, stream, arena, graph=launched, held=held, profile=place)
+                return Session(part, stream, arena, graph=launched, held=held, fixed=fixed, profile=place)
 
             several = len(part.network.profiles) > 1
             session = ProfiledSession(part.network, make) if several else self.lane.run(make)

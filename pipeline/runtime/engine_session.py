@@ -67,6 +67,7 @@ class Session:
         graph: let TensorRT-RTX launch runs as a CUDA graph, while shapes and addresses stay the same. Such a run cannot
             be captured in another graph.
         held: names of inputs of the caller that the engine updates in place; other inputs that it writes to are copied.
+        fixed: the numbers of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
     """
 
@@ -78,6 +79,7 @@ class Session:
         *,
         graph: bool = False,
         held: frozenset[str] = frozenset(),
+        fixed: frozenset[int] = frozenset(),
         profile: int = 0,
     ) -> None:
         self.loaded, self.network, self.device, self.arena = loaded, loaded.network, arena.device, arena
@@ -86,7 +88,7 @@ class Session:
         self.inputs = [self._bound(tensor.name) for tensor in self.network.inputs]
         self.outputs = [self._bound(tensor.name) for tensor in self.network.outputs]
         self.written = {b.alias for b in self.outputs if b.alias}
-        self.held = held & self.written
+        self.held, self.fixed = held & self.written, fixed
         places = {b.name: i for i, b in enumerate(self.inputs)}
         self._in_place = {i: places[b.alias] for i, b in enumerate(self.outputs) if b.alias in self.held}
         self.on_host = [i for i, b in enumerate(self.inputs) if b.on_host]
@@ -103,7 +105,9 @@ class Session:
         self._moving = {i for i, b in enumerate(self.inputs) if b.name in self.written}
         self._placed: set[int] = set()
         self.arena.reserve(loaded.device_memory)
-        self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, self.known.values()))
+        bound_once = {self.inputs[i].name for i in fixed}
+        moving = [binding for binding in self.known.values() if binding.name not in bound_once]
+        self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, moving))
         with listening() as said:
             self.context, self._config = loaded.context(said, graph=self._graph)
             taken = self.context.set_optimization_profile_async(profile, stream.cuda_stream)
@@ -245,7 +249,7 @@ class Session:
             tensor = self._checked(binding, value)
             if not binding.on_host:
                 shapes.append((binding.name, tuple(tensor.shape)))
-            if binding.on_host or not isinstance(value, torch.Tensor):
+            if binding.on_host or position in self.fixed or not isinstance(value, torch.Tensor):
                 fixed.append((binding.name, placed(value, binding, self.device)))
             elif binding.name in self.held:
                 free.append(position)

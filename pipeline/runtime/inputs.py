@@ -144,9 +144,14 @@ def bind_symbols(program: Program, given: Sequence[Leaf]) -> dict[str, int]:
     for relation in program.shapes.relations:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
             raise _broken(program, relation, symbols)
-    if program.profiles and not any(_fits(profile, symbols) for profile in program.profiles):
+    if program.profiles and profile_of(program, symbols) is None:
         raise _outside(program, symbols)
     return symbols
+
+
+def profile_of(program: Program, symbols: Mapping[str, int]) -> int | None:
+    """The number of the first of a program's profiles that sizes fit; None if there is none."""
+    return next((place for place, profile in enumerate(program.profiles) if _fits(profile, symbols)), None)
 
 
 def _fits(profile: Mapping[str, Range], symbols: Mapping[str, int]) -> bool:

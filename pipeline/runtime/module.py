@@ -22,11 +22,11 @@ from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_refit import supply
-from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs
+from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs, profile_of
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.reference import ReferenceEngine
-from pipeline.runtime.snapshot import Snapshot, present, without_parameters
+from pipeline.runtime.snapshot import Snapshot, Unchanged, present, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.turn import Told, untold
@@ -71,6 +71,10 @@ class CompiledModule(torch.nn.Module):
         self._initial = {name: Initial.of(parameters[name]) for name in self.program.buffers.values()}
         self._attach_state()
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
+        unchanged = Unchanged(compiled.program)
+        self._weights = {
+            slot: self.program.constants[name].copied_to(self.device, unchanged) for slot, name in self._layout.weights
+        }
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
         self._parts = [_part(self, compiled, s, parameters, constant) for s in compiled.partitioned.segments]
@@ -184,7 +188,7 @@ class CompiledModule(torch.nn.Module):
         symbols, layout = bind_symbols(self.program, given), self._layout
         home = self._home(given)
         template: list[Leaf] = [None] * len(layout.slots)
-        for slot, value in (*layout.constants, *self._constants_on(home).items()):
+        for slot, value in (*layout.constants, *self._weights.items(), *self._constants_on(home).items()):
             template[slot] = value
         for slot, expr in layout.sizes:
             template[slot] = number_of(expr, symbols)
@@ -198,7 +202,8 @@ class CompiledModule(torch.nn.Module):
                 moves.append((position, slot, value.device != self.device or narrowed))
             else:
                 template[slot] = value
-        return CallPlan(template, symbols, tuple(moves), None if home == self.device else home, self._guard)
+        profile = profile_of(self.program, symbols)
+        return CallPlan(template, symbols, profile, tuple(moves), None if home == self.device else home, self._guard)
 
     def _home(self, given: Sequence[object]) -> torch.device:
         """Where outputs go: where inputs are, a GPU before the CPU; where none is a tensor, the CPU if the model was

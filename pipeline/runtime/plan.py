@@ -31,7 +31,7 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
 class Step:
     """A segment and the slots it reads and fills.
 
-    ``late``: sizes that depend on results of earlier segments, computed before it runs. ``learns``: the sizes that it
+    A weight that an engine reads where it lies has a slot that no call fills. ``late``: sizes that depend on results of earlier segments, computed before it runs. ``learns``: the sizes that it
     determines itself: (position among its outputs, dim or None for an int, symbol).
     """
 
@@ -88,6 +88,8 @@ class Layout:
     sizes: tuple[tuple[int, Expr], ...]
     constants: tuple[tuple[int, Leaf], ...]
     late: tuple[tuple[int, Expr], ...]
+    weights: tuple[tuple[int, str], ...] = ()
+    """The slots of weights that engines read where they lie, and the placeholders of these constants."""
 
     @property
     def on_cpu(self) -> bool:
@@ -107,12 +109,13 @@ class CallPlan:
     """The parts that calls with the same shapes, dtypes, devices and numbers share.
 
     ``template`` holds the slots that are the same at every such call. ``moves``: the tensors among the inputs (number,
-    slot, whether it must be converted to the program's device or dtype). Outputs return to ``home``. ``guard`` receives
-    the results of the program's checks.
+    slot, whether it must be converted to the program's device or dtype). ``profile``: the first of the program's
+    profiles that the sizes fit. Outputs return to ``home``. ``guard`` receives the results of the program's checks.
     """
 
     template: Slots = field(repr=False)
     symbols: Mapping[str, int]
+    profile: int | None
     moves: tuple[tuple[int, int, bool], ...]
     home: torch.device | None
     guard: Guard | None = field(default=None, repr=False)
@@ -137,6 +140,7 @@ class LayoutBuilder:
         self.sizes: dict[int, Expr] = {}
         self.constants: dict[int, Leaf] = {}
         self.late: list[tuple[int, Expr]] = []
+        self.weights: dict[int, str] = {}
         self.nodes = {n.name: n.meta.get("val") for n in program.graph.nodes}
         self.input_index = {p.name: i for i, p in enumerate(program.inputs)}
         self.from_inputs = frozenset(str(s) for p in program.inputs for s in _symbols(p))
@@ -155,7 +159,8 @@ class LayoutBuilder:
         writes = tuple(self._write(o) for o in outputs if o.kind in ("buffer", "input"))
         checks = tuple(self._value(o) for o in outputs if o.kind == "check")
         sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
-        return Layout(self.program, self.slots, self.steps, returns, writes, checks, sizes, constants, tuple(self.late))
+        late, weights = tuple(self.late), tuple(self.weights.items())
+        return Layout(self.program, self.slots, self.steps, returns, writes, checks, sizes, constants, late, weights)
 
     def _slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))
@@ -180,6 +185,10 @@ class LayoutBuilder:
         return early
 
     def _taken(self, port: Port) -> int:
+        if port.name in self.program.constants:
+            slot = self._slot(f"weight {port.name}")  # apart from the constant that a program returns, which may move
+            self.weights[slot] = port.name
+            return slot
         return self._slot(_size_name(port.value) if port.is_number else port.name)
 
     def _learnt(self, outputs: Sequence[Port], known: set[str]) -> Iterable[tuple[int, int | None, str]]:

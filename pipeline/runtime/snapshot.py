@@ -13,32 +13,40 @@ from pipeline.frozen import FrozenDict
 from pipeline.program import Program, version
 
 
-class Snapshot(Mapping[str, torch.Tensor]):
-    """Copies of the model's parameters as they were when it was compiled, made on demand.
-
-    A parameter that has been changed in place since raises an ``ExecutionError``: its value is lost.
-    """
+class Unchanged(Mapping[str, torch.Tensor]):
+    """The model's parameters themselves. One that has been changed in place since the model was compiled raises an
+    ``ExecutionError``: its value is lost."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.copies: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self.copies:
-            tensor = present(self.program.parameters, name)
-            if version(tensor) != self.program.versions.get(name, version(tensor)):
-                raise ExecutionError(
-                    f"{name} changed in place after compiling",
-                    "call compiled.module() before changing the model, or use pipeline.refit_module_weights",
-                )
-            self.copies[name] = tensor.detach().clone()
-        return self.copies[name]
+        tensor = present(self.program.parameters, name)
+        if version(tensor) != self.program.versions.get(name, version(tensor)):
+            raise ExecutionError(
+                f"{name} changed in place after compiling",
+                "call compiled.module() before changing the model, or use pipeline.refit_module_weights",
+            )
+        return tensor.detach()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.program.parameters)
 
     def __len__(self) -> int:
         return len(self.program.parameters)
+
+
+class Snapshot(Unchanged):
+    """Copies of the parameters, made on demand: what changes them later does not change these."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.copies: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.copies:
+            self.copies[name] = super().__getitem__(name).clone()
+        return self.copies[name]
 
 
 class AbsentWeights(FrozenDict[str, torch.Tensor]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.program import Segment
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.plan import CallPlan, Layout, Slots
+from pipeline.runtime.plan import CallPlan, Layout, Slots, Step
 from pipeline.runtime.turn import ON_CPU, Told, Turn
 from pipeline.shapes.environment import number_of
 
@@ -29,7 +29,7 @@ class SegmentExecutor:
 
     def __init__(self, layout: Layout, runners: Sequence[Told], device: torch.device) -> None:
         self.layout, self.runners, self.device = layout, runners, device
-        self._steps = tuple(zip(layout.steps, runners, strict=True))
+        self._set_steps(tuple(zip(layout.steps, runners, strict=True)))
         self._double = layout.program.settings.truncate_double
         self._returns, self._checks, self._writes = layout.returns, layout.checks, layout.writes
 
@@ -39,7 +39,7 @@ class SegmentExecutor:
         for given, slot, moved in plan.moves:
             value = leaves[given]
             slots[slot] = self.arrive(value) if moved or value.requires_grad else value
-        self.run(slots, plan.symbols, turn)
+        self.run(slots, plan, turn)
         if self._checks:
             plan.noted(slots, self._checks)
         results = self.results(slots, leaves, plan)
@@ -50,16 +50,23 @@ class SegmentExecutor:
     def instrument(self, wrap: Callable[[Segment, Told], Told]) -> None:
         """Replace each segment's runner by the result of ``wrap``, given the segment and its runner: for
         measurements."""
-        self._steps = tuple((step, wrap(step.segment, run)) for step, run in self._steps)
+        self._set_steps(tuple((step, wrap(step.segment, run)) for step, run in self._steps))
+
+    def _set_steps(self, steps: tuple[tuple[Step, Told], ...]) -> None:
+        """Set all steps, and those that run in each of the program's profiles."""
+        self._steps = steps
+        places = (None, *range(len(self.layout.program.profiles)))
+        self._in_profile = {place: tuple(s for s in steps if s[0].segment.runs_in(place)) for place in places}
 
     def arrive(self, value: torch.Tensor) -> torch.Tensor:
         """Convert an input to the program's device and the dtype in which it computes."""
         value = value.detach().to(self.device)
         return value.float() if value.dtype == torch.float64 and self._double else value
 
-    def run(self, slots: Slots, symbols: Mapping[str, int], turn: Turn) -> None:
+    def run(self, slots: Slots, plan: CallPlan, turn: Turn) -> None:
         """Fill the slots of all segments' outputs, and of the sizes that they determine."""
-        for step, run in self._steps:
+        symbols = plan.symbols
+        for step, run in self._in_profile[plan.profile]:
             for slot, expr in step.late:
                 slots[slot] = number_of(expr, symbols)
             outputs = run([slots[i] for i in step.takes], turn)

@@ -4,6 +4,7 @@ from pipeline.stages.build import Build, build
 from pipeline.stages.convert import convert
 from pipeline.stages.decompose import Decompose
 from pipeline.stages.improve import Improve
+from pipeline.stages.outside import EnginePerProfile, SharedWeights, engine_per_profile, shared_weights
 from pipeline.stages.partition import BySubmodule, InPieces, Partition, Partitioner, by_submodule, in_pieces, partition
 from pipeline.stages.refit_map import refit_map
 from pipeline.stages.unbuilt import unbuilt
@@ -14,18 +15,22 @@ __all__ = [
     "Build",
     "BySubmodule",
     "Decompose",
+    "EnginePerProfile",
     "Improve",
     "InPieces",
     "Partition",
     "Partitioner",
+    "SharedWeights",
     "Validate",
     "Verify",
     "build",
     "by_submodule",
     "convert",
+    "engine_per_profile",
     "in_pieces",
     "partition",
     "refit_map",
+    "shared_weights",
     "unbuilt",
     "verify",
 ]

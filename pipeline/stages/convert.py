@@ -22,7 +22,7 @@ from pipeline.aten.naming import layer_name, unlike
 from pipeline.aten.support import CallingConvention
 from pipeline.aten.types import Argument
 from pipeline.build.memory_mapped_weights import MemoryMappedWeights
-from pipeline.build.profiles import profiles_of
+from pipeline.build.profiles import profiles_of, symbols_of
 from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
@@ -81,7 +81,8 @@ class _Conversion:
         log = Log()
         builder = trt.Builder(log)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log)
-        self.ctx.ranges = self.program.shapes
+        self.ranges: Symbols = symbols_of(self.program, segment)
+        self.ctx.ranges = self.ranges
         self.handle = NetworkHandle(
             self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
         )
@@ -97,12 +98,13 @@ class _Conversion:
 
     def input(self, port: Port) -> None:
         """Add a network input, and the symbols that can be read from its shape."""
-        shape = tuple(d if isinstance(d, int) else -1 for d in port.shape)
+        shape = tuple(d if isinstance(d, int) else self.size(d) for d in port.shape)
         source = self.ctx.net.add_input(port.name, to_trt(border_dtype(port.dtype or torch.int64)), shape)
         if source is None:
             said = self.ctx.log.said_since(0)
             raise ConversionError(port.name, "placeholder", "", f"TensorRT refused the input {port}: {said}")
-        name_dimensions(source, [self.dimension_names.get(str(d), "") for d in port.shape])
+        varying = zip(port.shape, shape, strict=True)
+        name_dimensions(source, [self.dimension_names.get(str(d), "") if n < 0 else "" for d, n in varying])
         if port.kind == "symint":
             self.ctx.symbols[str(port.value)] = (source, None)
             return
@@ -110,6 +112,11 @@ class _Conversion:
         self.env[port.name] = inner
         for tensor in (source, inner):
             self.ctx.note_shape(tensor, port.shape)
+
+    def size(self, expr: Expr) -> int:
+        """The size of an input's dim in the network: -1 if it varies, which it may not do in the segment's profile."""
+        given = None if self.segment.profile is None else bounds(expr, self.ranges)
+        return given.min if given is not None and given.min == given.max else -1
 
     def constants(self) -> None:
         """The segment's constants, evaluated: parameters' own tensors are shared, tensors computed from them are in a
@@ -186,7 +193,7 @@ class _Conversion:
         """Raise an error if TensorRT's dtype, rank or static dims differ from those of the node's fake tensor."""
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor):
-            _check_tensor(result, expected, self.program.shapes)
+            _check_tensor(result, expected, self.ranges)
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
                 raise NetworkError(
@@ -194,7 +201,7 @@ class _Conversion:
                 )
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
-                    _check_tensor(made, wanted, self.program.shapes)
+                    _check_tensor(made, wanted, self.ranges)
 
     def adopt(self, first: int) -> None:
         """Record weights that a converter passed to TensorRT directly, too: as the constant that they are, or by their

@@ -20,6 +20,7 @@ from pipeline.errors import ExecutionError
 from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
 from pipeline.runtime.module import CompiledModule
+from pipeline.stages import outside
 
 Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
@@ -34,6 +35,7 @@ def compile_for_generation(
     max_encoder_len: int | None = None,
     compile: Pipeline[Any, Any] | None = None,
     executor: Executor | None = None,
+    shared_weights: bool = True,
     **settings: Any,
 ) -> Pretrained:
     """Compile a language model of transformers, and return an object with transformers' own ``generate``.
@@ -47,6 +49,9 @@ def compile_for_generation(
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
+        shared_weights: whether prompts and single tokens have engines of their own, which read one copy of the weights
+            (`pipeline.shared_weights`, `pipeline.engine_per_profile`); otherwise one engine has both profiles and the
+            weights.
         settings: of the compilation, by name.
 
     Returns:
@@ -65,6 +70,7 @@ def compile_for_generation(
     if limit > max_cache_len:
         raise ValueError(f"max_prompt_len is {limit}, and the cache has {max_cache_len} positions")
     compile = pipeline.defaults.default(**settings) if compile is None else compile
+    compile = _with_shared_weights(compile) if shared_weights else compile
     model = model.eval()
     if model.config.is_encoder_decoder:
         compiled = _encoder_decoder(model, compile, max_cache_len, max_batch, limit, encoded)
@@ -72,6 +78,14 @@ def compile_for_generation(
         compiled = {"decoder": _decoder(model, compile, max_cache_len, max_batch, limit)}
     runners = {name: each.module(executor) for name, each in compiled.items()}
     return _shell(model)._with(compiled, runners, max_cache_len)
+
+
+def _with_shared_weights(compile: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """The pipeline with the stages that leave weights out of engines, and make an engine for each profile."""
+    stages = (outside.engine_per_profile(), outside.shared_weights()) if "partition" in compile else ()
+    for stage in (each for each in stages if each.name not in compile):
+        compile = compile.insert(stage, after="partition")
+    return compile
 
 
 def _decoder(

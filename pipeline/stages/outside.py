@@ -1,0 +1,141 @@
+"""Two stages after ``partition`` that leave weights out of engines, and give each profile an engine of its own.
+
+An engine that holds its weights is one for all shapes, or each shape's engine holds them again. An engine that reads
+them where they lie is small and built soon, and several share one copy: each is made for its own shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from attrs import evolve, field, frozen
+
+from pipeline.aten.traits import Does, does
+from pipeline.build.profiles import profiles_of
+from pipeline.partitioning.assemble import cuts
+from pipeline.program import Partitioned, Program, Segment, port
+
+LEAST = 1 << 20
+"""A weight of fewer bytes is worth no input of its own: bias and norms, which kernels have inside."""
+MOST = 16 << 20
+"""So many bytes of weights may be in several engines."""
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@frozen
+class SharedWeights:
+    """The stage of `shared_weights`."""
+
+    least: int = field(default=LEAST)
+    name: str = field(default="shared_weights", kw_only=True)
+
+    @least.validator
+    def _check_least(self, _: object, value: object) -> None:
+        _check_bytes("least", value)
+
+    def __call__(self, partitioned: Partitioned) -> Partitioned:
+        """The same segments; weights that are shared are inputs of engines."""
+        nodes = {node.name: node for node in partitioned.program.graph.nodes}
+
+        def changed(segment: Segment) -> Segment:
+            if segment.kind != "engine":
+                return segment
+            shared = [name for name in segment.constants if self._is_shared(partitioned, segment, nodes[name])]
+            own = tuple(name for name in segment.constants if name not in shared)
+            ports = (port(name, nodes[name].meta["val"], partitioned.program.shapes) for name in shared)
+            return evolve(segment, inputs=(*segment.inputs, *ports), constants=own)
+
+        return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
+
+    def _is_shared(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
+        """Whether a weight is large enough, and only products of our own converters, or embeddings, read it."""
+        value, inside = weight.meta["val"], frozenset(segment.nodes)
+        if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
+            return False
+        return all(_reads_tensors(partitioned, user) for user in weight.users if user.name in inside)
+
+
+@frozen
+class EnginePerProfile:
+    """The stage of `engine_per_profile`."""
+
+    most: int = field(default=MOST)
+    name: str = field(default="engine_per_profile", kw_only=True)
+
+    @most.validator
+    def _check_most(self, _: object, value: object) -> None:
+        _check_bytes("most", value)
+
+    def __call__(self, partitioned: Partitioned) -> Partitioned:
+        """The segments, an engine's once for each of the program's profiles where these differ for it."""
+        program = partitioned.program
+        segments = tuple(each for segment in partitioned.segments for each in self._of(program, segment))
+        return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
+
+    def _of(self, program: Program, segment: Segment) -> Iterator[Segment]:
+        """A segment, or what takes its place."""
+        alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
+        if alone or len(profiles_of(program, segment, lambda port: True)) < 2 or _weights(program, segment) > self.most:
+            yield segment
+            return
+        for place in range(len(program.profiles)):
+            yield evolve(segment, name=f"{segment.name}_profile_{place}", profile=place)
+
+
+def shared_weights(least: int = LEAST) -> SharedWeights:
+    """Return a stage that leaves large weights out of engines: ``compile.insert(pipeline.shared_weights(),
+    after="partition")``.
+
+    A module has one copy of them on its device, which all its engines and states read. Plans are small, and other
+    weights need no other engine. TensorRT cannot rearrange such weights ahead of time.
+
+    Args:
+        least: a weight of so many bytes is shared, if it is of float32, float16 or bfloat16, and only products and
+            embeddings read it. 1 MiB by default.
+    """
+    return SharedWeights(least)
+
+
+def engine_per_profile(most: int = MOST) -> EnginePerProfile:
+    """Return a stage that gives each of a program's profiles engines of its own, which are made for its sizes:
+    ``compile.insert(pipeline.engine_per_profile(), after="partition")``.
+
+    Without it, an engine has all profiles, and its layers are the same in each.
+
+    Args:
+        most: an engine with more bytes of weights stays one for all profiles, since each would hold them. 16 MiB by
+            default: enough for what `shared_weights` leaves.
+    """
+    return EnginePerProfile(most)
+
+
+def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
+    """Whether a node's converter takes weights that are computed or given, too."""
+    choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
+    ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
+    kind = does(node.target)
+    return ours and (kind in (Does.MULTIPLIES, Does.PROJECTS) or node.target is torch.ops.aten.embedding.default)
+
+
+def _determines_sizes(segment: Segment) -> bool:
+    """Whether a segment gives sizes that its inputs do not determine."""
+    known = {str(s) for p in segment.inputs for size in (*p.shape, p.value) for s in _symbols(size)}
+    return any(str(s) not in known for p in segment.outputs for size in (*p.shape, p.value) for s in _symbols(size))
+
+
+def _symbols(size: object) -> frozenset[object]:
+    return frozenset(getattr(size, "free_symbols", ()))
+
+
+def _weights(program: Program, segment: Segment) -> int:
+    """The bytes of the weights in a segment's engine."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    return sum(nodes[name].meta["val"].nbytes for name in segment.constants)
+
+
+def _check_bytes(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is a number of bytes, not {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} is a number of bytes, at least 0, not {value}")
