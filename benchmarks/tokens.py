@@ -45,6 +45,8 @@ DEVICE: Final = "cuda"
 EXECUTOR: Final = "tensorrt"
 PRODUCTS = (Does.PROJECTS, Does.MULTIPLIES)
 FIELDS: tuple[str, ...] = ("model", "dtype", "batch", "positions")
+PROMPTS = 512
+"""Tokens of the longest prompt."""
 REPLAYED = 4
 """Calls until what is captured in a graph is replayed."""
 Call: TypeAlias = Callable[[], object]
@@ -60,34 +62,40 @@ def model_of(size: str, dtype: torch.dtype, positions: int) -> Any:
         return LlamaForCausalLM(config).to(dtype).eval()
 
 
-def step_inputs(batch: int, positions: int) -> dict[str, torch.Tensor]:
-    """Inputs of a step that writes the last position of the cache."""
+def step_inputs(batch: int, positions: int, tokens: int = 1) -> dict[str, torch.Tensor]:
+    """Inputs of a step that writes the last positions of the cache."""
     with torch.device(DEVICE):
         return {
-            "input_ids": torch.ones(batch, 1, dtype=torch.int64),
+            "input_ids": torch.ones(batch, tokens, dtype=torch.int64),
             "attention_mask": torch.ones(batch, positions, dtype=torch.bool),
-            "position_ids": torch.full((batch, 1), positions - 1),
-            "start": torch.tensor(positions - 1),
+            "position_ids": torch.arange(positions - tokens, positions).expand(batch, tokens).contiguous(),
+            "start": torch.tensor(positions - tokens),
         }
 
 
 def compiled(
-    model: Any, batch: int, positions: int, *observers: Callable[[Event], object], pieces: int = 1, **settings: Any
+    model: Any,
+    batch: int,
+    positions: int,
+    *observers: Callable[[Event], object],
+    pieces: int = 1,
+    shared: bool = True,
+    **settings: Any,
 ) -> Any:
     """The model, compiled for generation. Processes for pieces import what they need while the model is exported."""
-    sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, 512)}
+    sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, PROMPTS)}
     with ProcessPoolExecutor(pieces, mp_context=get_context("spawn")) as processes:
         for _ in range(pieces if pieces > 1 else 0):
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
         compile = compile.replace("partition", pipeline.in_pieces(pieces)).observed_by(*observers)
-        return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR)
+        return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
 
-def ours(model: Any, batch: int, positions: int, pieces: int = 1) -> Call:
+def ours(model: Any, batch: int, positions: int, tokens: int = 1, **how: Any) -> Call:
     """A step of the compiled decoder."""
-    decoder = compiled(model, batch, positions, pieces=pieces).runners["decoder"]
-    given = step_inputs(batch, positions)
+    decoder = compiled(model, batch, positions, **how).runners["decoder"]
+    given = step_inputs(batch, positions, tokens)
     return lambda: decoder(**given)
 
 
@@ -128,18 +136,18 @@ def by_module(program: pipeline.Compiled, profile: Profile) -> list[dict[str, An
     return [{"module": name, **{k: round(v, 1) for k, v in row.items()}} for name, row in rows.items()]
 
 
-def theirs(model: Any, batch: int, positions: int, mode: str | None) -> Call:
+def theirs(model: Any, batch: int, positions: int, tokens: int = 1, mode: str | None = None) -> Call:
     """A step of transformers' model with its static cache, compiled by torch if a mode is given."""
     cache = StaticCache(config=model.config, max_cache_len=positions)
     width = model.config.head_dim
     cache.early_initialization(batch, model.config.num_key_value_heads, width, model.dtype, model.device)
-    given = step_inputs(batch, positions)
+    given = step_inputs(batch, positions, tokens)
     ids, places = given["input_ids"], given["position_ids"]
     step = torch.compile(model, mode=mode, fullgraph=False) if mode else model
 
     def call() -> object:
         for layer in cache.layers:
-            layer.cumulative_length.fill_(positions - 1)
+            layer.cumulative_length.fill_(positions - tokens)
         return step(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True).logits
 
     return torch.no_grad()(call)
@@ -153,8 +161,9 @@ def bandwidth() -> float:
 
 
 OURS = "pipeline + graph"
-METHODS: dict[str, Callable[[Any, int, int], Call]] = {
+METHODS: dict[str, Callable[..., Call]] = {
     OURS: ours,
+    "pipeline + graph, weights inside": partial(ours, shared=False),
     "static cache, reduce-overhead": partial(theirs, mode="reduce-overhead"),
     "static cache, eager": partial(theirs, mode=None),
 }
@@ -165,7 +174,7 @@ def _named(subject: together.Subject) -> Row:
     return dict(zip(FIELDS, subject, strict=True))
 
 
-def times(methods: Sequence[str], reached: float, pieces: int, *subject: Any) -> Rows:
+def times(methods: Sequence[str], reached: float, pieces: int, tokens: int, *subject: Any) -> Rows:
     """Get a step ready by each method; a row for each, or why it has none."""
     size, name, batch, positions = subject
     model = model_of(size, getattr(torch, name), positions)
@@ -175,7 +184,7 @@ def times(methods: Sequence[str], reached: float, pieces: int, *subject: Any) ->
     for method in methods:
         try:
             make = partial(ours, pieces=pieces) if method == OURS else METHODS[method]
-            call = make(model, batch, positions)
+            call = make(model, batch, positions, tokens)
             for _ in range(REPLAYED):
                 call()
             torch.cuda.synchronize()
@@ -187,7 +196,7 @@ def times(methods: Sequence[str], reached: float, pieces: int, *subject: Any) ->
 
     def row(method: str, found: dict[str, float]) -> Row:
         share = weights / (1e-3 * found["gpu_ms"]) / reached
-        read = {"weights_mb": round(weights / 1e6), "bandwidth": round(share, 3)}
+        read = {"weights_mb": round(weights / 1e6), "bandwidth": round(share, 3)} if tokens == 1 else {}
         return {**_named(subject), "method": method, **found, **read}
 
     return lambda: [*(row(method, found) for method, found in in_turns(calls).items()), *failed]
@@ -220,6 +229,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--kernels", action="store_true", help="the kernels of a step by module, instead of times")
     parser.add_argument("--ready", action="store_true", help="how soon the first token is there, instead of times")
     parser.add_argument("--pieces", type=int, default=1, help="so many engines, built by as many processes")
+    parser.add_argument("--tokens", type=int, default=1, help=f"of a step: more than 1 is a prompt, at most {PROMPTS}")
     parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run")
     return parser
 
@@ -234,8 +244,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (options.ready or options.kernels):
         kind, of, each = "tokens", (*FIELDS, "method"), [{"method": method} for method in options.methods]
         reached = bandwidth()
-        prepare = partial(times, options.methods, reached, options.pieces)
+        prepare = partial(times, options.methods, reached, options.pieces, options.tokens)
         more = {**pieces, "copy_gb_s": round(reached / 1e9)}
+        if options.tokens > 1:
+            kind, more = "prompts", {**more, "prompt": options.tokens}
         torch.cuda.empty_cache()
 
     def parts() -> Iterator[Sequence[Row]]:

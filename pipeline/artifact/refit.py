@@ -76,6 +76,8 @@ def remade(compiled: Compiled, program: Program, recipes: RefitMap, changed: Col
         raise RefitError(compiled.refit_map.computed)
     versions = FrozenDict({name: version(tensor) for name, tensor in program.parameters.items()})
     new = evolve(compiled.partitioned, program=evolve(program, versions=versions))
+    if not changed and not any(engine.stripped for engine in compiled.engines):
+        return evolve(compiled, partitioned=new, refit_map=recipes, agreement=None)  # engines read the others in place
     if refits:
         return _refitted(evolve(compiled, refit_map=recipes), new, changed)
     log.info("the engines cannot be refitted (immutable_weights=True): building them anew")

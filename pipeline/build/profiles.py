@@ -17,7 +17,9 @@ def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], b
     """
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
     if segment.profile is not None:
-        return [_profile(varying, symbols_of(program, segment))] if varying else []
+        symbols = symbols_of(program, segment)
+        varying = [p for p in varying if p.is_number or any(r.min < r.max for r in _narrowed(p, symbols))]
+        return [_profile(varying, symbols)] if varying else []
     narrowings = program.profiles or (FrozenDict[str, Range](),)
     found = [_profile(varying, {**program.shapes, **each} if program.profiles else None) for each in narrowings]
     return list(dict.fromkeys(found)) if varying else []

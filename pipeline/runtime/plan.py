@@ -31,8 +31,9 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
 class Step:
     """A segment and the slots it reads and fills.
 
-    A weight that an engine reads where it lies has a slot that no call fills. ``late``: sizes that depend on results of earlier segments, computed before it runs. ``learns``: the sizes that it
-    determines itself: (position among its outputs, dim or None for an int, symbol).
+    A weight that an engine reads where it lies has a slot that no call fills. ``late``: sizes that depend on results of
+    earlier segments, computed before it runs. ``learns``: the sizes that it determines itself: (position among its
+    outputs, dim or None for an int, symbol).
     """
 
     segment: Segment

@@ -81,9 +81,8 @@ def test_methods_get_ready_and_have_rows(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(tokens, "in_turns", in_turns)
     monkeypatch.setitem(tokens.METHODS, "static cache, reduce-overhead", refused)
-    first, eager, failed = tokens.times(
-        ["pipeline + graph", "static cache, reduce-overhead", "static cache, eager"], 1e9, 1, "1.1B", "float32", 1, 16
-    )()
+    methods = ["pipeline + graph", "static cache, reduce-overhead", "static cache, eager"]
+    first, eager, failed = tokens.times(methods, 1e9, 1, 1, "1.1B", "float32", 1, 16)()
     weights = first["weights_mb"] * 1e6
     assert first == {**SUBJECT, "dtype": "float32", "positions": 16, **first, "method": "pipeline + graph"}
     assert first["gpu_ms"] == eager["gpu_ms"] == 2 and first["bandwidth"] == pytest.approx(weights / 2e6, abs=0.3)

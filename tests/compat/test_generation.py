@@ -30,15 +30,15 @@ def check(family: str) -> Any:
     compiled = compile_for_generation(model, executor="reference", **SIZES)
     assert torch.equal(families.generated(compiled, inputs, STEPS), expected)
     assert len(expected.unique()) > 2, "tokens differ, so that equal ones say something"
-    kinds = [layer.kind for n in compiled.compiled["decoder"].networks for layer in n.layers]
-    assert kinds.count("KV_CACHE_UPDATE") == (4 if CAPABILITIES.kv_cache_update else 0)
+    updates = [network.kinds().get("KV_CACHE_UPDATE", 0) for network in compiled.compiled["decoder"].networks]
+    assert updates == [4 if CAPABILITIES.kv_cache_update else 0] * 2, "a network for tokens, and one for prompts"
     return compiled
 
 
 @pytest.mark.parametrize("family", EVERYDAY)
 def test_tokens_are_eagers(family: str) -> None:
     compiled = check(family)
-    assert len(compiled.compiled["decoder"].engines) == 1 and not compiled.compiled["decoder"].coverage.fallback
+    assert not compiled.compiled["decoder"].coverage.fallback
 
 
 @pytest.mark.slow
@@ -56,8 +56,9 @@ def test_one_head_of_keys_builds_for_one_row(dtype: torch.dtype, max_batch: int)
     sizes = {"vocab_size": 99, "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "pad_token_id": 0}
     model = FalconForCausalLM(FalconConfig(**sizes, new_decoder_architecture=False, multi_query=True)).to(dtype).eval()
     sizes = {"max_cache_len": 32, "max_batch": max_batch, "max_prompt_len": 8}
-    compiled = compile_for_generation(model, executor="reference", **sizes)
-    assert len(compiled.compiled["decoder"].engines) == 1
+    for shared, count in ((True, 2), (False, 1)):
+        compiled = compile_for_generation(model, executor="reference", shared_weights=shared, **sizes)
+        assert len(compiled.compiled["decoder"].engines) == count
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +99,10 @@ def _both(cache: Any) -> list[Any]:
     return [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
 
 
-def test_prompts_of_all_sizes_and_batches_run_in_one_engine(llama: Any) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_prompts_of_all_sizes_and_batches_run(shared: bool) -> None:
     model = families.model("llama")
+    llama = compile_for_generation(model, executor="reference", shared_weights=shared, **SIZES)
     for lengths in ((1,), (16,), (2, 9)):
         inputs = families.prompts("llama", lengths)
         assert torch.equal(families.generated(llama, inputs, 8), families.generated(model, inputs, 8))
@@ -115,7 +118,7 @@ def test_pieces_are_built_side_by_side_and_keep_their_own_caches() -> None:
     with ThreadPoolExecutor(2) as side_by_side:
         compile = pipeline.default(require_full_compilation=True, build_executor=side_by_side)
         compile = compile.replace("partition", pipeline.in_pieces(2))
-        compiled = compile_for_generation(model, executor="reference", compile=compile, **SIZES)
+        compiled = compile_for_generation(model, executor="reference", compile=compile, shared_weights=False, **SIZES)
     decoder = compiled.compiled["decoder"]
     updates = [network.kinds().get("KV_CACHE_UPDATE", 0) for network in decoder.networks]
     assert updates == ([4, 4] if CAPABILITIES.kv_cache_update else [0, 0]) and len(decoder.engines) == 2
