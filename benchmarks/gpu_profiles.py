@@ -1,7 +1,8 @@
 """``python -m benchmarks.gpu_profiles``: one engine with three profiles on this GPU, beside engines of one shape each.
 
 BERT and ViT in float16 with CUDA graphs, at three shapes: an engine for each; one for the whole range; one with three
-profiles, each a range or just the shape itself. Every way has a process of its own.
+profiles, each a range or just the shape itself; and an engine for each profile, which share their weights. Every way
+has a process of its own.
 """
 
 from __future__ import annotations
@@ -71,9 +72,13 @@ def dims(case: Case, span: Span) -> dict[str, Any]:
     return {key: {axis: made[dim.__name__] for axis, dim in each.items()} for key, each in given.items()}
 
 
-def compiled(case: Case, spans: Sequence[Span] | None, sizes: Sizes, **settings: Any) -> pipeline.Compiled:
-    """The case for these profiles; for one shape if there are none."""
+def compiled(
+    case: Case, spans: Sequence[Span] | None, sizes: Sizes, *, apart: bool = False, **settings: Any
+) -> pipeline.Compiled:
+    """The case for these profiles, ``apart`` in engines of their own; for one shape if there are none."""
     compile = pipeline.default(require_full_compilation=True, cuda_graphs=True, **settings)
+    for stage in (pipeline.engine_per_profile(), pipeline.shared_weights()) if apart else ():
+        compile = compile.insert(stage, after="partition")
     kwargs = {k: v.to(case.kwargs[k].device) for k, v in case.inputs(**sizes).items()}
     named = {"profiles": [dims(case, span) for span in spans]} if spans and len(spans) > 1 else {}
     if spans and not named:
@@ -92,12 +97,21 @@ def engines(case: Case, shapes: Shapes, way: str) -> list[pipeline.Compiled]:
     if way == "an engine each":
         return [compiled(case, None, sizes) for sizes in shapes.sizes]
     spans = {"one range": [whole(shapes.spans)], "three ranges": shapes.spans, "three shapes": shapes.points}
-    form, _, specialization = way.partition(", ")
-    settings = {"kernel_specialization": specialization} if specialization else {}
-    return [compiled(case, spans[form], shapes.sizes[-1], **settings)]
+    form, _, more = way.partition(", ")
+    settings = {"kernel_specialization": more} if more == LAZY else {}
+    return [compiled(case, spans[form], shapes.sizes[-1], apart=more == APART, **settings)]
 
 
-WAYS = ("an engine each", "one range", "three ranges", "three shapes", "three ranges, lazy", "one range, lazy")
+LAZY, APART = "lazy", "an engine for each"
+WAYS = (
+    "an engine each",
+    "one range",
+    "three ranges",
+    "three shapes",
+    f"three ranges, {LAZY}",
+    f"three ranges, {APART}",
+    f"three shapes, {APART}",
+)
 
 
 def ready(way: str, model: str) -> Callable[[], list[Row]]:

@@ -14,17 +14,20 @@ from examples.models import small
 SHAPES = gpu_profiles.MODELS["vit"]
 
 
-@pytest.mark.parametrize("way", ["an engine each", "one range", "three ranges", "three shapes", "three ranges, lazy"])
+@pytest.mark.parametrize("way", gpu_profiles.WAYS)
 def test_ways_have_their_profiles(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = gpu_profiles.engines(small("vit"), SHAPES, way)
-    ranges = [[profile.ranges for profile in program.networks[0].profiles] for program in programs]
+    ranges = [[p.ranges for network in program.networks for p in network.profiles] for program in programs]
     batches = [[(low[0], high[0]) for [(_, low, _, high)] in each] for each in ranges]
     expected: dict[str, Any] = {
         "an engine each": [[], [], []],
         "one range": [[(1, 8)]],
         "three shapes": [[(1, 1), (4, 4), (8, 8)]],
+        "three ranges, an engine for each": [[(2, 4), (5, 8)]],
+        "three shapes, an engine for each": [[]],
     }
     assert batches == expected.get(way, [[(1, 1), (2, 4), (5, 8)]])
+    assert {len(program.networks) for program in programs} == {3 if "for each" in way else 1}
     assert {program.settings.kernel_specialization for program in programs} == {"lazy" if "lazy" in way else "none"}
 
 
