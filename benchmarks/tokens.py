@@ -82,10 +82,12 @@ def compiled(
     shared: bool = True,
     **settings: Any,
 ) -> Any:
-    """The model, compiled for generation. Processes for pieces import what they need while the model is exported."""
+    """The model, compiled for generation. Processes for pieces, of which each profile has an engine if weights are
+    ``shared``, import what they need while the model is exported."""
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, PROMPTS)}
-    with ProcessPoolExecutor(pieces, mp_context=get_context("spawn")) as processes:
-        for _ in range(pieces if pieces > 1 else 0):
+    count = 2 * pieces if shared else pieces
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as processes:
+        for _ in range(count if pieces > 1 else 0):
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
         compile = compile.replace("partition", pipeline.in_pieces(pieces)).observed_by(*observers)

@@ -1,4 +1,4 @@
-"""Keep the kernels that TensorRT-RTX compiles for an engine on disk for the next start.
+"""Keep the kernels that TensorRT-RTX compiles for a program's engines on disk for the next start.
 
 Making the first context of ResNet-50 takes 1.6 s on an H200 without the cache and 0.07 s with it (docs/benchmarks.md).
 """
@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY, trt
 log = logging.getLogger(__name__)
 
 KEPT = 256
-"""So many networks' kernels stay on disk; those not used for longest are deleted."""
+"""So many programs' kernels stay on disk; those not used for longest are deleted."""
 
 
 def cache_folder(name: str) -> Path:
@@ -37,8 +38,8 @@ def default_directory() -> Path:
     return cache_folder("runtime")
 
 
-def cache_key(network: Network) -> str:
-    """The key of the kernels: the network, the GPU, the driver, the library and whether TF32 is switched off.
+def cache_key(networks: Iterable[Network]) -> str:
+    """The key of the kernels: the networks, the GPU, the driver, the library and whether TF32 is switched off.
 
     It does not contain the weights: TensorRT finds a kernel by its computation, so a network with other weights starts
     with existing kernels (0.11 s instead of 2.9 for the context of ViT-B on an H200).
@@ -46,7 +47,7 @@ def cache_key(network: Network) -> str:
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
     driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "")()
     parts = (
-        network.digest,
+        *(network.digest for network in networks),
         f"{gpu.name} {gpu.major}.{gpu.minor}",
         f"driver {driver}, CUDA {torch.version.cuda}",
         LIBRARY,
@@ -56,7 +57,8 @@ def cache_key(network: Network) -> str:
 
 
 class RuntimeCache:
-    """The compiled kernels of one network, in memory for all its contexts and, unless ``path`` is None, in a file.
+    """The compiled kernels of a program's engines, in memory for all their contexts and, unless ``path`` is None, in a
+    file. A kernel that two of them have is compiled once.
 
     The file is written under another name and renamed, so that concurrent processes see a complete one. A file
     that TensorRT cannot read is ignored with a warning and replaced.
@@ -69,8 +71,8 @@ class RuntimeCache:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, network: Network, kept: bool | str | os.PathLike[str]) -> RuntimeCache | None:
-        """The cache of a network's engine: in the user's folder (True), in another one, or only in memory (False).
+    def of(cls, networks: Iterable[Network], kept: bool | str | os.PathLike[str]) -> RuntimeCache | None:
+        """The cache of the engines of these networks: in the user's folder (True), in another one, or only in memory (False).
 
         None if TensorRT has no such cache.
         """
@@ -78,10 +80,12 @@ class RuntimeCache:
             return None
         if kept is False:
             return cls(None)
-        return cls((default_directory() if kept is True else Path(kept)) / f"{cache_key(network)}.kernels")
+        return cls((default_directory() if kept is True else Path(kept)) / f"{cache_key(networks)}.kernels")
 
     def attach(self, cuda_engine: trt.ICudaEngine) -> None:
-        """Make TensorRT's cache for this engine, with the file's contents."""
+        """Make TensorRT's cache, with the file's contents, if there is none yet."""
+        if self.handle is not None:
+            return
         self.handle = cuda_engine.create_runtime_config().create_runtime_cache()
         stored = self._stored()
         if stored is None:

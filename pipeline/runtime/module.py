@@ -77,6 +77,7 @@ class CompiledModule(torch.nn.Module):
         }
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
+        self._kernels = RuntimeCache.of(compiled.networks, self.settings.runtime_cache) if on_gpu else None
         self._parts = [_part(self, compiled, s, parameters, constant) for s in compiled.partitioned.segments]
         # Nothing in here may hold this module: in a circle, its memory on the GPU would wait for the garbage collector.
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
@@ -311,8 +312,7 @@ def _loaded(
     module: CompiledModule, index: int, network: Network, weights: Callable[[], Mapping[str, torch.Tensor]]
 ) -> LoadedEngine:
 
-    settings, engine = module.settings, module.compiled.engines[index]
-    cache = RuntimeCache.of(network, settings.runtime_cache)
+    settings, engine, cache = module.settings, module.compiled.engines[index], module._kernels
 
     def prepare(loaded: trt.ICudaEngine) -> None:
         if engine.stripped:

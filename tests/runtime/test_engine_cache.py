@@ -89,6 +89,13 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: An
     assert "cannot be kept" in caplog.text
 
 
+def test_engines_of_a_program_have_one(tmp_path: Path) -> None:
+    cache = attached(tmp_path / "a.kernels")
+    before = cache.handle
+    cache.attach(FakeEngine())
+    assert cache.handle is before, "what one engine compiled is there for the next"
+
+
 def test_in_memory_only() -> None:
     cache = attached(None)
     cache.handle.data += b"one"
@@ -112,13 +119,13 @@ def test_the_key_names_all_that_kernels_depend_on(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(engine_cache.torch.cuda, "get_device_properties", lambda _: Properties)
     monkeypatch.setattr(engine_cache.torch.cuda, "current_device", lambda: 0)
     one, other = Network("e", (), (), ()), Network("other", (), (), ())
-    keys = [engine_cache.cache_key(one), engine_cache.cache_key(other)]
+    keys = [engine_cache.cache_key([one]), engine_cache.cache_key([other]), engine_cache.cache_key([one, other])]
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    keys.append(engine_cache.cache_key(one))
+    keys.append(engine_cache.cache_key([one]))
     monkeypatch.setattr(engine_cache, "LIBRARY", "another")
-    keys.append(engine_cache.cache_key(one))
+    keys.append(engine_cache.cache_key([one]))
     Properties.name = "Another GPU"
-    keys.append(engine_cache.cache_key(one))
+    keys.append(engine_cache.cache_key([one]))
     assert len(set(keys)) == len(keys)
 
 
