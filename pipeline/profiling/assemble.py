@@ -46,8 +46,10 @@ class Measured:
 
 
 def assembled(compiled: Compiled, measured: Measured) -> Profile:
-    """Return the profile of a program from its measurements."""
-    segments = tuple(_segment(compiled, segment, measured) for segment in compiled.partitioned.segments)
+    """Return the profile of a program from its measurements: that of the segments that ran, where each of the program's
+    profiles has its own."""
+    ran = [s for s in compiled.partitioned.segments if s.profile is None or s.name in measured.segments]
+    segments = tuple(_segment(compiled, segment, measured) for segment in ran)
     return Profile(
         segments=segments,
         nodes=tuple(_nodes(compiled, segments)),
