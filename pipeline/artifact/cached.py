@@ -10,12 +10,14 @@ from attrs import evolve, field, frozen
 
 from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, packed, unpacked
 from pipeline.artifact.engine_fsspec import FsspecStore
-from pipeline.artifact.engine_key import Canonical, canonical, digests, engine_key
+from pipeline.artifact.engine_key import digests, engine_key
 from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, as_files, warn
 from pipeline.aten.types import Function
+from pipeline.build.equal import serving
 from pipeline.build.plans import Order, Plan
 from pipeline.compose.pipelines import StageLike, report
 from pipeline.frozen import FrozenDict
+from pipeline.network.canonical import Canonical, canonical, renames
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Built, Converted, Program, Segment
@@ -67,8 +69,8 @@ class Wanted:
         """The engine of an entry, refitted if it holds other weights; None if it cannot be refitted."""
         made = evolve(
             engine(self.order, Plan(entry.digest, entry.library), plan),
-            bindings=_renames(self.form.bindings, entry.bindings),
-            weights=_renames(self.form.weights, entry.weights),
+            bindings=_of_entry(self.form.bindings, entry.bindings),
+            weights=_of_entry(self.form.weights, entry.weights),
             key=self.key,
         )
         held = dict(zip(self.form.weights, entry.values, strict=True))
@@ -77,12 +79,6 @@ class Wanted:
             return made
         weights = {name: self.handle.weights[name] for name in self.form.weights}
         return refit(made, weights, changed) if has_gpu() else None
-
-
-def _renames(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
-    if len(ours) != len(theirs):
-        raise CorruptEntryError("it is of another network")
-    return FrozenDict({our: their for our, their in zip(ours, theirs, strict=True) if our != their})
 
 
 @frozen
@@ -140,7 +136,9 @@ class Cached:
         built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
         built = {i: self._saved(files, wanted[i], made) for i, made in built.items()}
         fresh = {wanted[i].identity: (i, built.get(i) or made) for i, made in found.items()}
-        return [made or _shared(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)]
+        return [
+            made or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)
+        ]
 
     def _found(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
         """The engine in the store, or None. Errors of the store become warnings."""
@@ -205,21 +203,17 @@ def _part(converted: Converted, places: Sequence[int]) -> Converted:
     )
 
 
-def _shared(wanted: Sequence[Wanted], place: int, source: int, made: Engine | None) -> Engine | None:
+def _for_another(wanted: Sequence[Wanted], place: int, source: int, made: Engine | None) -> Engine | None:
     """The engine of one network for another that it serves as well."""
     if place == source or made is None:
         return made
-    ours, theirs = wanted[place].form, wanted[source].form
-    return evolve(
-        made,
-        name=wanted[place].order.name,
-        bindings=_joined(ours.bindings, theirs.bindings, made.bindings),
-        weights=_joined(ours.weights, theirs.weights, made.weights),
-    )
+    return serving(made, wanted[source].form, wanted[place].order.name, wanted[place].form)
 
 
-def _joined(ours: Sequence[str], theirs: Sequence[str], names: Mapping[str, str]) -> FrozenDict[str, str]:
-    return _renames(ours, tuple(names.get(name, name) for name in theirs))
+def _of_entry(ours: Sequence[str], theirs: Sequence[str]) -> FrozenDict[str, str]:
+    if len(ours) != len(theirs):
+        raise CorruptEntryError("it is of another network")
+    return renames(ours, theirs)
 
 
 def cached_by(settings: CompilationSettings, stage: StageLike) -> StageLike:

@@ -202,13 +202,14 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
 def _kept_engines(compiled: Compiled) -> tuple[tuple[KeptEngine, ...], Entries]:
     """The manifest's records of the engines, and their entries, which come first."""
     entries: Entries = {}
-    return tuple(_engine(i, engine, entries) for i, engine in enumerate(compiled.engines)), entries
+    first = {id(engine.plan): i for i, engine in reversed([*enumerate(compiled.engines)])}
+    return tuple(_engine(first[id(engine.plan)], engine, entries) for engine in compiled.engines), entries
 
 
 def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:
-    """The manifest's record of an engine, whose plan becomes an entry."""
+    """The manifest's record of an engine, whose plan becomes an entry, one for all engines that have it."""
     name, known = f"engines/{place}.plan", engine.digest if _SHA256.fullmatch(engine.digest) else ""
-    entries[name] = ([memoryview(engine.plan)], engine.nbytes, known)
+    entries.setdefault(name, ([memoryview(engine.plan)], engine.nbytes, known))
     names = engine.bindings, engine.weights, engine.stripped
     return KeptEngine(engine.name, name, engine.library, engine.refittable, engine.digest, *names)
 

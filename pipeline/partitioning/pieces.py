@@ -28,6 +28,25 @@ def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
 
 
+def cut_between(units: Units, inside: Sequence[int], keys: Sequence[str | None]) -> list[tuple[int, ...]]:
+    """Split the operators of one engine where those of a submodule begin, and where those of the last one end.
+
+    ``keys`` has each operator's submodule, or None. What is between two submodules stays with the first. An operator
+    that a later submodule reads runs with that in which it is; patterns that TensorRT fuses are not split.
+    """
+    own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
+    found = [keys[units.members[unit][0]] for unit in own]
+    last = max((at for at, key in enumerate(found) if key is not None), default=-1)
+    borders, current = [0], None
+    for at, key in enumerate(found):
+        if at == last + 1 or (key is not None and key != current):
+            borders.append(at)
+        current = current if key is None else key
+    places = sorted({*borders, len(own)})
+    parts = [own[a:b] for a, b in pairwise(places)]
+    return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
+
+
 def _crossing(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:
     """The bytes that cross from the units before each place to those behind it."""
     place = {i: at for at, unit in enumerate(own) for i in units.members[unit]}

@@ -53,7 +53,7 @@ class CudaWorker:
                 return untold(part)
             launched = settings.engine_graphs and graphs is None
             inputs, constants = step.segment.inputs, layout.program.constants
-            held = frozenset(port.name for port in inputs) & layout.program.buffers.keys()
+            held = frozenset(i for i, port in enumerate(inputs) if port.name in layout.program.buffers)
             fixed = frozenset(i for i, port in enumerate(inputs) if port.name in constants)
 
             def make(stream: torch.cuda.Stream, place: int = 0) -> Session:

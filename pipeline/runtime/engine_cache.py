@@ -72,7 +72,8 @@ class RuntimeCache:
 
     @classmethod
     def of(cls, networks: Iterable[Network], kept: bool | str | os.PathLike[str]) -> RuntimeCache | None:
-        """The cache of the engines of these networks: in the user's folder (True), in another one, or only in memory (False).
+        """The cache of the engines of these networks: in the user's folder (True), another one, or only in memory
+        (False).
 
         None if TensorRT has no such cache.
         """

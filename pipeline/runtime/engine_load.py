@@ -92,6 +92,10 @@ class LoadedEngine:
             loaded.cache.attach(loaded.cuda_engine)
         return loaded
 
+    def serving(self, engine: Engine, network: Network) -> LoadedEngine:
+        """The same engine for another network of the same structure; ``engine`` has the plan's names for it."""
+        return evolve(self, network=as_bound(network, engine.bindings))
+
     @property
     def device_memory(self) -> int:
         """Bytes of activations at the largest shapes."""

@@ -66,7 +66,8 @@ class Session:
         arena: memory for activations.
         graph: let TensorRT-RTX launch runs as a CUDA graph, while shapes and addresses stay the same. Such a run cannot
             be captured in another graph.
-        held: names of inputs of the caller that the engine updates in place; other inputs that it writes to are copied.
+        held: the numbers of inputs of the caller that the engine updates in place; other inputs that it writes to are
+            copied.
         fixed: the numbers of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
     """
@@ -78,7 +79,7 @@ class Session:
         arena: Arena,
         *,
         graph: bool = False,
-        held: frozenset[str] = frozenset(),
+        held: frozenset[int] = frozenset(),
         fixed: frozenset[int] = frozenset(),
         profile: int = 0,
     ) -> None:
@@ -88,7 +89,7 @@ class Session:
         self.inputs = [self._bound(tensor.name) for tensor in self.network.inputs]
         self.outputs = [self._bound(tensor.name) for tensor in self.network.outputs]
         self.written = {b.alias for b in self.outputs if b.alias}
-        self.held, self.fixed = held & self.written, fixed
+        self.held, self.fixed = self.written & {self.inputs[i].name for i in held}, fixed
         places = {b.name: i for i, b in enumerate(self.inputs)}
         self._in_place = {i: places[b.alias] for i, b in enumerate(self.outputs) if b.alias in self.held}
         self.on_host = [i for i, b in enumerate(self.inputs) if b.on_host]

@@ -78,7 +78,8 @@ class CompiledModule(torch.nn.Module):
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
         self._kernels = RuntimeCache.of(compiled.networks, self.settings.runtime_cache) if on_gpu else None
-        self._parts = [_part(self, compiled, s, parameters, constant) for s in compiled.partitioned.segments]
+        loaded: dict[str, LoadedEngine] = {}
+        self._parts = [_part(self, compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
         # Nothing in here may hold this module: in a circle, its memory on the GPU would wait for the garbage collector.
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
@@ -297,15 +298,21 @@ def _part(
     segment: Segment,
     parameters: Mapping[str, torch.Tensor],
     constant: Callable[[str], torch.Tensor],
+    loaded: dict[str, LoadedEngine],
 ) -> object:
-    """The runner of a segment, for all workers: a function, or an engine of which each worker makes a context."""
+    """The runner of a segment, for all workers: a function, or an engine of which each worker makes a context. An
+    engine whose plan was ``loaded`` for another segment serves both."""
     if segment.kind == "torch":
         return torch_segment(module.program, segment, constant, module.device)
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     network = compiled.networks[index]
     if module.executor == "reference":
         return _reference(compiled, network, parameters)
-    return _loaded(module, index, network, lambda: _weights(compiled, network, parameters))
+    engine = compiled.engines[index]
+    if engine.digest in loaded and not engine.stripped:
+        return loaded[engine.digest].serving(engine, network)
+    made = _loaded(module, index, network, lambda: _weights(compiled, network, parameters))
+    return loaded.setdefault(engine.digest, made) if engine.digest else made
 
 
 def _loaded(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from pipeline.build.equal import built_once
 from pipeline.build.gathering import gathered
 from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
@@ -22,6 +23,7 @@ from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
+from pipeline.network.handle import NetworkHandle
 from pipeline.network.pairs import pairs
 from pipeline.program import Built, Converted
 from pipeline.trt import CAPABILITIES
@@ -31,7 +33,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Build:
-    """The stage. Engines are built one after the other in this process, or in parallel by an executor.
+    """The stage. Engines are built one after the other in this process, or in parallel by an executor; one serves all
+    networks that differ in names alone.
 
     executor: any ``concurrent.futures.Executor``; the caller shuts it down. Threads build the networks themselves
         (TensorRT releases the interpreter while it builds); other processes replay them from their descriptions, with
@@ -62,23 +65,30 @@ class Build:
         partitioned = converted.partitioned
         rows = zip(partitioned.engine_segments, converted.networks, strict=True)
         orders = [Order.of(segment, network, partitioned.program.settings) for segment, network in rows]
-        engines = self._there(self.executor, orders, converted) if self.executor else self._here(orders, converted)
+
+        def build(due: Sequence[int]) -> Iterable[Engine]:
+            made, handles = [orders[i] for i in due], [converted.handles[i] for i in due]
+            return self._there(self.executor, made, handles) if self.executor else self._here(made, handles)
+
+        engines = built_once(orders, [handle.weights for handle in converted.handles], build)
         return Built(
             partitioned, converted.networks, tuple(engines), converted.recipes, converted.literals, converted.computed
         )
 
-    def _here(self, orders: Sequence[Order], converted: Converted) -> Iterator[Engine]:
-        for i, (order, handle) in enumerate(zip(orders, converted.handles, strict=True)):
+    def _here(self, orders: Sequence[Order], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
+        for i, (order, handle) in enumerate(zip(orders, handles, strict=True)):
             report(i, len(orders), order.name)
             file = PlanFile()
             plan = serialize(handle, order, file, Monitor(partial(_tell, i, len(orders), order.name)))
             yield engine(order, plan, file.mapped())
 
-    def _there(self, executor: Executor, orders: Sequence[Order], converted: Converted) -> Iterable[Engine]:
+    def _there(
+        self, executor: Executor, orders: Sequence[Order], handles: Sequence[NetworkHandle]
+    ) -> Iterable[Engine]:
         with tempfile.TemporaryDirectory(prefix="pipeline-build-", dir=self.folder, ignore_cleanup_errors=True) as name:
             jobs = [
                 Job(order, RemoteBuild(order.network, Path(name, f"{i}.weights"), handle), Path(name, f"{i}.plan"))
-                for i, (order, handle) in enumerate(zip(orders, converted.handles, strict=True))
+                for i, (order, handle) in enumerate(zip(orders, handles, strict=True))
             ]
             plans = gathered(executor, jobs, report)
             return [engine(job.order, plan, mapped(job.path)) for job, plan in zip(jobs, plans, strict=True)]

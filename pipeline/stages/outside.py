@@ -16,11 +16,13 @@ from pipeline.build.profiles import profiles_of
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Program, Segment, port
 
-LEAST = 1 << 20
-"""A weight of fewer bytes is worth no input of its own: bias and norms, which kernels have inside."""
+LEAST = 1 << 10
+"""A weight of fewer bytes is worth no input of its own."""
 MOST = 16 << 20
 """So many bytes of weights may be in several engines."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+READERS = (Does.MULTIPLIES, Does.PROJECTS, Does.POINTWISE, Does.NORMALIZES)
+"""The operators whose converters take weights that are given as well as constants; and embeddings."""
 
 
 @frozen
@@ -49,7 +51,7 @@ class SharedWeights:
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
 
     def _is_shared(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
-        """Whether a weight is large enough, and only products of our own converters, or embeddings, read it."""
+        """Whether a weight is large enough, and only converters of ours that take given weights read it."""
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False
@@ -87,12 +89,13 @@ def shared_weights(least: int = LEAST) -> SharedWeights:
     """Return a stage that leaves large weights out of engines: ``compile.insert(pipeline.shared_weights(),
     after="partition")``.
 
-    A module has one copy of them on its device, which all its engines and states read. Plans are small, and other
-    weights need no other engine. TensorRT cannot rearrange such weights ahead of time.
+    A module has one copy of them on its device, which all its engines and states read. Plans are small, other weights
+    need no other engine, and layers that differ in their weights alone are one engine, which is built and loaded once
+    (``pipeline.in_pieces(between="layers.*")``). TensorRT cannot rearrange such weights ahead of time.
 
     Args:
-        least: a weight of so many bytes is shared, if it is of float32, float16 or bfloat16, and only products and
-            embeddings read it. 1 MiB by default.
+        least: a weight of so many bytes is shared, if it is of float32, float16 or bfloat16, and only products, norms,
+            embeddings and what works element by element read it. 1 KiB by default.
     """
     return SharedWeights(least)
 
@@ -114,8 +117,7 @@ def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
     """Whether a node's converter takes weights that are computed or given, too."""
     choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
     ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
-    kind = does(node.target)
-    return ours and (kind in (Does.MULTIPLIES, Does.PROJECTS) or node.target is torch.ops.aten.embedding.default)
+    return ours and (does(node.target) in READERS or node.target is torch.ops.aten.embedding.default)
 
 
 def _determines_sizes(segment: Segment) -> bool:

@@ -10,7 +10,8 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from attrs import evolve, field, frozen
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
 from pipeline.partitioning.flow import Flow, Node, copies, flow
-from pipeline.partitioning.pieces import pieces
+from pipeline.partitioning.pieces import cut_between, pieces
 from pipeline.partitioning.settle import Numbered, Settled, settle
 from pipeline.partitioning.submodules import Submodules, guests, runs, whole
 from pipeline.partitioning.units import Units, patterns, units
@@ -67,14 +68,21 @@ class InPieces:
     layers of a transformer, and never through fused patterns; nothing else is fused across a cut.
 
     count: the largest number of engines that one is cut into.
+    between: instead, cut between submodules, by their paths as in `fnmatch` (``encoder.layer.*``).
     """
 
-    count: int = field()
+    count: int | None = field(default=None)
+    between: str = field(default="", kw_only=True)
     name: str = field(default="in_pieces", kw_only=True)
 
     @count.validator
     def _check_count(self, _: object, value: object) -> None:
-        _check_positive("count", value)
+        if value is not None:
+            _check_positive("count", value, "; paths are given by between=")
+
+    def __attrs_post_init__(self) -> None:
+        if (self.count is None) == (not self.between):
+            raise TypeError("in_pieces takes the number of pieces, or between=, the submodules between which it cuts")
 
     def __call__(self, validated: Validated) -> Partitioned:
         """The segments, in the order in which they run.
@@ -84,9 +92,20 @@ class InPieces:
         """
 
         def cut(program: Flow, chosen: Units, settled: Settled) -> Settled:
-            return evolve(settled, groups=tuple(_cut(program, chosen, settled.groups, self.count)))
+            groups = settled.groups
+            parts = ([(kind, part) for part in self._pieces(program, chosen, inside, kind)] for kind, inside in groups)
+            return evolve(settled, groups=tuple(chain.from_iterable(parts)))
 
         return _partitioned(validated, _largest, cut)
+
+    def _pieces(self, program: Flow, chosen: Units, inside: Sequence[int], engine: bool) -> list[tuple[int, ...]]:
+        """The pieces of a group, whole if it runs in PyTorch."""
+        if not engine:
+            return [tuple(inside)]
+        if self.count is not None:
+            return pieces(program, chosen, inside, self.count)
+        submodules = Submodules(pattern=self.between)
+        return cut_between(chosen, inside, [submodules.of(node) for node in program.nodes])
 
 
 @frozen
@@ -132,13 +151,19 @@ class BySubmodule:
 partition = Partition()
 
 
-def in_pieces(count: int) -> InPieces:
+def in_pieces(count: int | None = None, *, between: str = "") -> InPieces:
     """Return a partitioner that cuts engines: ``compile.replace("partition", pipeline.in_pieces(4))``.
 
     Args:
         count: the largest number of engines that each engine of the default partitioner is cut into, at least 1.
+        between: instead of a number the submodules between which engines are cut, by their paths, as in `fnmatch`:
+            ``"encoder.layer.*"``. With `pipeline.shared_weights` layers of one structure are one engine, which is built
+            and loaded once.
+
+    Raises:
+        TypeError: both are given, or none.
     """
-    return InPieces(count)
+    return InPieces(count, between=between)
 
 
 def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
@@ -159,11 +184,6 @@ def _check_positive(name: str, value: object, more: str = "") -> None:
 
 def _largest(program: Flow, refused: dict[int, str]) -> Units:
     return units(program, patterns(program, lambda i: i not in refused))
-
-
-def _cut(program: Flow, chosen: Units, groups: Iterable[Numbered], count: int) -> Iterator[Numbered]:
-    for engine, inside in groups:
-        yield from ((engine, part) for part in (pieces(program, chosen, inside, count) if engine else [inside]))
 
 
 def _partitioned(

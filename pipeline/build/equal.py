@@ -1,0 +1,66 @@
+"""Equal networks of one program, which differ in names alone: one engine serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from attrs import evolve
+
+from pipeline.build.plans import Order
+from pipeline.network.canonical import Canonical, canonical, renames
+from pipeline.network.engine import Engine
+
+
+def built_once(
+    orders: Sequence[Order],
+    weights: Sequence[Mapping[str, torch.Tensor]],
+    build: Callable[[Sequence[int]], Iterable[Engine]],
+) -> Iterable[Engine]:
+    """The engines of a program's networks, where ``build`` builds those of the numbers that it is given."""
+    if len(orders) == 1:
+        return build([0])
+    forms = [canonical(order.network, order.sizes) for order in orders]
+    first = first_equal(orders, forms, weights)
+    due = sorted({*first})
+    built = dict(zip(due, build(due), strict=True))
+    return [
+        built[i] if i == source else serving(built[source], forms[source], orders[i].name, forms[i])
+        for i, source in enumerate(first)
+    ]
+
+
+def first_equal(
+    orders: Sequence[Order], forms: Sequence[Canonical], weights: Sequence[Mapping[str, torch.Tensor]]
+) -> list[int]:
+    """For each network the number of the first that is equal to it, with equal weights: its own if there is no other
+    before. Layers whose weights are inputs are equal."""
+    found: list[int] = []
+    for place, form in enumerate(forms):
+        alike = [i for i in sorted({*found}) if forms[i].text == form.text]
+        same = (i for i in alike if _refits_alike(orders[i], forms[i], orders[place], form))
+        found.append(next((i for i in same if _equal(forms[i], weights[i], form, weights[place])), place))
+    return found
+
+
+def serving(made: Engine, form: Canonical, name: str, other: Canonical) -> Engine:
+    """The engine of a network for another that has the same structure, under its name."""
+    return evolve(
+        made,
+        name=name,
+        bindings=renames(other.bindings, (made.bindings.get(each, each) for each in form.bindings)),
+        weights=renames(other.weights, (made.weights.get(each, each) for each in form.weights)),
+    )
+
+
+def _refits_alike(one: Order, form: Canonical, other: Order, others: Canonical) -> bool:
+    """Whether the same weights can be refitted."""
+    pairs = zip(form.weights, others.weights, strict=True)
+    return one.refit_flags == other.refit_flags and all(one.replaceable(a) == other.replaceable(b) for a, b in pairs)
+
+
+def _equal(
+    form: Canonical, weights: Mapping[str, torch.Tensor], other: Canonical, others: Mapping[str, torch.Tensor]
+) -> bool:
+    pairs = zip(form.weights, other.weights, strict=True)
+    return all(torch.equal(weights[a], others[b]) for a, b in pairs)
