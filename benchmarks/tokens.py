@@ -90,7 +90,9 @@ def compiled(
         for _ in range(count if pieces > 1 else 0):
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
-        compile = compile.replace("partition", pipeline.in_pieces(pieces)).observed_by(*observers)
+        compile = (compile.replace("partition", pipeline.in_pieces(pieces)) if pieces > 1 else compile).observed_by(
+            *observers
+        )
         return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
 

@@ -136,9 +136,7 @@ class Cached:
         built = dict(zip(due, self.build(_part(converted, due)).engines, strict=True)) if due else {}
         built = {i: self._saved(files, wanted[i], made) for i, made in built.items()}
         fresh = {wanted[i].identity: (i, built.get(i) or made) for i, made in found.items()}
-        return [
-            made or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)
-        ]
+        return [made or _for_another(wanted, i, *fresh[wanted[i].identity]) for i, made in enumerate(engines)]
 
     def _found(self, files: FileStore, wanted: Wanted, done: int, total: int) -> Engine | None:
         """The engine in the store, or None. Errors of the store become warnings."""

@@ -19,6 +19,7 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 FORMAT = "engine 1"
 """What keys and entries are made of. Another number where either changes: older entries are then never found."""
 
+
 def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The SHA-256 of each tensor's bytes, computed on threads: most of what a warm compilation reads is tensors."""
     with ThreadPoolExecutor(THREADS) as threads:

@@ -82,9 +82,7 @@ class Build:
             plan = serialize(handle, order, file, Monitor(partial(_tell, i, len(orders), order.name)))
             yield engine(order, plan, file.mapped())
 
-    def _there(
-        self, executor: Executor, orders: Sequence[Order], handles: Sequence[NetworkHandle]
-    ) -> Iterable[Engine]:
+    def _there(self, executor: Executor, orders: Sequence[Order], handles: Sequence[NetworkHandle]) -> Iterable[Engine]:
         with tempfile.TemporaryDirectory(prefix="pipeline-build-", dir=self.folder, ignore_cleanup_errors=True) as name:
             jobs = [
                 Job(order, RemoteBuild(order.network, Path(name, f"{i}.weights"), handle), Path(name, f"{i}.plan"))

@@ -30,8 +30,10 @@ def check(family: str) -> Any:
     compiled = compile_for_generation(model, executor="reference", **SIZES)
     assert torch.equal(families.generated(compiled, inputs, STEPS), expected)
     assert len(expected.unique()) > 2, "tokens differ, so that equal ones say something"
-    updates = [network.kinds().get("KV_CACHE_UPDATE", 0) for network in compiled.compiled["decoder"].networks]
-    assert updates == [4 if CAPABILITIES.kv_cache_update else 0] * 2, "a network for tokens, and one for prompts"
+    networks = compiled.compiled["decoder"].networks
+    for profile in ("profile_0", "profile_1"):
+        updates = [n.kinds().get("KV_CACHE_UPDATE", 0) for n in networks if n.name.endswith(profile)]
+        assert sum(updates) == (4 if CAPABILITIES.kv_cache_update else 0), "of both layers, for tokens and for prompts"
     return compiled
 
 
@@ -56,7 +58,7 @@ def test_one_head_of_keys_builds_for_one_row(dtype: torch.dtype, max_batch: int)
     sizes = {"vocab_size": 99, "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "pad_token_id": 0}
     model = FalconForCausalLM(FalconConfig(**sizes, new_decoder_architecture=False, multi_query=True)).to(dtype).eval()
     sizes = {"max_cache_len": 32, "max_batch": max_batch, "max_prompt_len": 8}
-    for shared, count in ((True, 2), (False, 1)):
+    for shared, count in ((True, 2), (False, 1)):  # a single layer is not cut off
         compiled = compile_for_generation(model, executor="reference", shared_weights=shared, **sizes)
         assert len(compiled.compiled["decoder"].engines) == count
 
@@ -126,6 +128,28 @@ def test_pieces_are_built_side_by_side_and_keep_their_own_caches() -> None:
     assert all(weights) and not set.intersection(*weights), "no weight of a layer is in two engines"
     expected = families.generated(model, inputs, STEPS)
     for each in (compiled, compiled.new_state(), compiled):
+        assert torch.equal(families.generated(each, inputs, STEPS), expected)
+
+
+def test_layers_of_one_structure_are_built_once() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=99, pad_token_id=0, eos_token_id=None, num_hidden_layers=6, **sizes)
+    model, inputs = LlamaForCausalLM(config).eval(), families.prompts("llama", LENGTHS)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    compile = pipeline.default().insert(pipeline.shared_weights(64), after="partition")
+    compiled = compile_for_generation(model, executor="reference", compile=compile, **SIZES)
+    decoder = compiled.compiled["decoder"]
+    engines = [[e for e in decoder.engines if e.name.endswith(f"_profile_{place}")] for place in (0, 1)]
+    plans = [len({id(engine.plan) for engine in each}) for each in engines]
+    assert [len(each) for each in engines] == [8, 8], "six layers, what is before them, and the head"
+    assert plans == [4, 4], "the first layer computes for all what does not depend on a layer"
+    expected = families.generated(model, inputs, STEPS)
+    other = compiled.new_state()
+    for each in (compiled, other, compiled):
         assert torch.equal(families.generated(each, inputs, STEPS), expected)
 
 

@@ -13,14 +13,15 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPas
 import pipeline.defaults
 from pipeline.compat.transformers.attention import one_form
 from pipeline.compat.transformers.caches import Filled, Pretrained
-from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoder
+from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoder, layers_of
 from pipeline.compiled import Compiled, Executor
-from pipeline.compose.pipelines import Pipeline
+from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import ExecutionError
 from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
 from pipeline.runtime.module import CompiledModule
 from pipeline.stages import outside
+from pipeline.stages.partition import in_pieces, partition
 
 Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
@@ -49,9 +50,10 @@ def compile_for_generation(
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
-        shared_weights: whether prompts and single tokens have engines of their own, which read one copy of the weights
-            (`pipeline.shared_weights`, `pipeline.engine_per_profile`); otherwise one engine has both profiles and the
-            weights.
+        shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
+            engines of their own, and layers of one structure are one engine, which is built once (see
+            `pipeline.shared_weights`, `pipeline.engine_per_profile` and ``pipeline.in_pieces(between=…)``). Otherwise
+            one engine has both profiles, all layers and the weights.
         settings: of the compilation, by name.
 
     Returns:
@@ -88,16 +90,28 @@ def _with_shared_weights(compile: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     return compile
 
 
+def _cut(compile: Pipeline[Any, Any], between: str) -> Pipeline[Any, Any]:
+    """The pipeline with cuts between these layers, if weights are shared, and the partitioner is none of the user's."""
+    own = "partition" in compile and compile["partition"] != as_stage(partition)
+    if own or not between or "shared_weights" not in compile:
+        return compile
+    return compile.replace("partition", in_pieces(between=between))
+
+
 def _decoder(
     model: Pretrained, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int
 ) -> Compiled:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     step = Decoder(model, max_batch, max_cache_len, {"input_ids": ids}).eval()
     kwargs, dims = _step_inputs(model, max_cache_len, max_batch, limit)
-    return _compiled(compile, step, kwargs, dims)
+    return _compiled(compile, step, kwargs, dims, model)
 
 
-def _compiled(compile: Pipeline[Any, Any], step: torch.nn.Module, kwargs: Dims, dims: list[Dims]) -> Compiled:
+def _compiled(
+    compile: Pipeline[Any, Any], step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
+) -> Compiled:
+    """A program of the model, most of which is this part of it."""
+    compile = _cut(compile, layers_of(step, part))
     with one_form():
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
     made = compile(program)
@@ -125,6 +139,7 @@ def _encoder_decoder(
     model: Pretrained, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int, encoded: int
 ) -> dict[str, Compiled]:
     """The encoder with what the decoder keeps of it, and the step of the decoder."""
+    parts = model.get_encoder(), model.get_decoder()
     encoder = Encoder(model).eval()
     rows = {0: Dim("batch", min=1, max=max_batch)} if max_batch > 1 else {}
     texts = encoder.main == "input_ids"
@@ -133,7 +148,7 @@ def _encoder_decoder(
     mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
     along = {**rows, **lengths}
     dims = {"inputs": along, "attention_mask": along if encoder.masked else None}
-    first = _compiled(compile, encoder, {"inputs": inputs, "attention_mask": mask}, [dims])
+    first = _compiled(compile, encoder, {"inputs": inputs, "attention_mask": mask}, [dims], parts[0])
     with torch.no_grad():
         hidden, *cross = encoder(inputs, mask)
     ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
@@ -144,7 +159,7 @@ def _encoder_decoder(
     wide = {**rows, **({2: lengths[1]} if lengths else {})}
     beside = {"encoder_mask": along if encoder.masked else None, "cross": tuple(wide for _ in cross)}
     own = [{**profile, **beside} for profile in own]
-    return {"encoder": first, "decoder": _compiled(compile, step, kwargs, own)}
+    return {"encoder": first, "decoder": _compiled(compile, step, kwargs, own, parts[1])}
 
 
 def _encoder_example(model: Pretrained, batch: int, length: int | None) -> torch.Tensor:

@@ -18,6 +18,14 @@ def takes(model: torch.nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
+def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
+    """The paths in ``step`` of the layers with most of the weights of a part of it, as in `fnmatch`; "" if there are
+    none."""
+    lists = [each for each in part.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
+    most = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=None)
+    return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
+
+
 class Decoder(torch.nn.Module):
     """A step of a decoder: logits [batch, 1, vocabulary] of the last of some tokens [batch, length].
 
