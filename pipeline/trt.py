@@ -120,8 +120,7 @@ def _capability_name(member: str) -> str:
 
 def _capabilities(bindings: Any) -> Capabilities:
     network = bindings.INetworkDefinition
-    flavour: str = bindings.__name__
-    version = _version(bindings.__version__)
+    flavour, version = str(bindings.__name__), _version(bindings.__version__)
     rtx = flavour == "tensorrt_rtx"
     targets = getattr(getattr(bindings, "ComputeCapability", None), "__members__", {})
     attention: Attention = "v2" if hasattr(network, "add_attention_v2") else "none"

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.artifact import engine_key
 from pipeline.artifact.cached import wanted_engines
+from pipeline.network.description import Layer
 from pipeline.settings import ENGINE, CompilationSettings
 from tests.artifact.key_programs import changed, compare, drawn, renamed
 from tests.test_settings import FIELDS
@@ -195,7 +195,7 @@ def test_many_pairs() -> None:
 
 def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that leaves out operators' arguments, as others' have done."""
-    whole = engine_key.Layer.__str__
-    monkeypatch.setattr(engine_key.Layer, "__str__", lambda row: whole(row).partition(")")[0])
+    whole = Layer.__str__
+    monkeypatch.setattr(Layer, "__str__", lambda row: whole(row).partition(")")[0])
     with pytest.raises(AssertionError):
         list(compare(200))

@@ -25,6 +25,7 @@ from pipeline.stages.partition import in_pieces, partition
 
 Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
+Stages: TypeAlias = Pipeline[Any, Any]
 
 
 def compile_for_generation(
@@ -34,7 +35,7 @@ def compile_for_generation(
     max_batch: int = 1,
     max_prompt_len: int | None = None,
     max_encoder_len: int | None = None,
-    compile: Pipeline[Any, Any] | None = None,
+    compile: Stages | None = None,
     executor: Executor | None = None,
     shared_weights: bool = True,
     **settings: Any,
@@ -66,11 +67,7 @@ def compile_for_generation(
     """
     limit = max_cache_len if max_prompt_len is None else max_prompt_len
     encoded = max_cache_len if max_encoder_len is None else max_encoder_len
-    for name, size in (("max_cache_len", max_cache_len), ("max_batch", max_batch), ("max_prompt_len", limit)):
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it is at least 1")
-    if limit > max_cache_len:
-        raise ValueError(f"max_prompt_len is {limit}, and the cache has {max_cache_len} positions")
+    _check_sizes(max_cache_len, max_batch, limit)
     compile = pipeline.defaults.default(**settings) if compile is None else compile
     compile = _with_shared_weights(compile) if shared_weights else compile
     model = model.eval()
@@ -82,7 +79,16 @@ def compile_for_generation(
     return _shell(model)._with(compiled, runners, max_cache_len)
 
 
-def _with_shared_weights(compile: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+def _check_sizes(max_cache_len: int, max_batch: int, max_prompt_len: int) -> None:
+    sizes = {"max_cache_len": max_cache_len, "max_batch": max_batch, "max_prompt_len": max_prompt_len}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it is at least 1")
+    if max_prompt_len > max_cache_len:
+        raise ValueError(f"max_prompt_len is {max_prompt_len}, and the cache has {max_cache_len} positions")
+
+
+def _with_shared_weights(compile: Stages) -> Stages:
     """The pipeline with the stages that leave weights out of engines, and make an engine for each profile."""
     stages = (outside.engine_per_profile(), outside.shared_weights()) if "partition" in compile else ()
     for stage in (each for each in stages if each.name not in compile):
@@ -90,7 +96,7 @@ def _with_shared_weights(compile: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     return compile
 
 
-def _cut(compile: Pipeline[Any, Any], between: str) -> Pipeline[Any, Any]:
+def _cut(compile: Stages, between: str) -> Stages:
     """The pipeline with cuts between these layers, if weights are shared, and the partitioner is none of the user's."""
     own = "partition" in compile and compile["partition"] != as_stage(partition)
     if own or not between or "shared_weights" not in compile:
@@ -98,9 +104,7 @@ def _cut(compile: Pipeline[Any, Any], between: str) -> Pipeline[Any, Any]:
     return compile.replace("partition", in_pieces(between=between))
 
 
-def _decoder(
-    model: Pretrained, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int
-) -> Compiled:
+def _decoder(model: Pretrained, compile: Stages, max_cache_len: int, max_batch: int, limit: int) -> Compiled:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     step = Decoder(model, max_batch, max_cache_len, {"input_ids": ids}).eval()
     kwargs, dims = _step_inputs(model, max_cache_len, max_batch, limit)
@@ -108,7 +112,7 @@ def _decoder(
 
 
 def _compiled(
-    compile: Pipeline[Any, Any], step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
+    compile: Stages, step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
 ) -> Compiled:
     """A program of the model, most of which is this part of it."""
     compile = _cut(compile, layers_of(step, part))
@@ -136,7 +140,7 @@ def _step_inputs(model: Pretrained, max_cache_len: int, max_batch: int, limit: i
 
 
 def _encoder_decoder(
-    model: Pretrained, compile: Pipeline[Any, Any], max_cache_len: int, max_batch: int, limit: int, encoded: int
+    model: Pretrained, compile: Stages, max_cache_len: int, max_batch: int, limit: int, encoded: int
 ) -> dict[str, Compiled]:
     """The encoder with what the decoder keeps of it, and the step of the decoder."""
     parts = model.get_encoder(), model.get_decoder()
