@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import pipeline
+from pipeline.artifact import engine_key
 from pipeline.artifact.cached import wanted_engines
 from pipeline.network.description import Layer
 from pipeline.settings import ENGINE, CompilationSettings

@@ -1,0 +1,99 @@
+"""Weights outside of engines on a GPU: beside eager, with graphs, refitted, with states of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import pipeline
+from pipeline.compiled import Compiled
+from pipeline.verification.eager import products_in_tf32
+
+pytestmark = pytest.mark.gpu
+WIDTH, LAYERS = 256, 4
+
+
+class Layer(nn.Module):
+    """A layer that keeps the sum of the rows that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(WIDTH, 512), nn.Linear(512, WIDTH), nn.LayerNorm(WIDTH)
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, WIDTH] -> [rows, WIDTH]"""
+        self.seen += x.mean(0)
+        return x + self.down(torch.relu(self.up(self.norm(x)))) + self.seen
+
+
+class Deep(nn.Module):
+    """Layers of one structure, and a head."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers, self.head = nn.ModuleList(Layer() for _ in range(LAYERS)), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, WIDTH] -> [rows, 8]"""
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def deep(dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    return Deep(seed).to("cuda", dtype).eval()
+
+
+def compiled(model: nn.Module, dtype: torch.dtype) -> Compiled:
+    compile = pipeline.default(min_block_size=1).replace("partition", pipeline.in_pieces(between="layers.*"))
+    compile = compile.insert(pipeline.engine_per_profile(), after="partition")
+    compile = compile.insert(pipeline.shared_weights(), after="partition")
+    shapes = [({0: 1},), ({0: Dim("rows", min=2, max=64)},)]
+    made = compile(model, args=(torch.randn(4, WIDTH, device="cuda", dtype=dtype),), profiles=shapes)
+    assert isinstance(made, Compiled)
+    return made
+
+
+def check(run: Any, model: nn.Module, dtype: torch.dtype, *rows: int) -> None:
+    with torch.no_grad(), products_in_tf32(on=True):
+        for count in rows:
+            x = torch.randn(count, WIDTH, device="cuda", dtype=dtype)
+            want, got = model(x).float(), run(x).float()
+            floor = 3e-3 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
+            assert (got - want).abs().max() <= floor * want.abs().max(), f"{count} rows"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_each_call_runs_its_own_engines_on_one_copy_of_the_weights(dtype: torch.dtype, graphs: bool) -> None:
+    result = compiled(deep(dtype), dtype)
+    plans = {id(engine.plan) for engine in result.engines}
+    assert len(result.engines) == 2 * (LAYERS + 1) and len(plans) == 4, "a layer and the head, for one row and several"
+    module = result.module("tensorrt", cuda_graphs=graphs)
+    model = deep(dtype)
+    check(module, model, dtype, 1, 1, 1, 1, 5, 64, 64, 64, 1, 5)
+    for name, value in model.named_buffers():
+        torch.testing.assert_close(module.state_dict()[name], value, rtol=2e-2, atol=2e-2)
+
+
+def test_states_are_apart_and_weights_are_not() -> None:
+    module = compiled(deep(torch.float16), torch.float16).module("tensorrt", cuda_graphs=True)
+    before = torch.cuda.memory_allocated()
+    other = module.new_state()
+    assert torch.cuda.memory_allocated() - before < 1 << 20, "a state has no weights"
+    check(module, deep(torch.float16), torch.float16, 1, 1, 1, 3)
+    check(other, deep(torch.float16), torch.float16, 3, 1, 1, 1)
+
+
+def test_other_weights_without_a_build() -> None:
+    result, other = compiled(deep(torch.float16), torch.float16), deep(torch.float16, seed=1)
+    refitted = pipeline.refit_module_weights(result, other)
+    assert [engine.digest for engine in refitted.engines] == [engine.digest for engine in result.engines]
+    check(refitted.module("tensorrt"), other, torch.float16, 1, 4)
+    check(result.module("tensorrt"), deep(torch.float16), torch.float16, 1, 4)
