@@ -16,7 +16,7 @@ from pipeline.build.profiles import profiles_of
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Program, Segment, port
 
-LEAST = 1 << 10
+LEAST = 64
 """A weight of fewer bytes is worth no input of its own."""
 MOST = 16 << 20
 """So many bytes of weights may be in several engines."""
@@ -95,7 +95,7 @@ def shared_weights(least: int = LEAST) -> SharedWeights:
 
     Args:
         least: a weight of so many bytes is shared, if it is of float32, float16 or bfloat16, and only products, norms,
-            embeddings and what works element by element read it. 1 KiB by default.
+            embeddings and what works element by element read it. 64 by default.
     """
     return SharedWeights(least)
 

@@ -37,7 +37,7 @@ class Deep(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.layers, self.head = nn.ModuleList(Layer() for _ in range(LAYERS)), nn.Linear(WIDTH, 8)
+        self.layers, self.head = nn.ModuleList(Layer() for _ in range(LAYERS)), nn.Linear(WIDTH, 8, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, WIDTH] -> [rows, 8]"""
