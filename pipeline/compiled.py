@@ -126,8 +126,18 @@ class Compiled:
     def quantization(self) -> tuple[Pair, ...]:
         """Return for each quantized weight, and each pair that rounds an activation, whether a product reads its codes,
         or why not, as the engines' plans show it; empty for a program without engines."""
-        engines = zip(self.networks, self.engines, strict=False)
-        return tuple(pair for network, engine in engines for pair in pairs(network, engine.plan))
+        rows = zip(self.networks, self.engines, strict=False)
+        return tuple(p for network, engine in rows for p in pairs(network, engine.plan, self.planned(engine)))
+
+    def planned(self, engine: Engine) -> Network:
+        """Return the network that an engine's plan was built from: its own, or an equal one with other names."""
+        plan = engine.digest or engine.plan
+        return next(n for n, e in zip(self.networks, self.engines, strict=False) if (e.digest or e.plan) == plan)
+
+    def layer_names(self, engine: Engine, network: Network) -> dict[str, str]:
+        """Return the names of an engine's layers in its network, by their names in its plan."""
+        planned = self.planned(engine).layers
+        return {theirs.name: ours.name for theirs, ours in zip(planned, network.layers, strict=True)}
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -191,9 +201,9 @@ class Compiled:
 
         Args:
             path: the file. An existing one is replaced in one step, once the new one is complete.
-            weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor and PyTorch
-                segments read, so that engines alone can run; or the path of a file for them (safetensors), which the
-                program finds again by its place relative to its own.
+            weights: ``"inside"``; ``"none"``: without the tensors that a refit, the reference executor, PyTorch
+                segments and `pipeline.shared_weights` read, so that engines alone can run; or the path of a file for
+                them (safetensors), which the program finds again by its place relative to its own.
 
         Raises:
             ArtifactError: something of the program cannot be kept; the message names it.

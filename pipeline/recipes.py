@@ -77,7 +77,8 @@ class Recipe:
         """The constant for these parameters on a device, contiguous, in memory that no parameter has."""
         given = {name: parameters[name].detach() for name in self.parameters}
         value = self._evaluated(given).to(device)
-        memory = {tensor.untyped_storage().data_ptr() for tensor in given.values()}
+        strided = (tensor for tensor in given.values() if tensor.layout == torch.strided)
+        memory = {tensor.untyped_storage().data_ptr() for tensor in strided}
         return value.clone() if value.untyped_storage().data_ptr() in memory else value
 
     def _evaluated(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:

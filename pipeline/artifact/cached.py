@@ -63,7 +63,9 @@ class Wanted:
     def entry(self, made: Engine) -> EngineEntry:
         """The entry for an engine that was built for this."""
         values = tuple(self.values.get(name, "") for name in self.form.weights)
-        return EngineEntry(self.key, made.library, made.digest, self.form.bindings, self.form.weights, values)
+        bindings = tuple(made.bindings.get(name, name) for name in self.form.bindings)  # as the plan has them
+        weights = tuple(made.weights.get(name, name) for name in self.form.weights)
+        return EngineEntry(self.key, made.library, made.digest, bindings, weights, values)
 
     def engine(self, entry: EngineEntry, plan: bytes | mmap.mmap) -> Engine | None:
         """The engine of an entry, refitted if it holds other weights; None if it cannot be refitted."""

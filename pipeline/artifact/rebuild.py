@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from attrs import evolve
 
 from pipeline.aten.support import Choice, ConverterSupport
+from pipeline.build.equal import built_once
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, PlanFile, serialize
 from pipeline.build.remote_build import RemoteBuild, write
@@ -18,7 +19,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.program import Partitioned, Segment
+from pipeline.program import Partitioned
 from pipeline.recipes import held
 from pipeline.runtime.snapshot import present
 from pipeline.stages.build import engine
@@ -51,19 +52,38 @@ def rebuilt(compiled: Compiled, partitioned: Partitioned) -> Compiled:
     """Return the program with the parameters of ``partitioned``, and engines built from its networks."""
     parameters = partitioned.program.parameters
     rows = zip(partitioned.engine_segments, compiled.networks, strict=True)
-    engines = tuple(_built(compiled, segment, network, parameters) for segment, network in rows)
-    return evolve(compiled, partitioned=partitioned, engines=engines, agreement=None)
+    orders = [Order.of(segment, network, compiled.settings) for segment, network in rows]
 
-
-def _built(compiled: Compiled, segment: Segment, network: Network, parameters: Mapping[str, torch.Tensor]) -> Engine:
     def value(name: str) -> torch.Tensor:
         recipe = compiled.refit_map.get(name)
         return present(compiled.literals, name) if recipe is None else held(recipe.evaluate(parameters))
 
-    order = Order.of(segment, network, compiled.settings)
+    values = [Values(order.network, value) for order in orders]
+    engines = built_once(orders, values, lambda due: [_built(orders[i], values[i]) for i in due])
+    return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
+
+
+class Values(Mapping[str, torch.Tensor]):
+    """The weights of a network, each evaluated when it is asked for."""
+
+    def __init__(self, network: Network, value: Callable[[str], torch.Tensor]) -> None:
+        self.names, self.value = [weight.name for weight in network.weights], value
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.value(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def _built(order: Order, weights: Mapping[str, torch.Tensor]) -> Engine:
+    network = order.network
     with tempfile.TemporaryDirectory(prefix="pipeline-rebuild-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "weights")
-        index = write(path, {weight.name: value(weight.name) for weight in network.weights})
+        index = write(path, dict(weights))
         handle = RemoteBuild(network, path, None, index).opened()
         file = PlanFile()
         return engine(order, serialize(handle, order, file, Monitor()), file.mapped())

@@ -202,8 +202,9 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
 def _kept_engines(compiled: Compiled) -> tuple[tuple[KeptEngine, ...], Entries]:
     """The manifest's records of the engines, and their entries, which come first."""
     entries: Entries = {}
-    first = {id(engine.plan): i for i, engine in reversed([*enumerate(compiled.engines)])}
-    return tuple(_engine(first[id(engine.plan)], engine, entries) for engine in compiled.engines), entries
+    plans = [engine.digest or str(id(engine.plan)) for engine in compiled.engines]
+    rows = zip(plans, compiled.engines, strict=True)
+    return tuple(_engine(plans.index(plan), engine, entries) for plan, engine in rows), entries
 
 
 def _engine(place: int, engine: Engine, entries: Entries) -> KeptEngine:

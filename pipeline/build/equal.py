@@ -63,4 +63,12 @@ def _equal(
     form: Canonical, weights: Mapping[str, torch.Tensor], other: Canonical, others: Mapping[str, torch.Tensor]
 ) -> bool:
     pairs = zip(form.weights, other.weights, strict=True)
-    return all(torch.equal(weights[a], others[b]) for a, b in pairs)
+    return all(_same_bytes(weights[a], others[b]) for a, b in pairs)
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two weights of one shape are equal bit by bit."""
+    if one.dtype != other.dtype:
+        return False
+    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(a, b)

@@ -158,7 +158,7 @@ def _sums(net: Net, x: ITensor, weight: ITensor, bias: Value | None) -> ITensor:
     (``benchmarks/results``, "Few rows"). Of weights that are constants it would keep copies in float32, and for more
     rows it reads them once for each.
     """
-    dtype, rank = base.dtype_of(weight), base.rank(x)
+    dtype, rank = base.result_type(x, weight), base.rank(x)
     row = base.unsqueeze(net, base.cast(net, x, torch.float32), [rank - 1])
     columns = base.tensor(net, base.cast(net, weight, torch.float32), rank=rank + 1)
     products = base.elementwise(net, "PROD", row, columns)

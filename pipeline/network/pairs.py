@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from pipeline.network.description import Layer, Network
 from pipeline.trt import CAPABILITIES
@@ -77,11 +77,17 @@ class Step:
         return self.kind in PRODUCTS or "_mha" in self.name
 
 
-def pairs(network: Network, plan: Any) -> tuple[Pair, ...]:
-    """The quantized weights and pairs of a network, and whether each is fused in a serialized engine."""
-    rows = list(_quantized(network))
+def pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
+    """The quantized weights and pairs of a network, and whether each is fused in a serialized engine.
+
+    planned: the network of the same structure that the plan was built from, if that is another.
+    """
+    planned = planned or network
+    rows = list(_quantized(planned))
     steps = _steps(plan) if rows else ()
-    return tuple(_found(network, layer, of, type, steps) for layer, of, type in rows)
+    names = dict(zip((x.name for x in planned.layers), (x.name for x in network.layers), strict=True)) if rows else {}
+    found = (_found(planned, layer, of, type, steps) for layer, of, type in rows)
+    return tuple(evolve(pair, engine=network.name, layer=names[pair.layer]) for pair in found)
 
 
 def _quantized(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:

@@ -100,10 +100,11 @@ def _layers(
     """The rows of an engine, with the nodes that they compute."""
     names = [name for name, _ in rows]
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
-    layers = [layer.name for layer in compiled.networks[index].layers]
-    found = matched(names, _steps(compiled.engines[index]), layers, metadata)
+    engine, network = compiled.engines[index], compiled.networks[index]
+    own = compiled.layer_names(engine, network)
+    found = matched(names, _steps(engine), list(own), metadata)
     for (name, taken), match in zip(rows, found, strict=True):
-        nodes = tuple(_operators(compiled, _of(match)))
+        nodes = tuple(_operators(compiled, _of(evolve(match, layers=tuple(own.get(n, n) for n in match.layers)))))
         yield LayerTime(name, taken, nodes, match.by if nodes or not match.layers else "")
 
 

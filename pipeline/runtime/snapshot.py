@@ -71,7 +71,7 @@ def present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
         raise ExecutionError(
             f"{name} has no value{why}",
             'save with weights="inside", put the file of weights in its place, or give all weights to '
-            "pipeline.refit_module_weights; engines alone run without them on a GPU",
+            "pipeline.refit_module_weights; engines that hold their weights run without them on a GPU",
         )
     return tensor
 

@@ -72,6 +72,8 @@ class EnginePerProfile:
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         """The segments, an engine's once for each of the program's profiles where these differ for it."""
         program = partitioned.program
+        if program.settings.max_engines is not None:
+            return partitioned
         segments = tuple(each for segment in partitioned.segments for each in self._of(program, segment))
         return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
 
@@ -91,7 +93,9 @@ def shared_weights(least: int = LEAST) -> SharedWeights:
 
     A module has one copy of them on its device, which all its engines and states read. Plans are small, other weights
     need no other engine, and layers that differ in their weights alone are one engine, which is built and loaded once
-    (``pipeline.in_pieces(between="layers.*")``). TensorRT cannot rearrange such weights ahead of time.
+    (``pipeline.in_pieces(between="layers.*")``). TensorRT cannot rearrange such weights ahead of time. A module is made
+    with the weights that the model was compiled with: once they changed, or in a file without them, it needs
+    `pipeline.refit_module_weights`.
 
     Args:
         least: a weight of so many bytes is shared, if it is of float32, float16 or bfloat16, and only products, norms,
@@ -104,7 +108,7 @@ def engine_per_profile(most: int = MOST) -> EnginePerProfile:
     """Return a stage that gives each of a program's profiles engines of its own, which are made for its sizes:
     ``compile.insert(pipeline.engine_per_profile(), after="partition")``.
 
-    Without it, an engine has all profiles, and its layers are the same in each.
+    Without it, an engine has all profiles, and its layers are the same in each. So it has with ``max_engines``.
 
     Args:
         most: an engine with more bytes of weights stays one for all profiles, since each would hold them. 16 MiB by

@@ -80,6 +80,11 @@ class InPieces:
         if value is not None:
             _check_positive("count", value, "; paths are given by between=")
 
+    @between.validator
+    def _check_between(self, _: object, value: object) -> None:
+        if not isinstance(value, str):
+            raise TypeError(f"between is a pattern of submodules' paths, such as 'layers.*', not {value!r}")
+
     def __attrs_post_init__(self) -> None:
         if (self.count is None) == (not self.between):
             raise TypeError("in_pieces takes the number of pieces, or between=, the submodules between which it cuts")

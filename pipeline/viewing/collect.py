@@ -155,16 +155,21 @@ class _Collector:
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
         """The kernels of all engines, as far as the plans show them."""
-        return tuple(k for engine in (self.compiled.engines if self.compiled else ()) for k in self.read(engine))
+        compiled = self.compiled
+        if compiled is None:
+            return ()
+        rows = zip(compiled.engines, compiled.networks, strict=False)
+        return tuple(kernel for engine, network in rows for kernel in self.read(compiled, engine, network))
 
-    def read(self, engine: Engine) -> Iterator[KernelView]:
+    def read(self, compiled: Compiled, engine: Engine, network: Network) -> Iterator[KernelView]:
         """The kernels of one engine; none if its plan has no text."""
+        own = compiled.layer_names(engine, network)
         try:
             found = kernels(engine.plan)
         except ValueError:
             return
         for kernel in found:
-            nodes = dict.fromkeys(node_of(layer) for layer in kernel.layers)
+            nodes = dict.fromkeys(node_of(own.get(layer, layer)) for layer in kernel.layers)
             yield KernelView(engine.name, kernel.kind, kernel.name, tuple(n for n in nodes if n in self.nodes))
 
     @cached_property

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import pipeline
+from pipeline.aten.naming import node_of
 from pipeline.build import equal
+from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled
 from pipeline.partitioning import assemble
 from pipeline.program import Partitioned, Validated
@@ -164,3 +166,46 @@ def test_engines_with_other_weights_are_built_each() -> None:
 def test_one_network_is_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equal, "canonical", lambda *given: pytest.fail("there is nothing to compare it with"))
     pipeline.default()(nn.Linear(4, 4).eval(), args=(torch.randn(2, 4),))
+
+
+def test_the_engine_cache_keeps_the_names_of_the_plan(tmp_path: Path) -> None:
+    settings = {"cache_built_engines": True, "reuse_cached_engines": True, "engine_cache_dir": str(tmp_path)}
+    first, second = deep(**settings), deep(**settings)
+    assert [dict(e.bindings) for e in second.engines] == [dict(e.bindings) for e in first.engines]
+    for engine, network in zip(second.engines, second.networks, strict=True):
+        for tensor in network.inputs:
+            assert engine.bindings.get(tensor.name, tensor.name).encode() in bytes(engine), "the plan has this name"
+
+
+def test_kernels_are_told_by_the_nodes_of_their_own_segment() -> None:
+    result = deep()
+    for engine, network, segment in zip(
+        result.engines, result.networks, result.partitioned.engine_segments, strict=True
+    ):
+        names = result.layer_names(engine, network)
+        assert set(names.values()) == {layer.name for layer in network.layers}
+        computed = {node_of(names.get(layer, layer)) for kernel in kernels(engine.plan) for layer in kernel.layers}
+        assert computed & set(segment.nodes) and computed <= set(segment.nodes)
+
+
+def test_a_loaded_program_is_rebuilt_and_kept_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep().save(tmp_path / "a.trtp")
+    loaded = pipeline.load(tmp_path / "a.trtp")
+    loaded.save(tmp_path / "b.trtp")
+    assert (tmp_path / "b.trtp").stat().st_size == (tmp_path / "a.trtp").stat().st_size
+    other = Deep().eval()
+    with torch.no_grad():
+        other.head.bias.add_(1)
+    built: list[str] = []
+    rebuild = importlib.import_module("pipeline.artifact.rebuild")
+    serialize = rebuild.serialize
+    watched = lambda handle, order, *rest: (built.append(order.name), serialize(handle, order, *rest))[1]  # noqa: E731
+    monkeypatch.setattr(rebuild, "serialize", watched)
+    x = torch.randn(2, WIDTH)
+    torch.testing.assert_close(pipeline.refit_module_weights(loaded, other).module("reference")(x), other(x))
+    assert built in ([], ["engine_0", f"engine_{LAYERS}"]), "nothing if the bias is shared, a layer and the head if not"
+
+
+def test_weights_of_other_bits_are_others() -> None:
+    assert not equal._same_bytes(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert equal._same_bytes(torch.tensor([float("nan")]), torch.tensor([float("nan")]))

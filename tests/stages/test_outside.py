@@ -208,3 +208,44 @@ def test_bytes_are_numbers(make: Any) -> None:
             make(value)
     with pytest.raises(ValueError, match="at least 0, not -1"):
         make(-1)
+
+
+def test_a_weight_made_of_a_sparse_one_is_shared() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("w", torch.eye(8).to_sparse())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.w.to_dense()
+
+    compile = pipeline.default(min_block_size=1).insert(pipeline.shared_weights(0), after="partition")
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(compile(Sparse().eval(), args=(x,)).module("reference")(x), x)
+
+
+def test_no_more_engines_than_asked_for() -> None:
+    (segment,) = compiled(compile=stages(max_engines=1)).partitioned.segments
+    assert segment.profile is None
+
+
+def test_a_file_without_weights_says_that_it_needs_them(tmp_path: Path) -> None:
+    result, model = compiled(), Net().eval()
+    result.save(tmp_path / "net.trtp", weights="none")
+    loaded = pipeline.load(tmp_path / "net.trtp")
+    with pytest.raises(pipeline.ExecutionError, match="has no value"):
+        loaded.module("reference")
+    again = pipeline.refit_module_weights(loaded, model).module("reference")
+    torch.testing.assert_close(again(ids(3)), model(ids(3)))
+
+
+@pytest.mark.parametrize("between", [3, ["layers.*"]])
+def test_a_pattern_is_text(between: Any) -> None:
+    with pytest.raises(TypeError, match=r"'layers\.\*'"):
+        pipeline.in_pieces(between=between)
+
+
+def test_pieces_are_counted_or_named() -> None:
+    for given in ({}, {"count": 2, "between": "layers.*"}):
+        with pytest.raises(TypeError, match="or between="):
+            pipeline.in_pieces(**given)  # type: ignore[arg-type]

@@ -90,18 +90,20 @@ def _check_sizes(max_cache_len: int, max_batch: int, max_prompt_len: int) -> Non
 
 def _with_shared_weights(compile: Stages) -> Stages:
     """The pipeline with the stages that leave weights out of engines, and make an engine for each profile."""
-    stages = (outside.engine_per_profile(), outside.shared_weights()) if "partition" in compile else ()
-    for stage in (each for each in stages if each.name not in compile):
-        compile = compile.insert(stage, after="partition")
+    if "partition" in compile and "shared_weights" not in compile:
+        compile = compile.insert(outside.shared_weights(), after="partition")
+    if "shared_weights" in compile and "engine_per_profile" not in compile:
+        compile = compile.insert(outside.engine_per_profile(), after="shared_weights")
     return compile
 
 
 def _cut(compile: Stages, between: str) -> Stages:
     """The pipeline with cuts between these layers, if weights are shared, and the partitioner is none of the user's."""
-    own = "partition" in compile and compile["partition"] != as_stage(partition)
-    if own or not between or "shared_weights" not in compile:
+    shared = "shared_weights" in compile and "engine_per_profile" in compile
+    if not (shared and between and compile["partition"] == as_stage(partition)):
         return compile
-    return compile.replace("partition", in_pieces(between=between))
+    few = compile.settings.max_engines is not None
+    return compile if few else compile.replace("partition", in_pieces(between=between))
 
 
 def _decoder(model: Pretrained, compile: Stages, max_cache_len: int, max_batch: int, limit: int) -> Compiled:
