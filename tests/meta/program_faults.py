@@ -49,9 +49,9 @@ def segments_swapped() -> AbstractContextManager[Any]:
     """The last segment runs first."""
     run = SegmentExecutor.run
 
-    def reversed_run(self: SegmentExecutor, slots: Any, symbols: Any, turn: Any) -> Any:
-        self._steps = tuple(sorted(self._steps, key=lambda step: -step[0].gives[0] if step[0].gives else 0))
-        return run(self, slots, symbols, turn)
+    def reversed_run(self: SegmentExecutor, slots: Any, plan: Any, turn: Any) -> Any:
+        self._set_steps(tuple(sorted(self._steps, key=lambda step: -step[0].gives[0] if step[0].gives else 0)))
+        return run(self, slots, plan, turn)
 
     return patch(SegmentExecutor, "run", reversed_run)
 
