@@ -30,8 +30,8 @@ TARGETS = {"median": 1.2, "worst": 2.0}
 def row(architecture: Architecture) -> dict[str, Any] | None:
     """Processor time of capture and of torch.export for the dims that capture can vary; None if it takes none.
 
-    ``refused``: torch.export gives no program for these dims; its time is that until it says so, twice where it is asked
-    again with ``strict=True``, as capture does.
+    ``refused``: torch.export gives no program for these dims, nor with ``strict=True``, with which it is asked again as
+    capture does; its time is that until it says so.
     """
     try:
         program, case = zoo.captured(architecture.case(torch.float32))
