@@ -152,7 +152,7 @@ def _is_one_row(net: Net, x: Value, weight: Value) -> bool:
 
 
 def _sums(net: Net, x: ITensor, weight: ITensor, bias: Value | None) -> ITensor:
-    """One row by a weight [columns, inner]: the sum of each column's products, exact in float32.
+    """One row by a weight [columns, inner]: for each column the sum, in float32, of products, each exact in float32.
 
     TensorRT-RTX 1.4 computes them in the kernel that makes the row, and reads weights at 2.5 to 2.8 TB/s on an H100
     (``benchmarks/results``, "Few rows"). Of weights that are constants it would keep copies in float32, and for more

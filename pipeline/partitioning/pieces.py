@@ -31,8 +31,8 @@ def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[
 def cut_between(units: Units, inside: Sequence[int], keys: Sequence[str | None]) -> list[tuple[int, ...]]:
     """Split the operators of one engine where those of a submodule begin, and where those of the last one end.
 
-    ``keys`` has each operator's submodule, or None. What is between two submodules stays with the first. An operator
-    that a later submodule reads runs with that in which it is; patterns that TensorRT fuses are not split.
+    ``keys`` has each operator's submodule, or None. What is between two submodules stays with the first. Patterns that
+    TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     found = [keys[units.members[unit][0]] for unit in own]
