@@ -1,4 +1,4 @@
-"""``python -m benchmarks.capture [NAME ...] [--every N]``: capture beside torch.export's own call, over the zoo.
+"""``python -m benchmarks.capture [NAME ...] [--every N] [--add]``: capture beside torch.export's call, over the zoo.
 
 Both get the same module, inputs and dynamic dims, one after the other in one process, and after a capture that is not
 measured. Processor time, in one thread. Writes ``benchmarks/results/capture.json``.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
 import sys
 import time
@@ -91,10 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.capture", description=__doc__)
     parser.add_argument("names", nargs="*", help="names of architectures; all if none")
     parser.add_argument("--every", type=int, default=1, help="each N-th architecture only")
+    parser.add_argument("--add", action="store_true", help="keep the rows of the result, and measure the others only")
     options = parser.parse_args(argv)
     every = [a for table in zoo.TABLES for a in zoo.architectures(table)][:: options.every]
-    rows: list[dict[str, Any]] = []
-    for architecture in [a for a in every if a.name in options.names or not options.names]:
+    path = environment.RESULTS / "capture.json"
+    before = options.add and path.exists()
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["captures"] if before else []
+    known = {(found["task"], found["name"]) for found in rows}
+    chosen = [a for a in every if a.name in options.names or not options.names]
+    for architecture in [a for a in chosen if (a.task, a.name) not in known]:
         found = row(architecture)
         if found is not None:
             rows.append(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,15 +41,17 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
     ``exported`` says that torch.export gave another program than the module.
     """
     found: dict[str, Any] = {"name": architecture.name, "task": architecture.task, "dtype": dtype}
+    watch = Watch()
     with products_in_tf32(not IEEE):
         try:
             case = architecture.case(getattr(torch, dtype))
             case = attrs.evolve(case, model=case.model.cuda(), kwargs=_moved(case.kwargs))
             _eager(case.model, case.kwargs)
+            watch("make")
         except Exception as error:
             return {**found, "eager": zoo.first_line(error)}
         try:
-            return {**found, **_compiled(architecture, case)}
+            return {**found, **_compiled(architecture, case, watch), "seconds": watch.seconds}
         except CaptureError as error:
             return {**found, "refused": zoo.first_line(error.__cause__ or error)}
         except Exception as error:
@@ -56,12 +59,29 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
             return {**found, "failed": f"{type(error).__name__}: {zoo.first_line(error)}"}
 
 
-def _compiled(architecture: Architecture, case: Case) -> dict[str, Any]:
+class Watch:
+    """Seconds of the parts of a row, each from the end of the one before."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._at = time.perf_counter()
+
+    def __call__(self, part: str) -> None:
+        """A part has ended."""
+        before, self._at = self._at, time.perf_counter()
+        self.seconds[part] = round(self.seconds.get(part, 0.0) + self._at - before, 2)
+
+
+def _compiled(architecture: Architecture, case: Case, watch: Watch) -> dict[str, Any]:
     program, case = zoo.captured(case)
+    watch("capture")
     compiled = pipeline.default()(program)
+    watch("compile")
     found: dict[str, Any] = {"engines": len(compiled.engines), "fallbacks": len(compiled.coverage.fallback)}
     try:
-        found |= _agreement(architecture, case, compiled.module("tensorrt"))
+        module = compiled.module("tensorrt")
+        watch("load")
+        found |= _agreement(architecture, case, module, watch)
     except ExecutionError as error:
         found["failed"] = f"{type(error).__name__}: {zoo.first_line(error)}"
     return {**found, **_verified(architecture, case, compiled)} if {"wrong", "failed"} & found.keys() else found
@@ -90,19 +110,22 @@ def _calls(architecture: Architecture, case: Case) -> Iterator[dict[str, Any]]:
         yield zoo.padded(kwargs)
 
 
-def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module) -> dict[str, Any]:
+def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module, watch: Watch) -> dict[str, Any]:
     exact = architecture.case(torch.float32).model
     exact.load_state_dict({name: value.cpu() for name, value in case.model.state_dict().items()})
     exact.double()
     dtype = str(next((p.dtype for p in case.model.parameters()), torch.float32)).removeprefix("torch.")
     seen: list[tuple[float, float]] = [(0.0, 0.0)]
     tried, wrong = 0, ""
+    watch("make")
     for kwargs in _calls(architecture, case):
         try:
             ours = module(**zoo.fresh(kwargs))
+            torch.cuda.synchronize()
         except ShapeError:
             continue
         tried += 1
+        watch("run")
         theirs = _eager(case.model, kwargs)
         best = zoo.exactly(exact, case, tree_map(_on_cpu, kwargs))
         best = _eager_in_float32(architecture, case, kwargs) if best is None else best
@@ -110,6 +133,7 @@ def _agreement(architecture: Architecture, case: Case, module: torch.nn.Module) 
             seen.append(errors)
             if not errors[0] <= MULTIPLE * errors[1] + FLOOR.get(dtype, 0.0):
                 wrong = wrong or f"output {place}: error {errors[0]:.1e}, eager's own {errors[1]:.1e}"
+        watch("judge")
     worst = max(seen[1:] or seen, key=lambda pair: pair[0] - MULTIPLE * pair[1])
     found = {"sizes": tried, "error": worst[0], "eager_error": worst[1]}
     return {**found, "wrong": wrong} if wrong else found

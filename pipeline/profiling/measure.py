@@ -209,7 +209,6 @@ def layer_times(
             return run
         context = run.session.context
         recorder = recorders[segment.name] = LayerRecorder()
-        context.profiler = recorder
         metadata[segment.name] = inspected(run.session.loaded.cuda_engine, context)
         return partial(recorded, run, context, recorder)
 
@@ -220,7 +219,8 @@ def layer_times(
 
 
 def recorded(run: Told, context: object, recorder: LayerRecorder, inputs: list[Leaf], turn: Turn) -> Sequence[Leaf]:
-    """Run an engine and report its times."""
+    """Run an engine and report its times; other segments may run in the same context."""
+    context.profiler = recorder  # type: ignore[attr-defined]
     outputs = run(inputs, turn)
     torch.cuda.synchronize()
     if not recorder.rows:

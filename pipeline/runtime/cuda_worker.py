@@ -9,6 +9,7 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.engine_buffers import Arena
+from pipeline.runtime.engine_context import Contexts
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_profiles import ProfiledSession
 from pipeline.runtime.engine_session import Session
@@ -46,7 +47,7 @@ class CudaWorker:
     ) -> None:
         self.lane, self.graphs, self._turn = Lane(device), graphs, ON_CPU
         self._static = layout.static
-        arena = Arena(device)
+        arena, contexts = Arena(device), Contexts()
 
         def runner(step: Step, part: Runner | LoadedEngine) -> Told:
             if not isinstance(part, LoadedEngine):
@@ -57,7 +58,8 @@ class CudaWorker:
             fixed = frozenset(i for i, port in enumerate(inputs) if port.name in constants)
 
             def make(stream: torch.cuda.Stream, place: int = 0) -> Session:
-                return Session(part, stream, arena, graph=launched, held=held, fixed=fixed, profile=place)
+                known = {"graph": launched, "held": held, "fixed": fixed, "contexts": contexts}
+                return Session(part, stream, arena, profile=place, **known)
 
             several = len(part.network.profiles) > 1
             session = ProfiledSession(part.network, make) if several else self.lane.run(make)

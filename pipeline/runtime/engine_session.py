@@ -1,8 +1,9 @@
-"""``Session``: an engine with an execution context; shapes and addresses are set only when they change."""
+"""``Session``: runs an engine in an execution context; shapes and addresses are set only when they change."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -24,8 +25,9 @@ from pipeline.runtime.engine_buffers import (
     placed,
     plain,
 )
-from pipeline.runtime.engine_load import LOG, LoadedEngine, Said, listening
-from pipeline.trt import CAPABILITIES, trt
+from pipeline.runtime.engine_context import Contexts
+from pipeline.runtime.engine_load import LOG, LoadedEngine, listening
+from pipeline.trt import CAPABILITIES
 
 COPIED = 16 << 20
 """Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
@@ -54,7 +56,7 @@ class EnginePlan:
 
 
 class Session:
-    """An engine with an execution context, for one run at a time.
+    """An engine in an execution context, for one run at a time.
 
     Shapes are set and inferred when they change; a run copies its inputs in, enqueues, and copies its outputs out.
     Tensors of more than ``COPIED`` bytes are read and written in place, and so is an input that has the same address at
@@ -70,6 +72,7 @@ class Session:
             copied.
         fixed: the numbers of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
+        contexts: where the context is from; sessions of one engine that have the same take turns in one context.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Session:
         held: frozenset[int] = frozenset(),
         fixed: frozenset[int] = frozenset(),
         profile: int = 0,
+        contexts: Contexts | None = None,
     ) -> None:
         self.loaded, self.network, self.device, self.arena = loaded, loaded.network, arena.device, arena
         engine = loaded.cuda_engine
@@ -109,10 +113,8 @@ class Session:
         bound_once = {self.inputs[i].name for i in fixed}
         moving = [binding for binding in self.known.values() if binding.name not in bound_once]
         self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, moving))
-        with listening() as said:
-            self.context, self._config = loaded.context(said, graph=self._graph)
-            taken = self.context.set_optimization_profile_async(profile, stream.cuda_stream)
-            self._require(taken, f"profile {profile}", said)
+        self._in = (contexts or Contexts()).of(loaded, stream, profile, graph=self._graph)
+        self.context, self._own_turn = self._in.made, object()
 
     def __call__(
         self,
@@ -143,6 +145,8 @@ class Session:
                 f"{self.network.name} is launched as a CUDA graph of TensorRT-RTX's own, which another cannot capture",
                 "run compiled.module(engine_graphs=False), or let compiled.module(cuda_graphs=True) capture it",
             )
+        if self._in.turn is not self._own_turn:
+            self._take_turn()
         plan = self._current
         if plan is None or like is None or like is not self._like:
             plan = self._planned(inputs, loose=loose)
@@ -205,9 +209,18 @@ class Session:
     def _home(self, binding: Binding) -> torch.device:
         return torch.device("cpu") if binding.on_host else self.device
 
-    def _require(self, done: bool, what: str, said: Said) -> None:
-        if not done:
-            raise ExecutionError(f"{self.network.name}: TensorRT refused {what} ({said()})")
+    def _take_turn(self) -> None:
+        """Set again what another session has set otherwise meanwhile."""
+        self._in.turn = None
+        for name, address in self._addresses.items():
+            self._in.address(name, address)
+        for name, buffer in self.buffers.items():
+            self._in.ask(name, buffer)
+        if self._current is not None:
+            with listening() as said:
+                self._in.shape(self._current.shapes, self._ranges, said, anew=bool(self.on_host))
+            self._in.lend(self.arena.memory)
+        self._in.turn = self._own_turn
 
     def _enter(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
         """Make a plan the current one: shapes and addresses are TensorRT's from here on."""
@@ -216,20 +229,17 @@ class Session:
         self._current = None
         with listening() as said:
             made = plan or self._inputs_of(inputs, loose=loose)
-            for name, shape in made.shapes:
-                taken = self.context.set_input_shape(name, shape)
-                self._require(taken, f"the shape {list(shape)} of input {name}{self._range(name)}", said)
             for name, memory in made.fixed:
-                self._address(name, memory, said)
+                self._address(name, memory)
             for position, memory in made.copies:
                 if position in self._moving:
-                    self._address(self.inputs[position].name, memory, said)
-            self._infer(said)
+                    self._address(self.inputs[position].name, memory)
+            self._in.shape(made.shapes, self._ranges, said, anew=bool(self.on_host))
             made = plan or self._outputs_of(made, loose=loose)
             for binding, result in zip(self.outputs, made.results, strict=True):
                 if result is not None:
-                    self._address(binding.name, result, said)
-            lend_memory(self.context, self.arena.memory)
+                    self._address(binding.name, result)
+            self._in.lend(self.arena.memory)
         if plan is None:
             self._remember(key, made)
             self._fresh = not loose
@@ -285,10 +295,12 @@ class Session:
                 results.append(self.slabs[binding.name].view(shape) if kept else None)
         return evolve(plan, makers=tuple(makers), results=tuple(results))
 
-    def _range(self, name: str) -> str:
+    @cached_property
+    def _ranges(self) -> Mapping[str, str]:
+        """What each input was built for, in words."""
         ranges = self.network.profiles[self._profile].ranges if self.network.profiles else ()
-        spans = (f", built for {list(low)} to {list(high)}" for n, low, _, high in ranges if n == name)
-        return next(spans, f", built for {list(self.known[name].shape)}")
+        spans = {name: f", built for {list(low)} to {list(high)}" for name, low, _, high in ranges}
+        return {name: spans.get(name, f", built for {list(b.shape)}") for name, b in self.known.items()}
 
     def _read(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
         """Let an input be read in place, or from a copy that TensorRT can read."""
@@ -299,22 +311,13 @@ class Session:
         self._address(binding.name, tensor)
         return tensor
 
-    def _address(self, name: str, tensor: torch.Tensor, said: Said | None = None) -> None:
+    def _address(self, name: str, tensor: torch.Tensor) -> None:
         # A tensor without elements has no memory in torch; TensorRT wants an address, another for each tensor.
         address = (tensor if tensor.numel() else self.empty[name]).data_ptr()
         if self._addresses.get(name) != address:
             self._addresses.pop(name, None)
-            mark = LOG.mark()
-            if not self.context.set_tensor_address(name, address):
-                self._require(False, f"the address of {name}", said or _since(mark))
+            self._in.address(name, address)
             self._addresses[name] = address
-
-    def _infer(self, said: Said) -> None:
-        try:
-            missing = self.context.infer_shapes()
-        except RuntimeError as error:
-            raise ExecutionError(f"{self.network.name}: shapes cannot be inferred: {error} ({said()})") from error
-        self._require(not missing, f"to infer shapes without more about {', '.join(missing)}", said)
 
     def _receive(
         self, place: int, make: Maker | None, into: torch.Tensor | None, inputs: Sequence[Any]
@@ -331,9 +334,8 @@ class Session:
 
     def _buffer(self, binding: Binding) -> OutputBuffer:
         if binding.name not in self.buffers:
-            buffer, mark = OutputBuffer(binding, self.device), LOG.mark()
-            taken = self.context.set_output_allocator(binding.name, buffer)
-            self._require(taken, f"an output allocator for {binding.name}", _since(mark))
+            buffer = OutputBuffer(binding, self.device)
+            self._in.ask(binding.name, buffer)
             self.buffers[binding.name] = buffer
         return self.buffers[binding.name]
 
@@ -350,7 +352,7 @@ class Session:
                 raise ExecutionError(f"{self.network.name}: no memory for an output: {errors[0]}") from errors[0]
         if not done:
             self._current = None
-            self._require(done, "to run", _since(mark))
+            self._in.require(done, "to run", lambda: LOG.said_since(mark))
 
     def _finished(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
         if isinstance(result, OutputBuffer):
@@ -365,15 +367,3 @@ def _fixed(binding: Binding) -> bool:
     """Whether a binding has one shape, and an address of the session's own or of an input that does not move."""
     size = torch.Size(binding.shape).numel() * binding.dtype.itemsize
     return -1 not in binding.shape and not binding.on_host and size <= COPIED
-
-
-def lend_memory(context: trt.IExecutionContext, memory: torch.Tensor) -> None:
-    """Give a context its memory for activations."""
-    if hasattr(context, "set_device_memory"):
-        context.set_device_memory(memory.data_ptr(), memory.numel())
-    else:
-        context.device_memory = memory.data_ptr()
-
-
-def _since(mark: int) -> Said:
-    return lambda: LOG.said_since(mark)
