@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -58,8 +59,8 @@ class CudaWorker:
             fixed = frozenset(i for i, port in enumerate(inputs) if port.name in constants)
 
             def make(stream: torch.cuda.Stream, place: int = 0) -> Session:
-                known = {"graph": launched, "held": held, "fixed": fixed, "contexts": contexts}
-                return Session(part, stream, arena, profile=place, **known)
+                known = partial(Session, part, stream, arena, contexts=contexts, profile=place)
+                return known(graph=launched, held=held, fixed=fixed)
 
             several = len(part.network.profiles) > 1
             session = ProfiledSession(part.network, make) if several else self.lane.run(make)
