@@ -257,6 +257,7 @@ SECTIONS = {
     "layers": gpu_tables.layers,
     "starts": gpu_tables.starts,
     "tokens": token_tables.tokens,
+    "prompts": token_tables.prompts,
     "ready": token_tables.ready,
     "steps": token_tables.steps,
     "few_rows": token_tables.few_rows,

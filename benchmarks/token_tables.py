@@ -13,6 +13,10 @@ a step's time, "over torch.compile" ours in multiples of transformers' static ca
 weights which a step reads, in parts of what a copy reaches there ({copy_gb_s} GB/s, read and written); the aim is 0.8.
 """
 
+PROMPTS = """A step of such a decoder for a prompt of {prompt} tokens, which fill the last positions of the cache. "Over
+torch.compile" as above.
+"""
+
 READY = """How soon `compile_for_generation` and the first step give the first token of such a decoder, in seconds: in a
 process that has compiled a layer before, alone on the machine. The target is 15 s without torch.export for 1.1 billion
 parameters at batch 1. Host GB is the most that the process needs meanwhile above what it held before; GPU GB what it
@@ -43,6 +47,16 @@ def tokens(data: dict[str, Any]) -> str:
     rows = [_row(row, compiled.get(_subject(row))) for row in found]
     head = f"## Tokens on {data['machine']['gpu']}\n"
     return "\n".join([head, filled(where(data)), filled(TOKENS.format(**data)), *table(_TOKENS, rows), ""])
+
+
+def prompts(data: dict[str, Any]) -> str:
+    """A prompt's milliseconds, by model and way."""
+    compiled = {_subject(row): row.get("gpu_ms") for row in data["prompts"] if row["method"] == COMPILED}
+    every = (_row(row, compiled.get(_subject(row))) for row in data["prompts"])
+    rows = [[*row[: len(row) - 2], row[-1]] for row in every]
+    head = f"## Prompts on {data['machine']['gpu']}\n"
+    columns = [column for column in _TOKENS if column != "bandwidth"]
+    return "\n".join([head, filled(where(data)), filled(PROMPTS.format(**data)), *table(columns, rows), ""])
 
 
 def ready(data: dict[str, Any]) -> str:
@@ -77,7 +91,8 @@ def _row(row: dict[str, Any], compiled: float | None) -> list[str]:
     if "error" in row:
         return [_subject(row), row["method"], _failed(row), *[""] * 3]
     over = f"{row['gpu_ms'] / compiled:.2f}" if compiled and row["method"] == OURS else ""
-    times = [f"{row['gpu_ms']:.2f}", over, f"{row['bandwidth']:.2f}", f"{row['host_us']:.0f}"]
+    read = f"{row['bandwidth']:.2f}" if "bandwidth" in row else ""
+    times = [f"{row['gpu_ms']:.2f}", over, read, f"{row['host_us']:.0f}"]
     return [_subject(row), row["method"], *times]
 
 

@@ -73,13 +73,15 @@ class Recipe:
         """
         return self._evaluated({name: parameters[name].detach() for name in self.parameters}).cpu()
 
-    def copied_to(self, device: torch.device, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The constant for these parameters on a device, contiguous, in memory that no parameter has."""
+    def placed_on(
+        self, device: torch.device, parameters: Mapping[str, torch.Tensor], *, copied: bool = True
+    ) -> torch.Tensor:
+        """The constant for these parameters on a device, contiguous; ``copied``: in memory that no parameter has."""
         given = {name: parameters[name].detach() for name in self.parameters}
         value = self._evaluated(given).to(device)
         strided = (tensor for tensor in given.values() if tensor.layout == torch.strided)
         memory = {tensor.untyped_storage().data_ptr() for tensor in strided}
-        return value.clone() if value.untyped_storage().data_ptr() in memory else value
+        return value.clone() if copied and value.untyped_storage().data_ptr() in memory else value
 
     def _evaluated(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The constant, on the device where it was computed."""

@@ -153,6 +153,7 @@ RUNTIME = (
     "execution_contexts",
     "kernel_specialization",
     "weight_streaming_budget",
+    "copy_weights",
     "runtime_cache",
 )
 """The settings that say how a compiled program runs."""
@@ -245,6 +246,9 @@ class CompilationSettings:
     weight_streaming_budget: the most bytes that the weights of each engine take on the GPU, at least 0; the others stay
         on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
+    copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines.
+        With False it reads the model's own where they lie on its device, so that the two need the memory of one: what
+        changes them in place changes results. Default True.
     runtime_cache: keep the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
         folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """
@@ -279,6 +283,7 @@ class CompilationSettings:
     execution_contexts: int = attrs.field(default=4, validator=_whole(1, optional=False))
     kernel_specialization: str = attrs.field(default="none", validator=_one_of("none", "eager", "lazy"))
     weight_streaming_budget: int | None = attrs.field(default=None, validator=_whole(0, 2**63 - 1))
+    copy_weights: bool = attrs.field(default=True, validator=_flag)
     runtime_cache: bool | str = attrs.field(default=True, converter=_path_or_flag)
 
     def evolve(self, **fields: Any) -> Self:

@@ -46,6 +46,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "execution_contexts": st.integers(1, 20),
     "kernel_specialization": st.sampled_from(["none", "eager", "lazy"]),
     "weight_streaming_budget": st.none() | whole,
+    "copy_weights": st.booleans(),
     "runtime_cache": st.booleans() | st.sampled_from(["/tmp/kernels", "kernels"]),
 }
 some_fields = st.fixed_dictionaries({}, optional=FIELDS)

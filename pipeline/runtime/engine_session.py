@@ -140,11 +140,8 @@ class Session:
             ExecutionError: the engine does not take an input, TensorRT refuses to run, or the caller captures a run
                 that TensorRT-RTX launches as a graph of its own.
         """
-        if self._graph and torch.cuda.is_current_stream_capturing():
-            raise ExecutionError(
-                f"{self.network.name} is launched as a CUDA graph of TensorRT-RTX's own, which another cannot capture",
-                "run compiled.module(engine_graphs=False), or let compiled.module(cuda_graphs=True) capture it",
-            )
+        if self._graph:
+            self._refuse_capture()
         if self._in.turn is not self._own_turn:
             self._take_turn()
         plan = self._current
@@ -208,6 +205,14 @@ class Session:
 
     def _home(self, binding: Binding) -> torch.device:
         return torch.device("cpu") if binding.on_host else self.device
+
+    def _refuse_capture(self) -> None:
+        """Raise an error if the caller captures what TensorRT-RTX launches as a graph of its own."""
+        if torch.cuda.is_current_stream_capturing():
+            raise ExecutionError(
+                f"{self.network.name} is launched as a CUDA graph of TensorRT-RTX's own, which another cannot capture",
+                "run compiled.module(engine_graphs=False), or let compiled.module(cuda_graphs=True) capture it",
+            )
 
     def _take_turn(self) -> None:
         """Set again what another session has set otherwise meanwhile."""

@@ -15,10 +15,11 @@ from pipeline.errors import ExecutionError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Program, Segment
-from pipeline.recipes import held
+from pipeline.recipes import Recipe, held
 from pipeline.runtime.ambient import is_autocast_on, without_autocast
 from pipeline.runtime.cuda_graphs import CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
+from pipeline.runtime.engine_buffers import ALIGNMENT
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_refit import supply
@@ -72,9 +73,8 @@ class CompiledModule(torch.nn.Module):
         self._attach_state()
         self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
         unchanged = Unchanged(compiled.program)
-        self._weights = {
-            slot: self.program.constants[name].copied_to(self.device, unchanged) for slot, name in self._layout.weights
-        }
+        weight = partial(_weight, unchanged, self.device, self.settings.copy_weights)
+        self._weights = {slot: weight(self.program.constants[name]) for slot, name in self._layout.weights}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         self._constants = {self.device: {self._layout.slots[name]: constant(name) for name in returned}}
         self._kernels = RuntimeCache.of(compiled.networks, self.settings.runtime_cache) if on_gpu else None
@@ -244,6 +244,12 @@ class CompiledModule(torch.nn.Module):
         self._plans.clear()
         self._workers.clear()
         return self
+
+
+def _weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
+    """A weight outside of engines, where TensorRT can read it."""
+    value = recipe.placed_on(device, parameters, copied=copied)
+    return value.clone() if value.is_cuda and value.data_ptr() % ALIGNMENT else value
 
 
 def _key(leaves: Sequence[object]) -> object:

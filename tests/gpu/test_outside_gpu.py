@@ -102,3 +102,19 @@ def test_other_weights_without_a_build() -> None:
     assert [engine.digest for engine in refitted.engines] == [engine.digest for engine in result.engines]
     check(refitted.module("tensorrt"), other, torch.float16, 1, 4)
     check(result.module("tensorrt"), deep(torch.float16), torch.float16, 1, 4)
+
+
+def test_the_models_own_weights_are_read_where_they_lie_if_tensorrt_can() -> None:
+    model = deep(torch.float16)
+    memory = torch.zeros(8 * WIDTH + 1, device="cuda", dtype=torch.float16)
+    off = memory[1:].view(8, WIDTH)
+    off.copy_(model.head.weight.detach())  # type: ignore[union-attr, arg-type]
+    model.head.weight = nn.Parameter(off)  # type: ignore[union-attr]
+    result = compiled(model, torch.float16)
+    before = torch.cuda.memory_allocated()
+    module = result.module("tensorrt", cuda_graphs=True, copy_weights=False)
+    weights = sum(p.nbytes for p in model.parameters())
+    assert torch.cuda.memory_allocated() - before < weights / 2
+    own = {value.data_ptr() for value in module._weights.values()}
+    assert off.data_ptr() not in own and model.layers[1].up.weight.data_ptr() in own  # type: ignore[index, union-attr]
+    check(module, deep(torch.float16), torch.float16, 1, 1, 1, 5)

@@ -115,6 +115,20 @@ def test_a_module_has_its_own_copy_of_the_weights() -> None:
         result.module("reference")
 
 
+def test_a_module_reads_the_models_own_weights_where_it_is_told_to() -> None:
+    model = Net().eval()
+    made = compiled(model)
+    module = made.module("reference", copy_weights=False)
+    places = {value.data_ptr() for value in module._weights.values()}
+    assert places == {p.data_ptr() for p in model.parameters() if p.nbytes >= LEAST}
+    before = module(ids(4))
+    assert torch.equal(before, made.module("reference")(ids(4)))
+    with torch.no_grad():
+        model.second.weight.add_(1.0)
+    assert not torch.equal(module(ids(4)), before), "what changes them in place changes results"
+    assert torch.allclose(module(ids(4)), model(ids(4)), atol=1e-5)
+
+
 def test_other_weights_need_no_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     result, other = compiled(), Net().eval()
     with torch.no_grad():
