@@ -31,6 +31,21 @@ class Wish:
     ranges: Mapping[int, Range]
 
 
+@frozen
+class Tuned:
+    """A dim of a profile, as torch.export's ``Dim``, with the size that engines are tuned for. Without it that is the
+    example's size, or the greatest if the example is outside of the profile."""
+
+    name: str
+    min: int
+    opt: int
+    max: int
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+
 def stated(
     model: object,
     args: Sequence[Leaf],
@@ -116,7 +131,7 @@ def _union(
             continue
         ends = [_ends(entry, size) for entry in entries]
         for at, (low, high) in enumerate(ends):
-            best = size if low <= size <= high else high
+            best = getattr(entries[at], "opt", size if low <= size <= high else high)
             wishes[at].append(Wish(leaf, {dim: Range(low, best, high)}))
         least, most = min(low for low, _ in ends), max(high for _, high in ends)
         name = next((entry.__name__ for entry in entries if hasattr(entry, "__name__")), f"{path}_{dim}")

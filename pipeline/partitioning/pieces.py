@@ -29,21 +29,18 @@ def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[
 
 
 def cut_between(units: Units, inside: Sequence[int], keys: Sequence[str | None]) -> list[tuple[int, ...]]:
-    """Split the operators of one engine where those of a submodule begin, and where those of the last one end.
+    """Split the operators of one engine where those of another submodule begin.
 
-    ``keys`` has each operator's submodule, or None. What is between two submodules stays with the first. Patterns that
-    TensorRT fuses are not split.
+    ``keys`` has each operator's submodule, or None. What is before the first stays with it, what is behind one with
+    that one. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
-    found = [keys[units.members[unit][0]] for unit in own]
-    last = max((at for at, key in enumerate(found) if key is not None), default=-1)
     borders, current = [0], None
-    for at, key in enumerate(found):
-        if at == last + 1 or (key is not None and key != current):
+    for at, key in enumerate(keys[units.members[unit][0]] for unit in own):
+        if None not in (key, current) and key != current:
             borders.append(at)
         current = current if key is None else key
-    places = sorted({*borders, len(own)})
-    parts = [own[a:b] for a, b in pairwise(places)]
+    parts = [own[a:b] for a, b in pairwise([*borders, len(own)])]
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
 
 

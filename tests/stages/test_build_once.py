@@ -67,9 +67,9 @@ def test_layers_of_one_structure_are_one_engine(monkeypatch: pytest.MonkeyPatch)
     watched = lambda handle, order, *rest: (built.append(order.name), serialize(handle, order, *rest))[1]  # noqa: E731
     monkeypatch.setattr(stage, "serialize", watched)
     result = deep()
-    assert [s.name for s in result.partitioned.segments] == [f"engine_{i}" for i in range(LAYERS + 1)]
-    assert built == ["engine_0", f"engine_{LAYERS}"], "a layer, and the head"
-    assert [e.name for e in result.engines] == [f"engine_{i}" for i in range(LAYERS + 1)]
+    assert [s.name for s in result.partitioned.segments] == [f"engine_{i}" for i in range(LAYERS)]
+    assert built == ["engine_0", f"engine_{LAYERS - 1}"], "a layer, and the last with the head"
+    assert [e.name for e in result.engines] == [f"engine_{i}" for i in range(LAYERS)]
     assert len({id(engine.plan) for engine in result.engines}) == 2
     second = result.engines[1]
     assert {our: second.bindings[our] for our in ("p_layers_1_up_weight", "b_layers_1_seen")} == {
@@ -109,10 +109,10 @@ def test_a_plan_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[Any] = [
         module._part(driven, result, s, {}, lambda name: torch.zeros(0), loaded) for s in result.partitioned.segments
     ]
-    assert loads == ["engine_0", f"engine_{LAYERS}"]
-    assert [part.cuda_engine for part in parts] == ["engine_0"] * LAYERS + [f"engine_{LAYERS}"]
+    assert loads == ["engine_0", f"engine_{LAYERS - 1}"]
+    assert [part.cuda_engine for part in parts] == ["engine_0"] * (LAYERS - 1) + [f"engine_{LAYERS - 1}"]
     names = [[tensor.name for tensor in part.network.inputs] for part in parts]
-    assert all(each == names[0] for each in names[:LAYERS]), "each is bound by the names of the plan"
+    assert all(each == names[0] for each in names[:-1]), "each is bound by the names of the plan"
 
 
 def test_a_file_has_a_plan_once(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_inputs_in_another_order_are_still_their_own(turned: bool) -> None:
 
 def test_engines_with_other_weights_are_built_each() -> None:
     compile = pipeline.default(min_block_size=1).replace("partition", pipeline.in_pieces(between="layers.*"))
-    model, x = Deep(2).eval(), torch.randn(2, WIDTH)
+    model, x = Deep(3).eval(), torch.randn(2, WIDTH)
     result = compile(model, args=(x,))
     assert len({id(e.plan) for e in result.engines}) == 3, "their weights are inside, and differ"
-    torch.testing.assert_close(result.module("reference")(x), Deep(2).eval()(x))
+    torch.testing.assert_close(result.module("reference")(x), Deep(3).eval()(x))
     for name in ("up", "down"):
         for layer in model.layers:
             getattr(layer, name).weight.data.copy_(getattr(model.layers[0], name).weight.data)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch.export import Dim
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
 import pipeline.defaults
@@ -18,6 +17,7 @@ from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import ExecutionError
 from pipeline.frontend.capture import capture
+from pipeline.frontend.profiles import Tuned
 from pipeline.frozen import FrozenDict
 from pipeline.runtime.module import CompiledModule
 from pipeline.stages import outside
@@ -126,7 +126,8 @@ def _compiled(
 
 
 def _step_inputs(model: Pretrained, max_cache_len: int, max_batch: int, limit: int) -> tuple[Dims, list[Dims]]:
-    """Example inputs of a step, and how they vary: a profile for single tokens, and one for prompts."""
+    """Example inputs of a step, and how they vary: a profile for single tokens, and one for prompts. Engines are tuned
+    for all rows, and for the longest prompt."""
     batch, length = min(2, max_batch), min(2, limit)
     place = {"dtype": torch.int64, "device": model.device}
     kwargs = {
@@ -135,10 +136,15 @@ def _step_inputs(model: Pretrained, max_cache_len: int, max_batch: int, limit: i
         "position_ids": torch.zeros(batch, length, **place),
         "start": torch.zeros((), **place),
     }
-    rows = {0: Dim("batch", min=1, max=max_batch)} if max_batch > 1 else {}
-    lengths = [1, Dim("tokens", min=2, max=limit) if limit > 2 else limit][: 1 + (limit > 1)]
+    rows = {0: _up_to("batch", max_batch)} if max_batch > 1 else {}
+    lengths = [1, _up_to("tokens", limit, least=2) if limit > 2 else limit][: 1 + (limit > 1)]
     tokens = [{**rows, 1: each} for each in lengths]
     return kwargs, [{"input_ids": t, "attention_mask": rows, "position_ids": t, "start": None} for t in tokens]
+
+
+def _up_to(name: str, most: int, least: int = 1) -> Tuned:
+    """A dim that engines are tuned for at its greatest size."""
+    return Tuned(name, least, most, most)
 
 
 def _encoder_decoder(
@@ -147,10 +153,10 @@ def _encoder_decoder(
     """The encoder with what the decoder keeps of it, and the step of the decoder."""
     parts = model.get_encoder(), model.get_decoder()
     encoder = Encoder(model).eval()
-    rows = {0: Dim("batch", min=1, max=max_batch)} if max_batch > 1 else {}
+    rows = {0: _up_to("batch", max_batch)} if max_batch > 1 else {}
     texts = encoder.main == "input_ids"
     inputs = _encoder_example(model, min(2, max_batch), min(3, encoded) if texts else None)
-    lengths = {1: Dim("encoded", min=1, max=encoded)} if texts and encoded > 1 else {}
+    lengths = {1: _up_to("encoded", encoded)} if texts and encoded > 1 else {}
     mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
     along = {**rows, **lengths}
     dims = {"inputs": along, "attention_mask": along if encoder.masked else None}
