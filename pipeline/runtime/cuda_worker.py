@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from pipeline.aten.types import Leaf
-from pipeline.runtime.cuda_graphs import CudaGraphs
+from pipeline.runtime.cuda_graphs import CapturedCall, CudaGraphs
 from pipeline.runtime.engine_buffers import Arena
 from pipeline.runtime.engine_context import Contexts
 from pipeline.runtime.engine_load import LoadedEngine
@@ -80,6 +80,13 @@ class CudaWorker:
             if graph is not None:
                 return graph(leaves, self.lane.handle())
         return self._run(plan, leaves)
+
+    def replayed(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
+        """The outputs by a graph for inputs that it fits; None if it is not this worker's, or another GPU is
+        current."""
+        if self.lane.elsewhere() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
+            return None
+        return graph(leaves, self.lane.handle())
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         """The same without a graph."""

@@ -26,6 +26,7 @@ from pipeline.runtime.engine_refit import supply
 from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs, profile_of
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
+from pipeline.runtime.quick import Quick
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.snapshot import Snapshot, Unchanged, present, without_parameters
 from pipeline.runtime.state import Initial, attach, buffer, guard, views
@@ -94,6 +95,7 @@ class CompiledModule(torch.nn.Module):
             attach(self, name, initial.made(self.device))
         self._guard = guard(self.program, self)
         self._plans: dict[object, CallPlan] = {}
+        self._quick: Quick | None = None
 
     def reset(self) -> None:
         """Restore the buffers in place to their values when the model was compiled, and clear a pending error about
@@ -112,7 +114,7 @@ class CompiledModule(torch.nn.Module):
         """
         made = self.__class__.__new__(self.__class__)
         torch.nn.Module.__init__(made)
-        own = {*made.__dict__, "_guard", "_plans"}
+        own = {*made.__dict__, "_guard", "_plans", "_quick"}
         made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
         made._attach_state()
         return made
@@ -133,16 +135,26 @@ class CompiledModule(torch.nn.Module):
                 return self.forward(*args, **kwargs)
         if self._guard is not None:
             self._guard.check()
-        leaves, plan = self._planned(args, kwargs)
-        if self._written:
-            check_apart(self.program, self._written, leaves)
+        quick = self._quick
+        results = None if quick is None else quick(args, kwargs, self._workers)
+        if results is None:
+            leaves, plan = self._planned(args, kwargs)
+            if self._written:
+                check_apart(self.program, self._written, leaves)
+            results = self._run(plan, leaves)
+        return self._rebuilt(results)
+
+    def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
+        """The outputs of a call; one that replays a graph says how the next like it is told."""
         workers = self._workers
         worker = workers.take()
         try:
             results = worker(plan, leaves)
+            if self._names is not None and self.settings.cuda_graphs and not self._written:
+                self._quick = Quick.after(self._names, plan, leaves, worker)
+            return results
         finally:
             workers.give(worker)
-        return self._rebuilt(results)
 
     def instrument(self, wrap: Callable[[Segment, Told], Told]) -> None:
         """Replace each segment's runner by the result of ``wrap``, given the segment and its runner, in subsequent
@@ -242,6 +254,7 @@ class CompiledModule(torch.nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._guard = guard(self.program, self)
         self._plans.clear()
+        self._quick = None
         self._workers.clear()
         return self
 

@@ -79,7 +79,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> bool:
 def test_each_call_runs_its_own_engines_on_one_copy_of_the_weights(dtype: torch.dtype, graphs: bool) -> None:
     result = compiled(deep(dtype), dtype)
     plans = {id(engine.plan) for engine in result.engines}
-    assert len(result.engines) == 2 * LAYERS and len(plans) == 4, "a layer and the last with the head, for one row and several"
+    assert len(result.engines) == 2 * LAYERS and len(plans) == 4, "a layer, and the last with the head"
     module = result.module("tensorrt", cuda_graphs=graphs)
     model = deep(dtype)
     check(module, model, dtype, 1, 1, 1, 1, 5, 64, 64, 64, 1, 5)

@@ -1,0 +1,209 @@
+"""The quick way of a call that replays a graph: which calls take it, and that no other does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.export import Dim
+
+import pipeline
+from pipeline.runtime import cuda_worker
+from pipeline.runtime.cuda_worker import CudaWorker
+from pipeline.runtime.engine_buffers import plain
+from pipeline.runtime.module import CompiledModule
+from pipeline.runtime.plan import CallPlan
+from pipeline.runtime.quick import like
+from pipeline.runtime.worker import Pool
+from tests.runtime.fake_engine import CPU
+
+
+class Scaled(nn.Module):
+    """x[n, 4] and y[n, 4] -> their sum, scaled by what was seen before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)) + y
+
+
+class FakeLane:
+    def __init__(self, device: torch.device) -> None:
+        self.away = False
+
+    def elsewhere(self) -> bool:
+        return self.away
+
+    def handle(self) -> int:
+        return 7
+
+    def run(self, body: Callable[..., Any], *args: Any) -> Any:
+        return body(None, *args)
+
+
+class FakeGraph:
+    """Computes a call again as a graph does, with the inputs that it was captured with, but for those that it copies."""
+
+    def __init__(self, worker: Any, plan: CallPlan, leaves: Sequence[Any]) -> None:
+        self.worker, self.plan, self.captured = worker, plan, list(leaves)
+        self.still = tuple((i, leaf.data_ptr()) for i, leaf in enumerate(leaves) if plain(leaf))
+        self.replays = 0
+
+    def reads(self, leaves: Sequence[Any]) -> bool:
+        return all(leaves[i].data_ptr() == address and plain(leaves[i]) for i, address in self.still)
+
+    def __call__(self, leaves: Sequence[Any], stream: int) -> list[Any]:
+        self.replays += 1
+        still = dict(self.still)
+        given = [self.captured[i] if i in still else leaf for i, leaf in enumerate(leaves)]
+        result: list[Any] = self.worker.executor(self.plan, given)
+        return result
+
+
+class FakeGraphs:
+    def __init__(self) -> None:
+        self.kept: dict[CallPlan, FakeGraph] = {}
+        self.asked = 0
+
+    def of(self, plan: CallPlan, leaves: Sequence[Any], worker: Any) -> FakeGraph | None:
+        self.asked += 1
+        found = self.kept.get(plan)
+        if found is None or not found.reads(leaves):
+            self.kept[plan] = found = FakeGraph(worker, plan, leaves)
+        return found
+
+
+@cache
+def compiled() -> tuple[nn.Module, pipeline.Compiled]:
+    torch.manual_seed(0)
+    model, rows = Scaled().eval(), Dim("rows", min=1, max=9)
+    given = {"args": (torch.randn(4, 4),), "kwargs": {"y": torch.randn(4, 4)}}
+    return model, pipeline.default()(model, **given, dynamic_shapes={"x": {0: rows}, "y": {0: rows}})
+
+
+def graphed(monkeypatch: pytest.MonkeyPatch) -> tuple[CompiledModule, FakeGraphs, nn.Module]:
+    monkeypatch.setattr(cuda_worker, "Lane", FakeLane)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+    model, program = compiled()
+    module, graphs = program.module("reference", cuda_graphs=True), FakeGraphs()
+    make: Any = partial(CudaWorker, module._layout, module._parts, CPU, module.settings, graphs)  # type: ignore[arg-type]
+    module._workers = Pool(make, 1)
+    return module, graphs, model
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    return got.shape == want.shape and torch.allclose(got, want, atol=1e-5)
+
+
+def variants(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Tensors that differ from a tensor in one thing each."""
+    wide = torch.empty(x.shape[0], 8)[:, ::2]
+    wide.copy_(x + 1)
+    return {
+        "the same": x,
+        "other numbers there": x.add_(1.0),
+        "elsewhere": x + 2,
+        "in another order": (x + 3).T.contiguous().T,
+        "not dense": wide,
+        "fewer rows": x[:2],
+        "a view of it": x.view(x.shape),
+        "its memory in another order": torch.as_strided(x, x.shape, (1, x.shape[0])),
+        "one of which gradients are asked": (x + 4).requires_grad_(),
+        "a parameter": nn.Parameter(x + 5),
+        "a negative view": torch._neg_view(x),
+    }
+
+
+KINDS = list(variants(torch.zeros(4, 4)))
+calls = st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS), st.sampled_from([4, 1, 9]))
+
+
+@given(st.lists(calls, min_size=1, max_size=10))
+def test_every_call_gives_what_the_model_gives(chosen: list[tuple[str, str, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        module, _, model = graphed(patch)
+        kept = {rows: (torch.randn(rows, 4), torch.randn(rows, 4)) for rows in (1, 4, 9)}
+        for first, second, rows in chosen:
+            x, y = variants(kept[rows][0])[first], variants(kept[rows][1])[second]
+            if x.shape != y.shape:
+                x, y = x[: min(len(x), len(y))], y[: min(len(x), len(y))]
+            for _ in range(3):
+                assert close(module(x, y=y), model(x, y)), (first, second, rows)
+
+
+def test_calls_like_the_last_one_take_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, graphs, model = graphed(monkeypatch)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(5):
+        x.normal_()
+        assert close(module(x, y=y), model(x, y))
+    assert graphs.asked == 1 and next(iter(graphs.kept.values())).replays == 5
+    module(x[:2], y=y[:2])
+    module(x[:2], y=y[:2])
+    assert graphs.asked == 2
+    module(x, y=y)
+    assert graphs.asked == 3, "another shape came between"
+    for other in variants(x).values():
+        module(x, y=y)
+        z = y[: len(other)]
+        assert close(module(other, y=z), model(other, z))
+    with pytest.raises(TypeError, match="x"):
+        module(x.double(), y=y)
+    with pytest.raises(TypeError):
+        module(x)
+    with pytest.raises(TypeError):
+        module(x, z=y)
+    with pytest.raises(pipeline.ShapeError):
+        module(x, y=torch.randn(3, 4))
+    assert close(module(x, y=y), model(x, y))
+
+
+def test_a_graph_that_is_gone_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, graphs, model = graphed(monkeypatch)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    module(x, y=y)
+    [(plan, old)] = graphs.kept.items()
+    graphs.kept.clear()
+    assert close(module(x, y=y), model(x, y))
+    assert old.replays == 1 and graphs.kept[plan].replays == 1
+    worker: Any = module._workers.take()
+    worker.lane.away = True
+    module._workers.give(worker)
+    asked = graphs.asked
+    monkeypatch.setattr(CudaWorker, "__call__", lambda self, plan, leaves: self.executor(plan, leaves))
+    assert close(module(x, y=y), model(x, y)), "another GPU is current"
+    assert graphs.asked == asked and graphs.kept[plan].replays == 1
+
+
+def test_a_state_has_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, graphs, model = graphed(monkeypatch)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    module(x, y=y)
+    other = module.new_state()
+    assert module._quick is not None and other._quick is None
+    assert close(other(x, y=y), model(x, y))
+    assert len(graphs.kept) == 2
+    module.float()
+    assert module._quick is None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_what_a_plain_tensor_is(mode: Any) -> None:
+    x = torch.zeros(3, 4)
+    with mode():
+        alike = like([x, x.clone()])
+        assert alike is not None and alike(x, torch.ones(3, 4))
+        others = torch.zeros(4, 4), torch.zeros(4, 3).T, x.double(), x.to("meta"), x.to_sparse(), [3.0], None
+        for other in others:
+            assert not alike(x, other)
+        assert not alike(x, torch._neg_view(x.clone()))
+    for leaves in ([], [x, 3], [nn.Parameter(x)], [x.to_sparse()], [None]):
+        assert like(leaves) is None
