@@ -50,7 +50,7 @@ class FakeLane:
 
 
 class FakeGraph:
-    """Computes a call again with the inputs that it was captured with, but for those that it copies: as a graph does."""
+    """Computes a call again, as a graph does, with the inputs that it was captured with, but for those it copies."""
 
     def __init__(self, worker: Any, plan: CallPlan, leaves: Sequence[Any]) -> None:
         self.worker, self.plan, self.captured = worker, plan, list(leaves)
