@@ -96,8 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     every = [a for table in zoo.TABLES for a in zoo.architectures(table)][:: options.every]
     path = environment.RESULTS / "capture.json"
-    before = options.add and path.exists()
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["captures"] if before else []
+    before = json.loads(path.read_text(encoding="utf-8")) if options.add and path.exists() else {"captures": []}
+    rows: list[dict[str, Any]] = before["captures"]
+    note = {"note": before["note"]} if "note" in before else {}
     known = {(found["task"], found["name"]) for found in rows}
     chosen = [a for a in every if a.name in options.names or not options.names]
     for architecture in [a for a in chosen if (a.task, a.name) not in known]:
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if found is not None:
             rows.append(found)
             print("{name} ({task}): {capture_seconds} s for {export_seconds} s, {ratio}".format(**found), flush=True)
-            environment.save("capture", {"every": options.every, **result(rows)})
+            environment.save("capture", {**note, "every": options.every, **result(rows)})
     faults = missed(result(rows))
     for fault in faults:
         print(f"target missed: {fault}")

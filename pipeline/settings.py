@@ -247,8 +247,8 @@ class CompilationSettings:
         on the host and are streamed at each call. None for no streaming; an engine built with None cannot stream.
         Default None.
     copy_weights: whether a module has a copy of the weights that `pipeline.shared_weights` leaves outside of engines.
-        With False it reads the model's own where they lie on its device, so that the two need the memory of one: what
-        changes them in place changes results. Default True.
+        With False it reads the model's own where they lie on its device, so that the two need the memory of one. They
+        must stay as they are: engines hold others, so that a changed model's results are neither's. Default True.
     runtime_cache: keep the kernels that TensorRT-RTX compiles on a GPU for the next start: True in the user's cache
         folder (`PIPELINE_CACHE` names another), a path in that folder, False not at all. Default True.
     """

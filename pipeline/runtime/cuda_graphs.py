@@ -66,6 +66,8 @@ class CapturedCall:
         still: Mapping[int, int],
     ) -> None:
         self.plan, self.reuse, self.layout = plan, reuse, worker.executor.layout
+        self.quick: Any = None
+        """How calls like this one are told (`pipeline.runtime.quick`)."""
         self.still = tuple(still.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
         self._inside = graph_copies.available()

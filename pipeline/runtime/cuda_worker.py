@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
@@ -48,7 +49,10 @@ class CudaWorker:
     ) -> None:
         self.lane, self.graphs, self._turn = Lane(device), graphs, ON_CPU
         self._static = layout.static
-        arena, contexts = Arena(device), Contexts()
+        arena, contexts = Arena(device), defaultdict[object, Contexts](Contexts)
+        for part in parts:  # before any engine runs: what was lent of a smaller arena would be freed
+            if isinstance(part, LoadedEngine):
+                arena.reserve(part.device_memory)
 
         def runner(step: Step, part: Runner | LoadedEngine) -> Told:
             if not isinstance(part, LoadedEngine):
@@ -57,9 +61,10 @@ class CudaWorker:
             inputs, constants = step.segment.inputs, layout.program.constants
             held = frozenset(i for i, port in enumerate(inputs) if port.name in layout.program.buffers)
             fixed = frozenset(i for i, port in enumerate(inputs) if port.name in constants)
+            alike = contexts[tuple(port.shape for port in inputs)]
 
             def make(stream: torch.cuda.Stream, place: int = 0) -> Session:
-                known = partial(Session, part, stream, arena, contexts=contexts, profile=place)
+                known = partial(Session, part, stream, arena, contexts=alike, profile=place)
                 return known(graph=launched, held=held, fixed=fixed)
 
             several = len(part.network.profiles) > 1

@@ -22,8 +22,8 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 class Context:
     """An execution context with what was set last: whose turn it is, shapes, addresses and output allocators.
 
-    ``turn`` is an object of the session whose turn it is, and not the session: a circle would keep memory on the GPU
-    until the garbage collector comes.
+    ``name`` is that of the network whose turn it is, for errors. ``turn`` is an object of the session whose turn it is,
+    and not the session: a circle would keep memory on the GPU until the garbage collector comes.
 
     Args:
         loaded: the engine.
@@ -75,6 +75,7 @@ class Context:
     def ask(self, name: str, buffer: OutputBuffer) -> None:
         """Have an output's memory asked for, unless it is already."""
         if self._buffers.get(name) is not buffer:
+            self._buffers.pop(name, None)
             mark = LOG.mark()
             taken = self.made.set_output_allocator(name, buffer)
             self.require(taken, f"an output allocator for {name}", lambda: LOG.said_since(mark))
@@ -89,8 +90,7 @@ class Context:
 
 
 class Contexts:
-    """A worker's contexts: one for each engine and profile, but for those that TensorRT-RTX launches as graphs, whose
-    addresses must stay."""
+    """Contexts by engine and profile, but for those that TensorRT-RTX launches as graphs, whose addresses must stay."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], tuple[trt.ICudaEngine, Context]] = {}

@@ -27,7 +27,7 @@ from pipeline.runtime.engine_buffers import (
 )
 from pipeline.runtime.engine_context import Contexts
 from pipeline.runtime.engine_load import LOG, LoadedEngine, listening
-from pipeline.trt import CAPABILITIES
+from pipeline.trt import CAPABILITIES, trt
 
 COPIED = 16 << 20
 """Up to this many bytes an input or output is copied to or from memory of the session's own. A new address costs
@@ -72,7 +72,9 @@ class Session:
             copied.
         fixed: the numbers of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
-        contexts: where the context is from; sessions of one engine that have the same take turns in one context.
+        contexts: where the context is from; sessions of one engine that have the same take turns in one context. They
+            have equal shapes in a call: those are not set within a capture. A session whose runs are launched as a
+            graph, or that has inputs in host memory, has its own.
     """
 
     def __init__(
@@ -113,8 +115,10 @@ class Session:
         bound_once = {self.inputs[i].name for i in fixed}
         moving = [binding for binding in self.known.values() if binding.name not in bound_once]
         self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, moving))
-        self._in = (contexts or Contexts()).of(loaded, stream, profile, graph=self._graph)
-        self.context, self._own_turn = self._in.made, object()
+        alone = self._graph or bool(self.on_host)
+        among = Contexts() if contexts is None or alone else contexts
+        self._in = among.of(loaded, stream, profile, graph=self._graph)
+        self._own_turn = object()
 
     def __call__(
         self,
@@ -166,6 +170,11 @@ class Session:
             for binding, result, memory in zip(self.outputs, results, plan.results, strict=True)
         ]
 
+    @property
+    def context(self) -> trt.IExecutionContext:
+        """The execution context of its runs."""
+        return self._in.made
+
     def _planned(self, inputs: Sequence[object], *, loose: bool) -> EnginePlan:
         """The plan for inputs like these, which is the current one now."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
@@ -216,7 +225,7 @@ class Session:
 
     def _take_turn(self) -> None:
         """Set again what another session has set otherwise meanwhile."""
-        self._in.turn = None
+        self._in.turn, self._in.name = None, self.network.name
         for name, address in self._addresses.items():
             self._in.address(name, address)
         for name, buffer in self.buffers.items():

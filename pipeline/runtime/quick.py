@@ -6,6 +6,7 @@ where finding the plan and comparing the inputs' memory took 5.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -25,6 +26,8 @@ _guards: Any = torch._C._dynamo.guards
 class Quick:
     """Replays a graph for inputs that are like those of an earlier call, and where those were.
 
+    It does not keep the graph alive: its worker does, which may forget it.
+
     Args:
         names: how inputs are given.
         plan: the plan of such calls.
@@ -34,16 +37,21 @@ class Quick:
 
     def __init__(self, names: Names, plan: CallPlan, graph: CapturedCall, alike: Callable[..., bool]) -> None:
         self._count, self._named = names
-        self._plan, self._graph, self._alike = plan, graph, alike
+        self._plan, self._graph, self._alike, self._still = plan, weakref.ref(graph), alike, graph.still
 
     @classmethod
     def after(cls, names: Names, plan: CallPlan, leaves: Sequence[Leaf], worker: object) -> Quick | None:
-        """The quick way for calls like the one that a worker just made; None if that replayed no graph, or has inputs
-        that are no tensors."""
+        """The quick way for calls like the one that a worker just made, which each graph has once; None if that call
+        replayed no graph, or has inputs that are no tensors."""
         graphs = worker.graphs if isinstance(worker, CudaWorker) else None
         graph = graphs.kept.get(plan) if graphs is not None else None
-        alike = None if graph is None else like(leaves)
-        return None if graph is None or alike is None else cls(names, plan, graph, alike)
+        if graph is None or not graph.reads(leaves):
+            return None
+        if graph.quick is None:
+            alike = like(leaves)
+            graph.quick = None if alike is None else cls(names, plan, graph, alike)
+        found: Quick | None = graph.quick
+        return found
 
     def __call__(self, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf], workers: Pool[Any]) -> list[Leaf] | None:
         """The outputs for these inputs; None if the call is another, or the next free worker has no such graph."""
@@ -55,12 +63,15 @@ class Quick:
             return None
         if not self._alike(*leaves):
             return None
-        for given, address in self._graph.still:
+        for given, address in self._still:
             if leaves[given].data_ptr() != address:
                 return None
+        graph = self._graph()
+        if graph is None:
+            return None
         worker: CudaWorker = workers.take()
         try:
-            return worker.replayed(self._graph, self._plan, leaves)
+            return worker.replayed(graph, self._plan, leaves)
         finally:
             workers.give(worker)
 

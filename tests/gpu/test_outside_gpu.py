@@ -118,3 +118,34 @@ def test_the_models_own_weights_are_read_where_they_lie_if_tensorrt_can() -> Non
     own = {value.data_ptr() for value in module._weights.values()}
     assert off.data_ptr() not in own and model.layers[1].up.weight.data_ptr() in own  # type: ignore[index, union-attr]
     check(module, deep(torch.float16), torch.float16, 1, 1, 1, 5)
+
+
+class Two(nn.Module):
+    """A layer for each of two inputs, whose rows have nothing to do with each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(2))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, WIDTH], [m, WIDTH] -> the same"""
+        return self.layers[0](a), self.layers[1](b)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_one_engine_serves_layers_of_other_sizes(graphs: bool) -> None:
+    model = Two().cuda().half().eval()
+    a, b = (torch.randn(rows, WIDTH, device="cuda", dtype=torch.float16) for rows in (3, 5))
+    compile = pipeline.default(min_block_size=1).replace("partition", pipeline.in_pieces(between="layers.*"))
+    compile = compile.insert(pipeline.shared_weights(), after="partition")
+    shapes = {"a": {0: Dim("n", min=1, max=9)}, "b": {0: Dim("m", min=1, max=9)}}
+    made: Any = compile(model, args=(a, b), dynamic_shapes=shapes)
+    assert len({id(engine.plan) for engine in made.engines}) == 1 < len(made.engines)
+    module = made.module("tensorrt", cuda_graphs=graphs, engine_graphs=False)
+    for n, m in ((3, 5), (5, 3), (9, 1)):
+        given = a[:1].expand(n, WIDTH).contiguous(), b[:1].expand(m, WIDTH).contiguous()
+        for _ in range(4):
+            for got, want in zip(module(*given), model(*given), strict=True):
+                assert close(got, want)
+    assert module.refused_graphs == ()

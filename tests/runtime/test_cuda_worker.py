@@ -22,7 +22,7 @@ from pipeline.runtime.module import CompiledModule
 from pipeline.runtime.turn import Turn
 from pipeline.runtime.worker import Pool
 from pipeline.trt import CAPABILITIES
-from tests.runtime.fake_engine import CPU, FakeEngine, FakeStream
+from tests.runtime.fake_engine import CPU, FakeContext, FakeEngine, FakeStream
 
 pytestmark = pytest.mark.skipif(not CAPABILITIES.runtime_config, reason="the fake engine is TensorRT-RTX's")
 
@@ -197,6 +197,33 @@ def test_an_engine_is_told_of_each_run_by_an_argument() -> None:
 
 
 @pytest.mark.usefixtures("without_collector")
+class Apart(nn.Module):
+    """[B, 3] -> [B, 3]: two engines, and PyTorch between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.second(torch.erfinv(torch.tanh(self.first(x)))))
+
+
+def test_all_engines_are_lent_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of several profiles has its contexts when it first runs, after others were lent memory."""
+    model, x = Apart().eval(), torch.randn(2, 3)
+    compile = pipeline.default(min_block_size=1, torch_executed_ops=(torch.ops.aten.erfinv,))
+    rows = Dim("rows", min=2, max=8)
+    module, engines = driven(compile(model, args=(x,), profiles=[({0: 1},), ({0: rows},)]), monkeypatch)
+    assert len(engines) == 2
+    engines[1].device_memory_size_v2 = 1 << 20
+    lent: dict[FakeContext, int] = {}
+    monkeypatch.setattr(FakeContext, "set_device_memory", lambda self, at, size: lent.update({self: at}))
+    for count in (2, 1, 2, 1):
+        given = torch.randn(count, 3)
+        torch.testing.assert_close(module(given), model(given))
+    assert len(lent) == 4 and len(set(lent.values())) == 1
+
+
 def test_a_module_that_is_dropped_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory on a GPU that waits for the garbage collector is memory that the next module does not get."""
     compiled = pipeline.default(min_block_size=1)(Chosen().eval(), args=(torch.randn(4, 3),))

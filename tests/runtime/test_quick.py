@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.runtime import cuda_worker
+from pipeline.runtime import cuda_worker, quick
+from pipeline.runtime.cuda_graphs import CapturedCall, CudaGraphs
 from pipeline.runtime.cuda_worker import CudaWorker
-from pipeline.runtime.engine_buffers import plain
 from pipeline.runtime.module import CompiledModule
 from pipeline.runtime.plan import CallPlan
 from pipeline.runtime.quick import like
@@ -52,13 +53,13 @@ class FakeLane:
 class FakeGraph:
     """Computes a call again, as a graph does, with the inputs that it was captured with, but for those it copies."""
 
-    def __init__(self, worker: Any, plan: CallPlan, leaves: Sequence[Any]) -> None:
-        self.worker, self.plan, self.captured = worker, plan, list(leaves)
-        self.still = tuple((i, leaf.data_ptr()) for i, leaf in enumerate(leaves) if plain(leaf))
+    quick: Any = None
+
+    def __init__(self, worker: Any, plan: CallPlan, leaves: Sequence[Any], still: Mapping[int, int]) -> None:
+        self.worker, self.plan, self.captured, self.still = worker, plan, list(leaves), tuple(still.items())
         self.replays = 0
 
-    def reads(self, leaves: Sequence[Any]) -> bool:
-        return all(leaves[i].data_ptr() == address and plain(leaves[i]) for i, address in self.still)
+    reads = CapturedCall.reads
 
     def __call__(self, leaves: Sequence[Any], stream: int) -> list[Any]:
         self.replays += 1
@@ -68,17 +69,21 @@ class FakeGraph:
         return result
 
 
-class FakeGraphs:
-    def __init__(self) -> None:
-        self.kept: dict[CallPlan, FakeGraph] = {}
-        self.asked = 0
+class Graphs(CudaGraphs):
+    """Captures a call by keeping its inputs."""
 
-    def of(self, plan: CallPlan, leaves: Sequence[Any], worker: Any) -> FakeGraph | None:
+    asked = 0
+
+    def of(self, plan: CallPlan, leaves: Sequence[Any], worker: Any) -> Any:
         self.asked += 1
-        found = self.kept.get(plan)
-        if found is None or not found.reads(leaves):
-            self.kept[plan] = found = FakeGraph(worker, plan, leaves)
-        return found
+        return super().of(plan, leaves, worker)
+
+    def _capture(self, plan: CallPlan, leaves: Sequence[Any], worker: Any, still: Mapping[int, int]) -> Any:
+        while len(self.kept) >= self.limit:
+            self.kept.pop(next(iter(self.kept)))
+        made: Any = FakeGraph(worker, plan, leaves, still)
+        self.kept[plan] = made
+        return made
 
 
 @cache
@@ -89,11 +94,12 @@ def compiled() -> tuple[nn.Module, pipeline.Compiled]:
     return model, pipeline.default()(model, **given, dynamic_shapes={"x": {0: rows}, "y": {0: rows}})
 
 
-def graphed(monkeypatch: pytest.MonkeyPatch) -> tuple[CompiledModule, FakeGraphs, nn.Module]:
+def graphed(monkeypatch: pytest.MonkeyPatch, limit: int = 8) -> tuple[CompiledModule, Graphs, nn.Module]:
     monkeypatch.setattr(cuda_worker, "Lane", FakeLane)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     model, program = compiled()
-    module, graphs = program.module("reference", cuda_graphs=True), FakeGraphs()
+    module, graphs = program.module("reference", cuda_graphs=True), Graphs(limit, reuse=False)
     make: Any = partial(CudaWorker, module._layout, module._parts, CPU, module.settings, graphs)  # type: ignore[arg-type]
     module._workers = Pool(make, 1)
     return module, graphs, model
@@ -145,51 +151,99 @@ def test_calls_like_the_last_one_take_the_quick_way(monkeypatch: pytest.MonkeyPa
     for _ in range(5):
         x.normal_()
         assert close(module(x, y=y), model(x, y))
-    assert graphs.asked == 1 and next(iter(graphs.kept.values())).replays == 5
-    module(x[:2], y=y[:2])
-    module(x[:2], y=y[:2])
-    assert graphs.asked == 2
+    assert graphs.asked == 2 and next(iter(graphs.kept.values())).replays == 4
+    for _ in range(3):
+        module(x[:2], y=y[:2])
+    assert graphs.asked == 4
     module(x, y=y)
-    assert graphs.asked == 3, "another shape came between"
+    assert graphs.asked == 5, "another shape came between"
     for other in variants(x).values():
         module(x, y=y)
         z = y[: len(other)]
         assert close(module(other, y=z), model(other, z))
+
+
+def test_other_inputs_are_the_errors_that_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, model = graphed(monkeypatch)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(3):
+        module(x, y=y)
     with pytest.raises(TypeError, match="x"):
         module(x.double(), y=y)
-    with pytest.raises(TypeError):
-        module(x)
-    with pytest.raises(TypeError):
-        module(x, z=y)
+    for args, named in (((x,), {}), ((x,), {"z": y}), ((x, y), {}), ((x, 3), {"y": y})):
+        with pytest.raises(TypeError):
+            module(*args, **named)
     with pytest.raises(pipeline.ShapeError):
         module(x, y=torch.randn(3, 4))
     assert close(module(x, y=y), model(x, y))
 
 
+@pytest.mark.parametrize("capturing", [True, False])
+def test_a_call_that_its_graph_does_not_fit_is_no_example(capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran without the graph, which is still there: the caller captured it, or the plan had been forgotten."""
+    module, graphs, model = graphed(monkeypatch)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        module(nn.Parameter(x), y=y)  # with which the quick way does not begin
+    if capturing:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            assert close(module(x.t(), y=y), model(x.t(), y))
+    else:
+        graphs._seen.clear()
+    for _ in range(3):
+        assert close(module(x.t(), y=y), model(x.t(), y))
+
+
+def test_what_tells_calls_apart_is_made_once_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, _ = graphed(monkeypatch)
+    made: list[int] = []
+    monkeypatch.setattr(quick, "like", lambda leaves: (made.append(len(leaves[0])), like(leaves))[1])
+    shapes = [(torch.randn(rows, 4), torch.randn(rows, 4)) for rows in (2, 4)]
+    for _ in range(6):
+        for x, y in shapes:
+            module(x, y=y)
+    assert sorted(made) == [2, 4]
+
+
 def test_a_graph_that_is_gone_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     module, graphs, model = graphed(monkeypatch)
     x, y = torch.randn(4, 4), torch.randn(4, 4)
-    module(x, y=y)
+    for _ in range(2):
+        module(x, y=y)
     [(plan, old)] = graphs.kept.items()
-    graphs.kept.clear()
+    graphs.kept[plan] = new = FakeGraph(old.worker, plan, (x, y), dict(old.still))  # type: ignore[attr-defined, assignment]
     assert close(module(x, y=y), model(x, y))
-    assert old.replays == 1 and graphs.kept[plan].replays == 1
+    assert (old.replays, new.replays) == (1, 1)  # type: ignore[attr-defined]
+    graphs.kept.clear()
+    gone = weakref.ref(old)
+    del old
+    assert gone() is None, "what forgets a graph frees it"
+    assert close(module(x, y=y), model(x, y))
+
+
+def test_another_gpu_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, graphs, model = graphed(monkeypatch)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        module(x, y=y)
     worker: Any = module._workers.take()
     worker.lane.away = True
     module._workers.give(worker)
-    asked = graphs.asked
     monkeypatch.setattr(CudaWorker, "__call__", lambda self, plan, leaves: self.executor(plan, leaves))
-    assert close(module(x, y=y), model(x, y)), "another GPU is current"
-    assert graphs.asked == asked and graphs.kept[plan].replays == 1
+    assert close(module(x, y=y), model(x, y))
+    assert next(iter(graphs.kept.values())).replays == 1
 
 
 def test_a_state_has_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     module, graphs, model = graphed(monkeypatch)
     x, y = torch.randn(4, 4), torch.randn(4, 4)
-    module(x, y=y)
+    for _ in range(2):
+        module(x, y=y)
     other = module.new_state()
     assert module._quick is not None and other._quick is None
-    assert close(other(x, y=y), model(x, y))
+    for _ in range(2):
+        assert close(other(x, y=y), model(x, y))
     assert len(graphs.kept) == 2
     module.float()
     assert module._quick is None

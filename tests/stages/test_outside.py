@@ -125,8 +125,8 @@ def test_a_module_reads_the_models_own_weights_where_it_is_told_to() -> None:
     assert torch.equal(before, made.module("reference")(ids(4)))
     with torch.no_grad():
         model.second.weight.add_(1.0)
-    assert not torch.equal(module(ids(4)), before), "what changes them in place changes results"
-    assert torch.allclose(module(ids(4)), model(ids(4)), atol=1e-5)
+    assert not torch.equal(module(ids(4)), before), "a change in place is seen"
+    assert torch.allclose(module(ids(4)), model(ids(4)), atol=1e-5), "as far as engines read what was changed"
 
 
 def test_other_weights_need_no_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
