@@ -33,8 +33,8 @@ class Wish:
 
 @frozen
 class Tuned:
-    """A dim of a profile, as torch.export's ``Dim``, with the size that engines are tuned for. Without it that is the
-    example's size, or the greatest if the example is outside of the profile."""
+    """A dim of a profile with the size that engines are tuned for, ``opt``. For torch.export's ``Dim``, which has none,
+    it is the example's size, or the greatest where the example is outside of the profile."""
 
     name: str
     min: int

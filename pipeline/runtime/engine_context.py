@@ -32,7 +32,7 @@ class Context:
         graph: let TensorRT-RTX launch runs as a CUDA graph.
     """
 
-    def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int, *, graph: bool) -> None:
+    def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int, *, graph: bool = False) -> None:
         self.turn: object = None
         self.name, self._shapes = loaded.network.name, Shapes()
         self._addresses: dict[str, int] = {}
@@ -90,16 +90,14 @@ class Context:
 
 
 class Contexts:
-    """Contexts by engine and profile, but for those that TensorRT-RTX launches as graphs, whose addresses must stay."""
+    """Contexts that sessions share, by engine and profile."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], tuple[trt.ICudaEngine, Context]] = {}
 
-    def of(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int, *, graph: bool) -> Context:
+    def of(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int) -> Context:
         """The context of an engine and a profile."""
-        if graph:
-            return Context(loaded, stream, profile, graph=True)
         key = (id(loaded.cuda_engine), profile)
         if key not in self._made:
-            self._made[key] = loaded.cuda_engine, Context(loaded, stream, profile, graph=False)
+            self._made[key] = loaded.cuda_engine, Context(loaded, stream, profile)
         return self._made[key][1]

@@ -25,7 +25,7 @@ from pipeline.runtime.engine_buffers import (
     placed,
     plain,
 )
-from pipeline.runtime.engine_context import Contexts
+from pipeline.runtime.engine_context import Context, Contexts
 from pipeline.runtime.engine_load import LOG, LoadedEngine, listening
 from pipeline.trt import CAPABILITIES, trt
 
@@ -115,9 +115,10 @@ class Session:
         bound_once = {self.inputs[i].name for i in fixed}
         moving = [binding for binding in self.known.values() if binding.name not in bound_once]
         self._graph = graph and CAPABILITIES.runtime_config and all(map(_fixed, moving))
-        alone = self._graph or bool(self.on_host)
-        among = Contexts() if contexts is None or alone else contexts
-        self._in = among.of(loaded, stream, profile, graph=self._graph)
+        if contexts is None or self._graph or self.on_host:
+            self._in = Context(loaded, stream, profile, graph=self._graph)
+        else:
+            self._in = contexts.of(loaded, stream, profile)
         self._own_turn = object()
 
     def __call__(

@@ -1,7 +1,7 @@
 """``Quick``: the way of a call that is like the one before, whose graph is replayed.
 
-Such a call is told from others by torch's own check of tensors, which compiled code uses: with four inputs it took 1 us
-where finding the plan and comparing the inputs' memory took 5.
+Such a call is told from others by torch's own check of tensors, which compiled code uses. With four inputs it took 1 us
+where finding the plan and looking at the inputs' memory took 5, of tensors on a CPU.
 """
 
 from __future__ import annotations

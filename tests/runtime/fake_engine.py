@@ -27,6 +27,23 @@ class FakeStream:
         self.calls.append("synchronize")
 
 
+class FakeLane:
+    """A GPU whose stream runs everything at once; ``away``: another GPU is current."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream: Any = FakeStream([])
+        self.away = False
+
+    def elsewhere(self) -> bool:
+        return self.away
+
+    def handle(self) -> int:
+        return HANDLE
+
+    def run(self, body: Callable[..., Any], *args: Any) -> Any:
+        return body(self.stream, *args)
+
+
 class FakeConfig:
     """A runtime configuration that keeps what it is told."""
 

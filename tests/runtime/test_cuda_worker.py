@@ -22,24 +22,11 @@ from pipeline.runtime.module import CompiledModule
 from pipeline.runtime.turn import Turn
 from pipeline.runtime.worker import Pool
 from pipeline.trt import CAPABILITIES
-from tests.runtime.fake_engine import CPU, FakeContext, FakeEngine, FakeStream
+from tests.runtime.fake_engine import CPU, FakeContext, FakeEngine, FakeLane
 
 pytestmark = pytest.mark.skipif(not CAPABILITIES.runtime_config, reason="the fake engine is TensorRT-RTX's")
 
 ENQUEUES = ["execute_async_v3"]
-
-
-class FakeLane:
-    """A GPU whose stream runs everything at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream: Any = FakeStream([])
-
-    def elsewhere(self) -> bool:
-        return False
-
-    def run(self, body: Callable[..., Any], *args: Any) -> Any:
-        return body(self.stream, *args)
 
 
 class Linear(nn.Module):

@@ -108,13 +108,13 @@ def test_a_session_whose_turn_failed_sets_all_again() -> None:
 
 
 def test_profiles_and_graphs_have_contexts_of_their_own() -> None:
-    engine, contexts = layer(), Contexts()
-    loaded, stream = LoadedEngine(engine, engine.network), FakeStream(engine.calls)  # type: ignore[arg-type]
-    made: Any = lambda profile, graph: contexts.of(loaded, stream, profile, graph=graph)  # noqa: E731
-    assert made(0, False) is made(0, False)
-    assert made(0, False) is not made(1, False)
-    assert made(0, True) is not made(0, False)
-    assert made(0, True) is not made(0, True)
+    engine = FakeEngine({"x": ("float32", (2, 3))}, {"y": ("float32", (2, 3))}, lambda x: [x + 1])
+    loaded, contexts, arena = LoadedEngine(engine, engine.network), Contexts(), Arena(CPU)  # type: ignore[arg-type]
+    stream: Any = FakeStream(engine.calls)
+    ways = [(0, False), (0, False), (1, False), (0, True), (0, True)]
+    made = [Session(loaded, stream, arena, profile=place, graph=graph, contexts=contexts) for place, graph in ways]
+    first, same, other, *graphs = (session.context for session in made)
+    assert first is same and len({id(each) for each in (first, other, *graphs)}) == 4
 
 
 def test_errors_name_the_engine_whose_turn_it_is() -> None:
