@@ -14,7 +14,7 @@ weights which a step reads, in parts of what a copy reaches there ({copy_gb_s} G
 """
 
 PROMPTS = """A step of such a decoder for a prompt of {prompt} tokens, which fill the last positions of the cache. "Over
-torch.compile" as above.
+torch.compile" as above; ours gives the logits of the last token, and the static cache's step those of all.
 """
 
 READY = """How soon `compile_for_generation` and the first step give the first token of such a decoder, in seconds: in a
