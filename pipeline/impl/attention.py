@@ -11,8 +11,8 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import where
-from pipeline.impl.matmul import matmul
-from pipeline.impl.shape import sampled
+from pipeline.impl.matmul import matmul, transposed
+from pipeline.impl.shape import bounds_of, expression, product, sampled
 from pipeline.impl.softmax import softmax
 from pipeline.network.context import NetworkError
 from pipeline.network.net import Net
@@ -85,35 +85,64 @@ def _spelled(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITens
     """Products of halves and a softmax in float32, as TensorRT fuses them. Masks of bools are best added as numbers, 0
     and minus infinity of the query's dtype, and causality as a mask of positions that are counted in the network: the
     kernel then counts for itself. Where scores are selected instead, TensorRT-RTX 1.4 sees causality and loses it."""
-    dtype = base.dtype_of(query)
-    grouped = base.dims(query)[1] != base.dims(key)[1]
-    if mask is not None and grouped and base.dims(query)[-2] == 1 and base.dims(key)[-2] >= MANY:
-        return _step(net, query, key, value, mask)
-    key, value = (_repeated(net, x, base.dims(query)[1]) for x in (key, value))
     if causal and base.dims(query)[-2] == 1:  # the first key is all there is for it; RTX lets it attend to every key
-        return first_row(net, value)
+        return first_row(net, _repeated(net, value, base.dims(query)[1]))
+    return _products(net, query, key, value, mask, gqa=True, causal=causal)
+
+
+def _products(
+    net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, gqa: bool, causal: bool
+) -> ITensor:
+    """Two products, of the dtype given, and a softmax in float32 between them."""
+    if gqa and not causal and _in_rows(net, query, key):
+        return _by_rows(net, query, key, value, mask)
+    if gqa:
+        key, value = (_repeated(net, x, base.size(net, query, -3)) for x in (key, value))
     query, lone = not_alone(net, query)
     scores = base.cast(net, matmul(net, query, key, transpose_b=True), torch.float32)
     mask = _lower_triangle(net, scores) if causal else mask
-    if mask is not None:
-        scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, dtype))
-    weights = base.cast(net, softmax(net, scores, -1), dtype, bare=True)
+    weights = _weights(net, scores, mask, base.dtype_of(query))
     result = matmul(net, weights, value, empty=False)
     return first_row(net, result) if lone else result
 
 
-def _step(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor) -> ITensor:
-    """One query and many keys: products with the queries that share a head of keys as rows, and a softmax between them,
-    in kernels of their own, since those for a whole attention go through the keys one after the other."""
-    batch, heads, _, width = base.sizes(net, query)
-    own, keys = base.dims(key)[1], base.size(net, key, 2)
-    rows = base.reshape(net, query, [batch, own, heads // own, width])
-    scores = matmul(net, rows, key, transpose_b=True)
-    scores = base.cast(net, base.reshape(net, scores, [batch, heads, 1, keys]), torch.float32)
-    scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, base.dtype_of(query)))
-    weights = base.cast(net, softmax(net, scores, -1), base.dtype_of(query), bare=True)
-    weights = base.reshape(net, weights, [batch, own, heads // own, keys])
-    return base.reshape(net, matmul(net, weights, value, empty=False), [batch, heads, 1, width])
+def _weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype) -> ITensor:
+    """The softmax of scores in float32, where the mask allows, rounded to a dtype."""
+    if mask is not None:
+        scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, dtype))
+    return base.cast(net, softmax(net, scores, -1), dtype, bare=True)
+
+
+@fact
+def _in_rows(net: Net, query: ITensor, key: ITensor) -> bool:
+    """Whether queries share heads of keys, have many keys, and may be one, or have no kernel for a whole attention."""
+    if base.rank(query) != 4 or base.dims(key)[2] < MANY or not 0 < base.dims(key)[1] < base.dims(query)[1]:
+        return False
+    length = base.known_sizes(net, query)[2]
+    if length is None or base.dtype_of(query) not in limits.HALVES:
+        return length is not None
+    return bounds_of(net, expression(length))[0] <= 1
+
+
+def _by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None) -> ITensor:
+    """Few queries and many keys: products with the queries that share a head of keys as rows, and a softmax between
+    them, in kernels of their own, since those for a whole attention go through the keys one after the other. Keys and
+    values are read once, where they lie, and not repeated: as the first operand, since TensorRT-RTX 1.4 transposes the
+    second in a kernel of its own, and in four dims, since it copies what is seen in three."""
+    _, heads, _, width = base.dims(query)
+    batch, length = base.size(net, query, 0), base.known_sizes(net, query)[2]
+    assert length is not None
+    own, keys = base.dims(key)[1:3]
+    grouped: list[Size] = [batch, own, product([heads // own, length])]
+    rows = base.reshape(net, query, [*grouped, width])
+    scores = transposed(net, matmul(net, key, rows, transpose_b=True))
+    scores = base.cast(net, base.permute(net, scores, [0, 1, 3, 2]), torch.float32)
+    apart = mask is not None and (length != 1 or base.dims(mask)[1] != 1)
+    scores = base.reshape(net, scores, [batch, heads, length, keys]) if apart else scores
+    weights = _weights(net, scores, mask, base.dtype_of(query))
+    weights = base.reshape(net, weights, [*grouped, keys]) if apart else weights
+    result = matmul(net, weights, value, empty=False)
+    return base.reshape(net, result, [batch, heads, length, base.dims(value)[-1]])
 
 
 @block
@@ -164,17 +193,12 @@ def plain(
     """Products and a softmax, all in float32, as eager computes halves; a query that may attend to nothing gives 0."""
     dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5
     query = _scaled(net, query, scale) if exact else query  # see there why not in float32 alone
+    sizes = base.known_sizes(net, query)
     query, key, value = (base.cast(net, x, torch.float32) for x in (query, key, value))
-    if gqa:
-        key, value = (_repeated(net, x, base.size(net, query, -3)) for x in (key, value))
-    query, lone = not_alone(net, query if exact else _scaled(net, query, scale))
-    scores = matmul(net, query, key, transpose_b=True)
-    bias = None if mask is None else base.tensor(net, mask, rank=base.rank(scores))
-    added = _lower_triangle(net, scores) if causal else bias
-    if added is not None:
-        scores = base.elementwise(net, "SUM", scores, _in_numbers(net, added, torch.float32))
-    result = matmul(net, softmax(net, scores, -1), value, empty=False)
-    result = first_row(net, result) if lone else result
+    query = base.noted(net, query, sizes)
+    query = query if exact else _scaled(net, query, scale)
+    bias = None if mask is None else base.tensor(net, mask, rank=base.rank(query))
+    result = _products(net, query, key, value, bias, gqa=gqa, causal=causal)
     if bias is not None and not some:
         result = _alive(net, result, bias)
     return base.cast(net, result, dtype)
@@ -187,7 +211,8 @@ def _scaled(net: Net, query: ITensor, scale: float) -> ITensor:
         return query
     wide = base.cast(net, query, torch.float32)
     factor = base.constant(net, scale, torch.float32, rank=base.rank(query))
-    return base.cast(net, base.elementwise(net, "PROD", wide, factor), base.dtype_of(query), bare=True)
+    scaled = base.cast(net, base.elementwise(net, "PROD", wide, factor), base.dtype_of(query), bare=True)
+    return base.noted(net, scaled, base.known_sizes(net, query))
 
 
 def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:

@@ -28,19 +28,27 @@ def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
 
 
-def cut_between(units: Units, inside: Sequence[int], keys: Sequence[str | None]) -> list[tuple[int, ...]]:
-    """Split the operators of one engine where those of another submodule begin.
+def cut_between(
+    units: Units, inside: Sequence[int], keys: Sequence[str | None], updates: frozenset[int] = frozenset()
+) -> list[tuple[int, ...]]:
+    """Split the operators of one engine where those of another submodule begin, or behind its cache updates.
 
     ``keys`` has each operator's submodule, or None. What is before the first stays with it, what is behind one with
-    that one. Patterns that TensorRT fuses are not split.
+    that one. ``updates`` are operators that update a cache: a submodule that has some begins behind the last of them,
+    since TensorRT copies a cache that it updates before a product of the same engine reads it (docs/tensorrt.md, "Key
+    and value caches"). Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
-    borders, current = [0], None
+    runs, current = [0], None
     for at, key in enumerate(keys[units.members[unit][0]] for unit in own):
         if None not in (key, current) and key != current:
-            borders.append(at)
+            runs.append(at)
         current = current if key is None else key
-    parts = [own[a:b] for a, b in pairwise([*borders, len(own)])]
+    borders = {0}
+    for start, end in pairwise([*runs, len(own)]):
+        behind = [at + 1 for at in range(start, end) if not updates.isdisjoint(units.members[own[at]])]
+        borders.add(behind[-1] if behind else start)
+    parts = [own[a:b] for a, b in pairwise(sorted(borders | {len(own)}))]
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
 
 

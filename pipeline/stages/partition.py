@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.aten.cache import CACHE_UPDATE
 from pipeline.errors import UnsupportedOperatorException
 from pipeline.partitioning.assemble import Group, assemble, fallback
 from pipeline.partitioning.flow import Flow, Node, copies, flow
@@ -68,7 +69,8 @@ class InPieces:
     layers of a transformer, and never through fused patterns; nothing else is fused across a cut.
 
     count: the largest number of engines that one is cut into.
-    between: instead, cut between submodules, by their paths as in `fnmatch` (``encoder.layer.*``).
+    between: instead, cut between submodules, by their paths as in `fnmatch` (``encoder.layer.*``). One that updates a
+        cache begins behind its updates, which belong to the engine before.
     """
 
     count: int | None = field(default=None)
@@ -110,7 +112,8 @@ class InPieces:
         if self.count is not None:
             return pieces(program, chosen, inside, self.count)
         submodules = Submodules(pattern=self.between)
-        return cut_between(chosen, inside, [submodules.of(node) for node in program.nodes])
+        updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
+        return cut_between(chosen, inside, [submodules.of(node) for node in program.nodes], updates)
 
 
 @frozen

@@ -145,8 +145,8 @@ def test_layers_of_one_structure_are_built_once() -> None:
     decoder = compiled.compiled["decoder"]
     engines = [[e for e in decoder.engines if e.name.endswith(f"_profile_{place}")] for place in (0, 1)]
     plans = [len({id(engine.plan) for engine in each}) for each in engines]
-    assert [len(each) for each in engines] == [6, 6], "six layers, with what is before them and behind"
-    assert plans == [3, 3], "the first layer computes for all what does not depend on a layer, the last has the head"
+    assert [len(each) for each in engines] == [7, 7], "cut behind the cache updates of six layers"
+    assert plans == [3, 3], "what is before the first cut, from one layer to the next, and behind the last"
     expected = families.generated(model, inputs, STEPS)
     other = compiled.new_state()
     for each in (compiled, other, compiled):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from torch.export import Dim
 
 import pipeline
 from pipeline.build.kernels import kernels
@@ -192,7 +193,30 @@ def test_one_query_of_many_keys_reads_each_key_once(batch: int, dtype: torch.dty
     compiled = pipeline.default(require_full_compilation=True)(model, inputs)
     assert not any(kernel.role == "attention" for e in compiled.engines for kernel in kernels(bytes(e.plan)))
     shapes = [x.shape for row in compiled.networks[0].layers if row.kind == "MATRIX_MULTIPLY" for x in row.outputs]
-    assert [tuple(shape) for shape in shapes] == [(batch, 2, 3, 1024), (batch, 2, 3, 32)]
+    assert [tuple(shape) for shape in shapes] == [(batch, 2, 1024, 3), (batch, 2, 3, 32)]
     exact = model(*(x.double() if x.is_floating_point() else x for x in inputs))
     got = compiled.module("reference")(*inputs)
     assert (got.double() - exact).abs().max() < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("heads", [1, 6])
+@pytest.mark.parametrize(
+    ("least", "dtype", "repeated"),
+    [(1, torch.float16, 0), (1, torch.float32, 0), (2, torch.float16, 2), (2, torch.float32, 0)],
+)
+def test_queries_that_may_be_one_repeat_no_keys(least: int, dtype: torch.dtype, repeated: int, heads: int) -> None:
+    """Several halves at least are a whole attention, for which keys and values are repeated."""
+
+    def inputs(length: int) -> list[torch.Tensor]:
+        query, key, value = (torch.randn(2, h, n, 16).to(dtype) for h, n in ((6, length), (2, 1024), (2, 1024)))
+        return [query, key, value, torch.randn(2, heads, length, 1024).to(dtype)]
+
+    model, length = Grouped().eval(), Dim("length", min=least, max=8)
+    shapes = {"query": {2: length}, "key": None, "value": None, "mask": {2: length}}
+    compiled = pipeline.default(require_full_compilation=True)(model, inputs(4), dynamic_shapes=shapes)
+    keys = [x.shape for row in compiled.networks[0].layers for x in row.outputs if tuple(x.shape) == (2, 6, 1024, 16)]
+    assert len(keys) == repeated
+    module = compiled.module("reference")
+    for given in map(inputs, {least, 3, 8}):
+        exact = model(*(x.double() for x in given))
+        assert (module(*given).double() - exact).abs().max() < 8 * max(torch.finfo(dtype).eps, 1e-6)

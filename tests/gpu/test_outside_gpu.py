@@ -136,7 +136,7 @@ class Two(nn.Module):
 @pytest.mark.parametrize("graphs", [False, True])
 def test_one_engine_serves_layers_of_other_sizes(graphs: bool) -> None:
     model = Two().cuda().half().eval()
-    a, b = (torch.randn(rows, WIDTH, device="cuda", dtype=torch.float16) for rows in (3, 5))
+    a, b = (torch.randn(rows, WIDTH, device="cuda", dtype=torch.float16) for rows in (5, 5))
     compile = pipeline.default(min_block_size=1).replace("partition", pipeline.in_pieces(between="layers.*"))
     compile = compile.insert(pipeline.shared_weights(), after="partition")
     shapes = {"a": {0: Dim("n", min=1, max=9)}, "b": {0: Dim("m", min=1, max=9)}}

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from pipeline.aten.marks import OPEN_MASK
+
+sdpa = torch.nn.functional.scaled_dot_product_attention
+
 _turn = threading.RLock()
 
 
@@ -28,26 +32,14 @@ def attention(
     """Compute attention of queries [batch, heads, length, width] to keys of as many heads or fewer, where the mask
     allows.
 
-    It is transformers' ``sdpa`` without its branches on the number of queries. Queries that share a head of keys are
-    rows of one product: keys and values are read once, directly from the cache, and not repeated.
+    It is transformers' ``sdpa`` without its branches on the number of queries. Which kernels compute it is for the
+    converter to choose, which knows how many queries there may be.
     """
-    shape, heads = query.shape, key.shape[1]
-    groups = shape[1] // heads
     bias = _bias(attention_mask, position_bias, query.dtype)
-    scale = shape[-1] ** -0.5 if scaling is None else scaling
-    rows = query.reshape(shape[0], heads, groups * shape[2], shape[3])
-    scores = torch.matmul(rows, key.transpose(-2, -1)) * scale
-    if bias is not None:
-        scores = scores.unflatten(2, (groups, shape[2])) + _by_group(bias, heads)
-    weights = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = weights if bias is None else weights.flatten(2, 3)
-    result = torch.matmul(weights, value).reshape(shape[0], shape[1], shape[2], value.shape[-1])
+    grouped = query.shape[1] != key.shape[1]
+    open_mask = None if bias is None else OPEN_MASK(bias)
+    result = sdpa(query, key, value, open_mask, scale=scaling, enable_gqa=grouped)
     return result.transpose(1, 2).contiguous(), None
-
-
-def _by_group(bias: torch.Tensor, heads: int) -> torch.Tensor:
-    """A bias [batch, 1 or query heads, length, positions] for scores [batch, heads, groups, length, positions]."""
-    return bias.unsqueeze(2) if bias.shape[1] == 1 else bias.unflatten(1, (heads, -1))
 
 
 def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
