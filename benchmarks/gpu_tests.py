@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,8 @@ Row: TypeAlias = dict[str, Any]
 
 def run(workers: int, files: list[str], only: str = "", limit: float | None = None) -> list[Row]:
     """Run the GPU tests for at most ``limit`` seconds, ``only`` those that the expression selects; return a row for
-    each that ended (`benchmarks.recorded`). They run side by side, and those that measure after them, each alone."""
+    each that ended (`benchmarks.recorded`), and so if it is interrupted. They run side by side, and those that measure
+    after them, each alone."""
     until = None if limit is None else time.monotonic() + limit
     chosen = ["-k", only, *files] if only else files
     with tempfile.TemporaryDirectory() as folder:
@@ -55,8 +57,8 @@ def run(workers: int, files: list[str], only: str = "", limit: float | None = No
             left = None if until is None else max(until - time.monotonic(), 0.0)
             try:
                 subprocess.run([*command, *chosen], cwd=ROOT, check=False, env=environment, timeout=left)
-            except subprocess.TimeoutExpired:
-                print(f"ended after {limit:.0f} s, before all tests were", file=sys.stderr)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                print("ended before all tests were", file=sys.stderr)
                 break
         return [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
 
@@ -106,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", default=["tests/gpu"])
     given = parser.parse_args(arguments)
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = run(given.workers, given.files, given.only, given.limit)
     taken = {"workers": given.workers, "seconds": round(time.monotonic() - began)}
     result = {"only": given.only, **taken, **summary(report)}

@@ -102,11 +102,15 @@ def steps(data: dict[str, Any]) -> str:
     for row in (each for each in data["steps"] if "step" in each):
         dearest = sorted(row["step"], key=lambda each: -each["us"])
         parts += [
-            f"### {_subject(row)}\n",
+            f"### {_subject(row)}{_prompt(row['tokens'])}\n",
             *table(["module", "kernels", "µs", "MB", "GB/s"], map(_module, dearest)),
             "",
         ]
     return "\n".join(parts)
+
+
+def _prompt(tokens: int) -> str:
+    return f", a prompt of {tokens} tokens" if tokens > 1 else ""
 
 
 def _module(row: dict[str, Any]) -> list[str]:

@@ -206,11 +206,12 @@ def times(methods: Sequence[str], reached: float, pieces: int, tokens: int, *sub
     return lambda: [*(row(method, found) for method, found in in_turns(calls).items()), *failed]
 
 
-def step(*subject: Any) -> Rows:
+def step(tokens: int, *subject: Any) -> Rows:
     """Get a step ready whose kernels are told by module."""
     size, name, *sizes = subject
     program = compiled(model_of(size, getattr(torch, name), sizes[1]), *sizes).compiled["decoder"]
-    return lambda: [{**_named(subject), "step": by_module(program, program.profile(**step_inputs(*sizes)))}]
+    profile = lambda: program.profile(**step_inputs(*sizes, tokens))  # noqa: E731  # measured when it is its turn
+    return lambda: [{**_named(subject), "tokens": tokens, "step": by_module(program, profile())}]
 
 
 def readiness(pieces: int, *subject: Any) -> Rows:
@@ -242,10 +243,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the options ask for, and write it down; 130 if that was ended, with what there was by then."""
     options = _options().parse_args(argv)
     subjects = list(itertools.product(options.models, options.dtypes, options.batches, options.positions))
-    prepare: together.Prepare = partial(readiness, options.pieces) if options.ready else step
+    prepare: together.Prepare = partial(readiness, options.pieces)
     pieces = Row({"pieces": options.pieces} if options.pieces > 1 else {})
-    kind, of, each, more = "ready" if options.ready else "steps", FIELDS, [Row()], pieces
-    if not (options.ready or options.kernels):
+    kind, of, each, more = "ready", FIELDS, [Row()], pieces
+    if options.kernels:
+        kind, of, each = "steps", (*FIELDS, "tokens"), [Row({"tokens": options.tokens})]
+        prepare = partial(step, options.tokens)
+    elif not options.ready:
         kind, of, each = "tokens", (*FIELDS, "method"), [{"method": method} for method in options.methods]
         reached = bandwidth()
         prepare = partial(times, options.methods, reached, options.pieces, options.tokens)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,27 @@ def test_a_row_for_each_test_that_ended(folder: Path) -> None:
 def test_a_run_that_is_cut_short_keeps_what_ended(folder: Path) -> None:
     report = gpu_tests.run(1, ["test_some.py"], limit=20)
     assert [row["name"] for row in report] == list(NAMES[:-1])
+
+
+def test_so_does_one_that_is_terminated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[gpu_tests.Row] = []
+
+    def save(name: str, result: gpu_tests.Row) -> Path:
+        written.append(result)
+        return folder / f"{name}.json"
+
+    monkeypatch.setattr(gpu_tests, "save", save)
+    monkeypatch.setattr(gpu_tests, "RECORDED", {})
+    monkeypatch.setattr(gpu_tests, "gpu_name", lambda: "gpu")
+    before = signal.getsignal(signal.SIGTERM)
+    terminate = threading.Timer(20, os.kill, (os.getpid(), signal.SIGTERM))
+    try:
+        terminate.start()
+        assert gpu_tests.main(["--workers", "1", "test_some.py"]) == 1
+    finally:
+        terminate.cancel()
+        signal.signal(signal.SIGTERM, before)
+    assert written[0]["counts"] == {"test_some": {"error": 1, "failed": 1, "passed": 1, "skipped": 1}}
 
 
 def test_an_earlier_result_keeps_its_other_files() -> None:

@@ -56,7 +56,9 @@ def test_results_become_tables() -> None:
         {"module": "mlp", "kernels": 22, "us": 400.0, "mb": 800.0},
         {"module": "", "kernels": 1, "us": 2.0, "mb": 0.0},
     ]
-    page = token_tables.steps({**environment.environment(), "steps": [{**SUBJECT, "step": step}]})
+    steps = [{**SUBJECT, "tokens": tokens, "step": step} for tokens in (1, 9)]
+    page = token_tables.steps({**environment.environment(), "steps": steps})
+    assert page.count(", a prompt of 9 tokens") == 1
     assert "| `mlp` | 22 | 400 | 800 | 2000 |" in page and "|  | 1 | 2 | 0 |  |" in page
 
 
