@@ -14,20 +14,21 @@ from pipeline.trt import CAPABILITIES
 pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import compile_for_generation
+from pipeline.impl.attention import MANY
 from tests.compat import families
 
 EVERYDAY = ("llama", "gemma2", "t5")
-SIZES = {"max_cache_len": 80, "max_batch": 3, "max_prompt_len": 16}
+SIZES = {"max_cache_len": 160, "max_batch": 3, "max_prompt_len": 16}
 LENGTHS = (5, 3, 7)
 STEPS = 64
 
 
-def check(family: str) -> Any:
+def check(family: str, max_cache_len: int = SIZES["max_cache_len"]) -> Any:
     """Compile a family's model, and compare its greedy tokens with eager's."""
     model = families.model(family)
     inputs = families.prompts(family, LENGTHS)
     expected = families.generated(model, inputs, STEPS)
-    compiled = compile_for_generation(model, executor="reference", **SIZES)
+    compiled = compile_for_generation(model, executor="reference", **{**SIZES, "max_cache_len": max_cache_len})
     assert torch.equal(families.generated(compiled, inputs, STEPS), expected)
     assert len(expected.unique()) > 2, "tokens differ, so that equal ones say something"
     networks = compiled.compiled["decoder"].networks
@@ -41,6 +42,11 @@ def check(family: str) -> Any:
 def test_tokens_are_eagers(family: str) -> None:
     compiled = check(family)
     assert not compiled.compiled["decoder"].coverage.fallback
+
+
+def test_tokens_are_eagers_with_few_positions() -> None:
+    assert 80 < MANY <= SIZES["max_cache_len"]
+    check("llama", 80)
 
 
 @pytest.mark.slow
@@ -199,8 +205,8 @@ def test_what_needs_another_cache_is_refused_in_words(llama: Any, options: dict[
 
 
 def test_more_tokens_than_positions_are_an_error(llama: Any) -> None:
-    with pytest.raises(pipeline.ExecutionError, match="81 tokens, and the cache has 80 positions"):
-        families.generated(llama, families.prompts("llama", (7,)), 80)
+    with pytest.raises(pipeline.ExecutionError, match="161 tokens, and the cache has 160 positions"):
+        families.generated(llama, families.prompts("llama", (7,)), 160)
     with pytest.raises(pipeline.ShapeError, match="compiled for 1 to 16"):
         llama.generate(**families.prompts("llama", (17,)), max_new_tokens=2)
     with pytest.raises(ValueError, match="max_prompt_len is 9"):
