@@ -118,7 +118,7 @@ def _in_rows(net: Net, query: ITensor, key: ITensor) -> bool:
     """Whether queries share heads of keys, have many keys, and may be one, or have no kernel for a whole attention."""
     if base.rank(query) != 4 or base.dims(key)[2] < MANY or not 0 < base.dims(key)[1] < base.dims(query)[1]:
         return False
-    length = base.known_sizes(net, query)[2]
+    length = 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
     if length is None or base.dtype_of(query) not in limits.HALVES:
         return length is not None
     return bounds_of(net, expression(length))[0] <= 1
@@ -127,17 +127,21 @@ def _in_rows(net: Net, query: ITensor, key: ITensor) -> bool:
 def _by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None) -> ITensor:
     """Few queries and many keys: products with the queries that share a head of keys as rows, and a softmax between
     them, in kernels of their own, since those for a whole attention go through the keys one after the other. Keys and
-    values are read once, where they lie, and not repeated: as the first operand, since TensorRT-RTX 1.4 transposes the
-    second in a kernel of its own, and in four dims, since it copies what is seen in three."""
+    values are read once, where they lie, and not repeated: for one query as the first operand, since TensorRT-RTX 1.4
+    transposes the second in a kernel of its own, and in four dims, since it copies what is seen in three."""
     _, heads, _, width = base.dims(query)
-    batch, length = base.size(net, query, 0), base.known_sizes(net, query)[2]
+    one = base.dims(query)[2] == 1
+    batch, length = base.size(net, query, 0), 1 if one else base.known_sizes(net, query)[2]
     assert length is not None
     own, keys = base.dims(key)[1:3]
     grouped: list[Size] = [batch, own, product([heads // own, length])]
     rows = base.reshape(net, query, [*grouped, width])
-    scores = transposed(net, matmul(net, key, rows, transpose_b=True))
-    scores = base.cast(net, base.permute(net, scores, [0, 1, 3, 2]), torch.float32)
-    apart = mask is not None and (length != 1 or base.dims(mask)[1] != 1)
+    if one:
+        scores = base.permute(net, transposed(net, matmul(net, key, rows, transpose_b=True)), [0, 1, 3, 2])
+    else:
+        scores = matmul(net, rows, key, transpose_b=True)
+    scores = base.cast(net, scores, torch.float32)
+    apart = mask is not None and not (one and base.dims(mask)[1] == 1)
     scores = base.reshape(net, scores, [batch, heads, length, keys]) if apart else scores
     weights = _weights(net, scores, mask, base.dtype_of(query))
     weights = base.reshape(net, weights, [*grouped, keys]) if apart else weights
