@@ -33,7 +33,8 @@ def test_logits_along_eagers_tokens(family: str, max_cache_len: int, dtype: torc
     model, inputs = on_gpu(family, dtype)
     scored = {"return_dict_in_generate": True, "output_logits": True}
     want: Any = families.generated(model, inputs, 64, **scored)
-    got: Any = families.generated(compile_for_generation(model, **{**SIZES, "max_cache_len": max_cache_len}), inputs, 64, **scored)
+    compiled = compile_for_generation(model, **{**SIZES, "max_cache_len": max_cache_len})
+    got: Any = families.generated(compiled, inputs, 64, **scored)
     bound = 16 * torch.finfo(dtype).eps
     equal = got.sequences[:, -64:] == want.sequences[:, -64:]
     for step, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
