@@ -31,12 +31,12 @@ RECORDED = {"attribute_pairs": ("kind", "attribute"), "zoo_gpu": ("task", "name"
 Row: TypeAlias = dict[str, Any]
 
 
-def run(workers: int, files: list[str], only: str = "", limit: float | None = None) -> list[Row]:
+def run(workers: int, files: list[str], only: str = "", limit: float | None = None) -> tuple[list[Row], str]:
     """Run the GPU tests for at most ``limit`` seconds, ``only`` those that the expression selects; return a row for
-    each that ended (`benchmarks.recorded`), and so if it is interrupted. They run side by side, and those that measure
-    after them, each alone."""
+    each that ended (`benchmarks.recorded`), and what ended them early: ``limit``, ``interrupted`` or nothing. They run
+    side by side, and those that measure after them, each alone."""
     until = None if limit is None else time.monotonic() + limit
-    chosen = ["-k", only, *files] if only else files
+    chosen, early = ["-k", only, *files] if only else files, ""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "tests.jsonl"
         written.touch()
@@ -57,10 +57,11 @@ def run(workers: int, files: list[str], only: str = "", limit: float | None = No
             left = None if until is None else max(until - time.monotonic(), 0.0)
             try:
                 subprocess.run([*command, *chosen], cwd=ROOT, check=False, env=environment, timeout=left)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                print("ended before all tests were", file=sys.stderr)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+                early = "limit" if isinstance(error, subprocess.TimeoutExpired) else "interrupted"
+                print(f"ended before all tests were: {early}", file=sys.stderr)
                 break
-        return [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()], early
 
 
 def summary(report: Sequence[Row]) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def together(result: Row, before: Row) -> Row:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs them; 1 if one failed."""
+    """Runs them, and writes down what ended; 1 if one failed, 130 if they were interrupted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", help="pytest's -k: a part of the tests, whose result is kept apart")
@@ -109,8 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    report = run(given.workers, given.files, given.only, given.limit)
-    taken = {"workers": given.workers, "seconds": round(time.monotonic() - began)}
+    report, early = run(given.workers, given.files, given.only, given.limit)
+    taken: Row = {"workers": given.workers, "seconds": round(time.monotonic() - began)}
+    taken |= {"ended_early": early} if early else {}
     result = {"only": given.only, **taken, **summary(report)}
     suffix = f"{gpu_name()}_{result['products'].lower()}"
     part = "_part" * bool(given.only)
@@ -124,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
             collect(name, kind, [found], of=of, add=given.add, products=result["products"])
     passed = sum(found.get("passed", 0) for found in result["counts"].values())
     print(f"{passed} passed, {len(result['not_passed'])} failed: {path}")
-    return 1 if result["not_passed"] or not report else 0
+    return 1 if result["not_passed"] or not report else 130 * (early == "interrupted")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ an H100 (RTX 1.4, float16, 16 attentions in a row), the kernel for a whole atten
 keys, batch 1), 23.0 and 12.7 (512 keys), 17.7 and 12.4 (128 keys, batch 8). Fewer keys were not measured. TensorRT
 makes one kernel anyway where there are as many heads of keys."""
 
+SCORES = 1 << 25
+"""Scores of a row of the batch up to which queries that may be one, and many, are products. They lie in memory."""
+
 
 @block
 def fused(
@@ -94,7 +97,7 @@ def _products(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, gqa: bool, causal: bool
 ) -> ITensor:
     """Two products, of the dtype given, and a softmax in float32 between them."""
-    if gqa and not causal and _in_rows(net, query, key):
+    if gqa and not causal and _in_rows(net, query, key, value):
         return _by_rows(net, query, key, value, mask)
     if gqa:
         key, value = (_repeated(net, x, base.size(net, query, -3)) for x in (key, value))
@@ -114,21 +117,35 @@ def _weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype
 
 
 @fact
-def _in_rows(net: Net, query: ITensor, key: ITensor) -> bool:
-    """Whether queries share heads of keys, have many keys, and may be one, or have no kernel for a whole attention."""
-    if base.rank(query) != 4 or base.dims(key)[2] < MANY or not 0 < base.dims(key)[1] < base.dims(query)[1]:
+def _in_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
+    """Whether queries share heads of keys and have many keys, and the kernel for a whole attention is slower, since
+    they may be one, or does not exist."""
+    if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
         return False
+    heads, keys = base.dims(query)[1], base.dims(key)[2]
     length = 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
-    if length is None or base.dtype_of(query) not in limits.HALVES:
-        return length is not None
-    return bounds_of(net, expression(length))[0] <= 1
+    if length is None or keys < MANY or not 0 < base.dims(key)[1] < heads:
+        return False
+    if base.dtype_of(query) not in limits.HALVES:
+        return True
+    least, most = bounds_of(net, expression(length))
+    return least <= 1 and heads * most * keys <= SCORES
+
+
+@fact
+def _serves(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
+    """Whether keys and values have equal heads, and each the query's batch, or one for all."""
+    batch = base.known_sizes(net, query)[0]
+    others = [base.known_sizes(net, x)[0] for x in (key, value)]
+    equal = base.dims(key)[1:3] == base.dims(value)[1:3]
+    return equal and batch is not None and all(other in (1, batch) for other in others)
 
 
 def _by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None) -> ITensor:
-    """Few queries and many keys: products with the queries that share a head of keys as rows, and a softmax between
-    them, in kernels of their own, since those for a whole attention go through the keys one after the other. Keys and
-    values are read once, where they lie, and not repeated: for one query as the first operand, since TensorRT-RTX 1.4
-    transposes the second in a kernel of its own, and in four dims, since it copies what is seen in three."""
+    """Products with the queries that share a head of keys as rows, and a softmax between them, in kernels of their own,
+    since those for a whole attention go through the keys one after the other. Keys and values are read once, where
+    they lie, and not repeated: for one query as the first operand, since TensorRT-RTX 1.4 transposes the second in a
+    kernel of its own, and in four dims, since it copies what is seen in three."""
     _, heads, _, width = base.dims(query)
     one = base.dims(query)[2] == 1
     batch, length = base.size(net, query, 0), 1 if one else base.known_sizes(net, query)[2]
@@ -197,11 +214,11 @@ def plain(
     """Products and a softmax, all in float32, as eager computes halves; a query that may attend to nothing gives 0."""
     dtype, exact = base.dtype_of(query), np.frexp(scale)[0] == 0.5
     query = _scaled(net, query, scale) if exact else query  # see there why not in float32 alone
-    sizes = base.known_sizes(net, query)
-    query, key, value = (base.cast(net, x, torch.float32) for x in (query, key, value))
-    query = base.noted(net, query, sizes)
+    query, key, value = (
+        base.noted(net, base.cast(net, x, torch.float32), base.known_sizes(net, x)) for x in (query, key, value)
+    )
     query = query if exact else _scaled(net, query, scale)
-    bias = None if mask is None else base.tensor(net, mask, rank=base.rank(query))
+    bias = None if mask is None else base.tensor(net, mask, rank=max(map(base.rank, (query, key))))
     result = _products(net, query, key, value, bias, gqa=gqa, causal=causal)
     if bias is not None and not some:
         result = _alive(net, result, bias)

@@ -34,9 +34,9 @@ def cut_between(
     """Split the operators of one engine where those of another submodule begin, or behind its cache updates.
 
     ``keys`` has each operator's submodule, or None. What is before the first stays with it, what is behind one with
-    that one. ``updates`` are operators that update a cache: a submodule that has some begins behind the last of them,
-    since TensorRT copies a cache that it updates before a product of the same engine reads it (docs/tensorrt.md, "Key
-    and value caches"). Patterns that TensorRT fuses are not split.
+    that one. ``updates`` are operators that update a cache: operators of a submodule among which are some are cut
+    behind the last of them instead, unless nothing follows, since TensorRT copies a cache that it updates before a
+    product of the same engine reads it (docs/tensorrt.md, "Numbers"). Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
@@ -47,7 +47,7 @@ def cut_between(
     borders = {0}
     for start, end in pairwise([*runs, len(own)]):
         behind = [at + 1 for at in range(start, end) if not updates.isdisjoint(units.members[own[at]])]
-        borders.add(behind[-1] if behind else start)
+        borders.add(behind[-1] if behind and behind[-1] < end else start)
     parts = [own[a:b] for a, b in pairwise(sorted(borders | {len(own)}))]
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_row_for_each_test_that_ended(folder: Path) -> None:
-    report = gpu_tests.run(1, ["test_some.py"], "not long")
+    report, early = gpu_tests.run(1, ["test_some.py"], "not long")
+    assert early == ""
     assert {row["name"]: row["outcome"] for row in report} == dict(
         zip(NAMES, ("passed", "failed", "error", "skipped", "passed"), strict=True)
     )
@@ -64,8 +67,8 @@ def test_a_row_for_each_test_that_ended(folder: Path) -> None:
 
 
 def test_a_run_that_is_cut_short_keeps_what_ended(folder: Path) -> None:
-    report = gpu_tests.run(1, ["test_some.py"], limit=20)
-    assert [row["name"] for row in report] == list(NAMES[:-1])
+    report, early = gpu_tests.run(1, ["test_some.py"], limit=20)
+    assert ([row["name"] for row in report], early) == (list(NAMES[:-1]), "limit")
 
 
 def test_so_does_one_that_is_terminated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,15 +81,28 @@ def test_so_does_one_that_is_terminated(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu_tests, "save", save)
     monkeypatch.setattr(gpu_tests, "RECORDED", {})
     monkeypatch.setattr(gpu_tests, "gpu_name", lambda: "gpu")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     before = signal.getsignal(signal.SIGTERM)
-    terminate = threading.Timer(20, os.kill, (os.getpid(), signal.SIGTERM))
+    terminate = threading.Thread(target=terminate_once, args=(folder, len(NAMES) - 1))
     try:
         terminate.start()
         assert gpu_tests.main(["--workers", "1", "test_some.py"]) == 1
     finally:
-        terminate.cancel()
+        terminate.join()
         signal.signal(signal.SIGTERM, before)
     assert written[0]["counts"] == {"test_some": {"error": 1, "failed": 1, "passed": 1, "skipped": 1}}
+    assert written[0]["ended_early"] == "interrupted"
+
+
+def terminate_once(folder: Path, ended: int) -> None:
+    """Terminate this process as soon as so many tests have ended, after a minute at the latest."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        found = list(folder.glob("*/tests.jsonl"))
+        if found and len(found[0].read_text().splitlines()) >= ended:
+            break
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_an_earlier_result_keeps_its_other_files() -> None:

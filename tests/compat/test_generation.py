@@ -230,3 +230,31 @@ def test_programs_of_convert_and_export_with_cache_compile() -> None:
         torch.testing.assert_close(module(**args), eager(**args), atol=1e-4, rtol=1e-4)
     names = {f"{what}_{i}" for what in ("key_cache", "value_cache", "cumulative_length") for i in (0, 1)}
     assert module.state_dict().keys() == names
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_row_that_is_masked_throughout_stays_finite_whatever_the_bias(dtype: torch.dtype) -> None:
+    """As in transformers, where the lowest number takes the bias's place: their sum would be minus infinity."""
+    from pipeline.compat.transformers.attention import attention
+
+    class Attends(torch.nn.Module):
+        def forward(self, *given: torch.Tensor, **bias: torch.Tensor) -> Any:
+            return attention(self, *given, **bias)[0]
+
+    inputs = [torch.randn(1, 4, n, 8).to(dtype) for n in (2, 160, 160)]
+    mask = torch.arange(160) < torch.tensor([0, 5])[None, None, :, None]
+    bias = {"position_bias": torch.full((1, 4, 2, 160), -200.0, dtype=dtype)}
+    compiled = pipeline.default(require_full_compilation=True)(Attends().eval(), (*inputs, mask), bias)
+    got = compiled.module("reference")(*inputs, mask, **bias)
+    exact = [x.double() for x in inputs]
+    want = attention(Attends(), *exact, mask)[0]
+    assert got.isfinite().all()
+    assert (got[:, 1].double() - want[:, 1]).abs().max() < 16 * torch.finfo(dtype).eps
+
+
+def test_scores_that_are_to_be_capped_are_refused() -> None:
+    from pipeline.compat.transformers.attention import attention
+
+    query = torch.randn(1, 2, 3, 8)
+    with pytest.raises(ValueError, match="attn_implementation='eager'"):
+        attention(torch.nn.Module(), query, query, query, None, softcap=30.0)

@@ -220,3 +220,52 @@ def test_queries_that_may_be_one_repeat_no_keys(least: int, dtype: torch.dtype, 
     for given in map(inputs, {least, 3, 8}):
         exact = model(*(x.double() for x in given))
         assert (module(*given).double() - exact).abs().max() < 8 * max(torch.finfo(dtype).eps, 1e-6)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, **self.options)
+
+
+Shape = tuple[int, ...]
+UNEQUAL: tuple[tuple[tuple[Shape, ...], bool], ...] = (
+    (((2, 6, 1, 16), (2, 2, 256, 16), (2, 6, 256, 16)), True),
+    (((2, 6, 1, 16), (2, 2, 256, 16), (2, 3, 256, 16)), True),
+    (((1, 6, 4, 16), (2, 2, 256, 16), (2, 2, 256, 16)), True),
+    (((1, 6, 4, 16), (1, 2, 256, 16), (2, 2, 256, 16)), True),
+    (((2, 6, 4, 16), (1, 2, 256, 16), (1, 2, 256, 16)), True),
+    (((2, 6, 3, 128), (2, 4, 128), (2, 4, 128)), True),
+    (((4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8), (5, 7)), False),
+    (((5, 8), (4, 7, 8), (4, 7, 8), (5, 7)), False),
+)
+
+
+@pytest.mark.parametrize(("shapes", "grouped"), UNEQUAL, ids=str)
+def test_batches_heads_and_dims_that_differ(shapes: tuple[Shape, ...], grouped: bool) -> None:
+    """Of the query, the keys and the values: eager broadcasts them."""
+    model, inputs = Attention(enable_gqa=grouped).eval(), [torch.randn(shape) for shape in shapes]
+    compiled = pipeline.default(require_full_compilation=True)(model, inputs)
+    torch.testing.assert_close(compiled.module("reference")(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_of_keys_alone_varies() -> None:
+    model = Attention(enable_gqa=True).eval()
+    inputs = [torch.randn(1, 6, 4, 16), torch.randn(3, 2, 256, 16), torch.randn(3, 2, 256, 16)]
+    shapes = {"query": None, "key": {0: Dim("batch", min=2, max=5)}, "value": {0: Dim("batch", min=2, max=5)}}
+    compiled = pipeline.default(require_full_compilation=True)(model, inputs, dynamic_shapes=shapes)
+    torch.testing.assert_close(compiled.module("reference")(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("most", "whole"), [(64, 0), (2048, 1)])
+def test_queries_that_may_be_one_and_very_many_are_one_kernel(most: int, whole: int) -> None:
+    """Their scores would take much memory."""
+    query, key, mask = torch.randn(1, 32, 8, 64), torch.randn(1, 4, 1024, 64), torch.randn(1, 1, 8, 1024)
+    length = Dim("length", min=1, max=most)
+    shapes = {"query": {2: length}, "key": None, "value": None, "mask": {2: length}}
+    inputs = [x.half() for x in (query, key, key, mask)]
+    compiled = pipeline.default(require_full_compilation=True)(Grouped().eval(), inputs, dynamic_shapes=shapes)
+    assert [k.role for k in kernels(bytes(compiled.engines[0].plan))].count("attention") == whole

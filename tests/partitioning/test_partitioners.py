@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 import pipeline
 from benchmarks.partitions import unbuilt
 from pipeline.partitioning import assemble
+from pipeline.partitioning.pieces import cut_between
 from pipeline.program import Partitioned, Validated, is_operator
 from pipeline.stages.partition import BySubmodule, Partition
 
@@ -171,6 +174,26 @@ def test_pieces_are_cut_between_layers(count: int) -> None:
     assert [[p.name for p in c.tensors] for c in record.cuts] == [[name] for name in list(made)[:-1]]
     layers = [[n for n in s.nodes if n.startswith("softmax")] for s in record.segments]
     assert sorted(map(len, layers)) == [4 // count] * count
+
+
+@pytest.mark.parametrize(
+    ("keys", "updates", "ends"),
+    [
+        ("..aaabbbccc", (), [5, 8, 11]),
+        ("..aaabbbccc", (3, 6, 9), [4, 7, 10, 11]),
+        ("aaabbbccc", (0, 1, 6), [2, 3, 7, 9]),
+        ("aaabbbccc", (2, 5, 8), [3, 6, 9]),
+        ("aaabbbccc..", (9, 10), [3, 6, 11]),
+    ],
+)
+def test_pieces_are_cut_behind_cache_updates_if_something_follows(
+    keys: str, updates: tuple[int, ...], ends: list[int]
+) -> None:
+    alone: Any = SimpleNamespace(of=list(range(len(keys))), members=[(i,) for i in range(len(keys))])
+    own = [None if key == "." else key for key in keys]
+    parts = cut_between(alone, range(len(keys)), own, frozenset(updates))
+    assert [part[-1] + 1 for part in parts] == ends
+    assert list(chain.from_iterable(parts)) == list(range(len(keys)))
 
 
 def test_pieces_of_each_engine_beside_pytorch() -> None:

@@ -34,19 +34,25 @@ def attention(
 
     It is transformers' ``sdpa`` without its branches on the number of queries. Which kernels compute it is for the
     converter to choose, which knows how many queries there may be.
+
+    Raises:
+        ValueError: scores are to be capped, as transformers' ``sdpa`` has it.
     """
+    if kwargs.get("softcap") is not None:
+        raise ValueError("sdpa attention caps no scores (softcap): load the model with attn_implementation='eager'")
     bias = _bias(attention_mask, position_bias, query.dtype)
+    if bias is not None and (attention_mask is None or attention_mask.dtype == torch.bool):
+        bias = OPEN_MASK(bias)
     grouped = query.shape[1] != key.shape[1]
-    open_mask = None if bias is None else OPEN_MASK(bias)
-    result = sdpa(query, key, value, open_mask, scale=scaling, enable_gqa=grouped)
+    result = sdpa(query, key, value, bias, scale=scaling, enable_gqa=grouped)
     return result.transpose(1, 2).contiguous(), None
 
 
 def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """What is added to scores: of a condition 0 where it holds, and the lowest number elsewhere."""
+    """What is added to scores: of a condition the bias, or 0, where it holds, and the lowest number elsewhere."""
     if mask is not None and mask.dtype == torch.bool:
         lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
-        mask = torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), lowest)
+        return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias, lowest)
     return mask if bias is None else bias if mask is None else bias + mask
 
 
