@@ -101,12 +101,37 @@ def test_one_query_after_other_attentions(form: str, dtype: torch.dtype, most: f
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_one_query_of_many_keys_that_heads_share(dtype: torch.dtype, batch: int) -> None:
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    [(torch.float16, 8 * 2**-10), (torch.bfloat16, 8 * 2**-7), (torch.float32, 8 * 2**-10)],
+    ids=["float16", "bfloat16", "float32"],
+)
+def test_queries_of_many_keys_that_heads_share(dtype: torch.dtype, most: float, length: int, batch: int) -> None:
+    """One is a row of products, and so are several in float32, whose products are of TF32."""
     query, key, value = (
-        torch.randn(batch, heads, n, 64, device="cuda").to(dtype) for heads, n in ((8, 1), (2, 2048), (2, 2048))
+        torch.randn(batch, heads, n, 64, device="cuda").to(dtype) for heads, n in ((8, length), (2, 2048), (2, 2048))
     )
-    mask = torch.arange(2048, device="cuda") < torch.tensor([700, 64, 2048], device="cuda")[:batch, None, None, None]
+    kept = torch.tensor([700, 64, 2048], device="cuda")[:batch, None, None, None]
+    mask = torch.arange(2048, device="cuda") < kept
     compiled = pipeline.default(require_full_compilation=True)(Grouped().eval(), (query, key, value, mask))
     exact = Grouped()(query.double(), key.double(), value.double(), mask)
-    assert (compiled(query, key, value, mask).double() - exact).abs().max() < 8 * torch.finfo(dtype).eps
+    assert (compiled(query, key, value, mask).double() - exact).abs().max() < most
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_one_engine_for_queries_that_may_be_one(dtype: torch.dtype) -> None:
+    """Of heads that share keys, with a mask for each head."""
+
+    def inputs(batch: int, length: int) -> list[torch.Tensor]:
+        shapes = (batch, 8, length, 64), (batch, 2, 1024, 64), (batch, 2, 1024, 64), (batch, 8, length, 1024)
+        return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+
+    batch, length = torch.export.Dim("batch", min=1, max=3), torch.export.Dim("length", min=1, max=16)
+    shapes = {"query": {0: batch, 2: length}, "key": {0: batch}, "value": {0: batch}, "mask": {0: batch, 2: length}}
+    compile = pipeline.default(require_full_compilation=True)
+    compiled = compile(Grouped().eval(), args=inputs(2, 4), dynamic_shapes=shapes)
+    for given in (inputs(b, n) for b, n in ((1, 1), (3, 1), (2, 4), (1, 16))):
+        exact = Grouped()(*(x.double() for x in given))
+        bound = 16 * max(torch.finfo(dtype).eps, 2**-10)  # float32 products are of TF32
+        assert (compiled(*given).double() - exact).abs().max() < bound
