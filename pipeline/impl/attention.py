@@ -123,7 +123,7 @@ def _in_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
     if not base.rank(query) == base.rank(key) == base.rank(value) == 4 or not _serves(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
-    length = 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
+    length = _length(net, query)
     if length is None or keys < MANY or not 0 < base.dims(key)[1] < heads:
         return False
     if base.dtype_of(query) not in limits.HALVES:
@@ -141,24 +141,29 @@ def _serves(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
     return equal and batch is not None and all(other in (1, batch) for other in others)
 
 
+@fact
+def _length(net: Net, query: ITensor) -> Size | None:
+    """How many queries there are: 1 where the segment's profile says so, though the program has a symbol."""
+    return 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
+
+
 def _by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None) -> ITensor:
     """Products with the queries that share a head of keys as rows, and a softmax between them, in kernels of their own,
     since those for a whole attention go through the keys one after the other. Keys and values are read once, where
     they lie, and not repeated: for one query as the first operand, since TensorRT-RTX 1.4 transposes the second in a
     kernel of its own, and in four dims, since it copies what is seen in three."""
     _, heads, _, width = base.dims(query)
-    one = base.dims(query)[2] == 1
-    batch, length = base.size(net, query, 0), 1 if one else base.known_sizes(net, query)[2]
-    assert length is not None
+    batch, length = base.size(net, query, 0), _length(net, query)
+    assert length is not None, "asked for by `_in_rows`"
     own, keys = base.dims(key)[1:3]
     grouped: list[Size] = [batch, own, product([heads // own, length])]
     rows = base.reshape(net, query, [*grouped, width])
-    if one:
+    if length == 1:
         scores = base.permute(net, transposed(net, matmul(net, key, rows, transpose_b=True)), [0, 1, 3, 2])
     else:
         scores = matmul(net, rows, key, transpose_b=True)
     scores = base.cast(net, scores, torch.float32)
-    apart = mask is not None and not (one and base.dims(mask)[1] == 1)
+    apart = mask is not None and not (length == 1 and base.dims(mask)[1] == 1)
     scores = base.reshape(net, scores, [batch, heads, length, keys]) if apart else scores
     weights = _weights(net, scores, mask, base.dtype_of(query))
     weights = base.reshape(net, weights, [*grouped, keys]) if apart else weights

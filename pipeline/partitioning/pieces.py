@@ -34,9 +34,9 @@ def cut_between(
     """Split the operators of one engine where those of another submodule begin, or behind its cache updates.
 
     ``keys`` has each operator's submodule, or None. What is before the first stays with it, what is behind one with
-    that one. ``updates`` are operators that update a cache: operators of a submodule among which are some are cut
-    behind the last of them instead, unless nothing follows, since TensorRT copies a cache that it updates before a
-    product of the same engine reads it (docs/tensorrt.md, "Numbers"). Patterns that TensorRT fuses are not split.
+    that one. ``updates`` are operators that update a cache. A submodule that has some is cut off behind the last of
+    them, if more of it follows: TensorRT copies a cache before a product of the engine that updates it
+    (docs/tensorrt.md, "Numbers"). Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
