@@ -31,17 +31,20 @@ RECORDED = {"attribute_pairs": ("kind", "attribute"), "zoo_gpu": ("task", "name"
 Row: TypeAlias = dict[str, Any]
 
 
-def run(workers: int, files: list[str], only: str = "", limit: float | None = None) -> tuple[list[Row], str]:
-    """Run the GPU tests for at most ``limit`` seconds, ``only`` those that the expression selects; return a row for
-    each that ended (`benchmarks.recorded`), and what ended them early: ``limit``, ``interrupted`` or nothing. They run
-    side by side, and those that measure after them, each alone."""
+def run(
+    workers: int, files: list[str], only: str = "", limit: float | None = None, everyday: bool = False
+) -> tuple[list[Row], str]:
+    """Run the GPU tests for at most ``limit`` seconds, ``only`` those that the expression selects, and of those what is
+    for ``everyday``; return a row for each that ended (`benchmarks.recorded`), and what ended them early: ``limit``,
+    ``interrupted`` or nothing. They run side by side, and those that measure after them, each alone."""
     until = None if limit is None else time.monotonic() + limit
     chosen, early = ["-k", only, *files] if only else files, ""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "tests.jsonl"
         written.touch()
         environment = {**os.environ, recorded.FILE: str(written)}
-        for which, processes in (("gpu and not alone", workers), ("gpu and alone", 0)):
+        beside = "gpu and not alone and not slow" if everyday else "gpu and not alone"
+        for which, processes in ((beside, workers), ("gpu and alone", 0)):
             command = [
                 sys.executable,
                 "-m",
@@ -105,13 +108,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--add", action="store_true", help="keep what an earlier run has and this has not: files, and recorded rows"
     )
+    parser.add_argument("--everyday", action="store_true", help="the tests of `make gpu-test`, and not all")
     parser.add_argument("--limit", type=float, help="seconds, after which what has ended by then is written down")
     parser.add_argument("files", nargs="*", default=["tests/gpu"])
     given = parser.parse_args(arguments)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    report, early = run(given.workers, given.files, given.only, given.limit)
-    taken: Row = {"workers": given.workers, "seconds": round(time.monotonic() - began)}
+    report, early = run(given.workers, given.files, given.only, given.limit, given.everyday)
+    taken: Row = {"everyday": given.everyday, "workers": given.workers, "seconds": round(time.monotonic() - began)}
     taken |= {"ended_early": early} if early else {}
     result = {"only": given.only, **taken, **summary(report)}
     suffix = f"{gpu_name()}_{result['products'].lower()}"

@@ -38,6 +38,13 @@ class Binding:
         return f"{self.name}: {described(self.dtype, self.shape)}"
 
 
+def memory_at(address: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of ``count`` elements over memory that kernels of this device can reach, and that another owns."""
+    of_bytes: Any = torch._C._construct_storage_from_data_pointer
+    memory = torch.empty(0, dtype=dtype, device=device)
+    return memory.set_(of_bytes(address, device, count * dtype.itemsize))
+
+
 def described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     """``float32[2, 3]``"""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
+from pipeline.runtime.engine_buffers import memory_at
 from pipeline.runtime.graph_copies import checked, nodes
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,7 @@ class Fill:
 
     def __call__(self, device: torch.device) -> None:
         """Write it on the current stream, with one PyTorch kernel."""
-        of_bytes: Any = torch._C._construct_storage_from_data_pointer
-        memory = torch.empty(0, dtype=_DTYPES[self.size], device=device)
-        memory.set_(of_bytes(self.address, device, self.count * self.size))
+        memory = memory_at(self.address, self.count, _DTYPES[self.size], device)
         memory.fill_(int.from_bytes(self.value.to_bytes(4, "little")[: self.size], "little", signed=True))
 
 

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from pipeline.errors import ExecutionError
 from pipeline.program import Program
+from pipeline.runtime.engine_buffers import memory_at
 from pipeline.shapes.environment import expression, number_of
 
 
@@ -75,14 +76,16 @@ def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int])
 class Guard:
     """Checks whether a call wrote outside of a buffer, without waiting for the GPU.
 
-    On the CPU the call itself fails. A GPU adds each call's result to a flag and copies that to host memory, which the
-    next call reads; nothing outside of a buffer is ever written.
+    On the CPU the call itself fails. A GPU adds each call's result to a flag and writes that to host memory, which the
+    next call reads; nothing outside of a buffer is ever written. A kernel writes it: a copy to the host would be a node
+    of its own kind in a CUDA graph.
     """
 
     def __init__(self, device: torch.device, names: str) -> None:
         self.names, self.on_gpu = names, device.type == "cuda"
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
         self.seen = torch.zeros((), dtype=torch.bool, pin_memory=self.on_gpu)
+        self._there = memory_at(self.seen.data_ptr(), 1, torch.bool, device)[0] if self.on_gpu else self.seen
         self._look: Any = self.seen.numpy()
 
     def note(self, outside: torch.Tensor) -> None:
@@ -93,7 +96,7 @@ class Guard:
         """
         if self.on_gpu:
             torch.logical_or(self.flag, outside, out=self.flag)
-            self.seen.copy_(self.flag, non_blocking=True)
+            torch.logical_or(self.flag, self.flag, out=self._there)
         elif bool(outside):
             raise self.error("this call")
 
