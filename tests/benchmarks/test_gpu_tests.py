@@ -37,6 +37,7 @@ def test_errs(broken): ...
 def test_is_left_out():
     pytest.skip("no reason")
 
+@pytest.mark.slow
 def test_takes_long():
     import time
     time.sleep(600)
@@ -47,7 +48,7 @@ NAMES = "test_passes", "test_fails", "test_errs", "test_is_left_out", "test_meas
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "test_some.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n    alone: measures\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n    alone: measures\n    slow: takes long\n")
     monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     return tmp_path
@@ -64,6 +65,11 @@ def test_a_row_for_each_test_that_ended(folder: Path) -> None:
     assert found["counts"] == {"test_some": {"error": 1, "failed": 1, "passed": 2, "skipped": 1}}
     assert set(found["not_passed"]) == {"test_some::test_errs", "test_some::test_fails"}
     assert "ones are no twos" in found["not_passed"]["test_some::test_fails"]
+
+
+def test_what_is_for_every_day_leaves_out_what_is_slow(folder: Path) -> None:
+    report, early = gpu_tests.run(1, ["test_some.py"], everyday=True, limit=300)
+    assert ([row["name"] for row in report], early) == (list(NAMES), "")
 
 
 def test_a_run_that_is_cut_short_keeps_what_ended(folder: Path) -> None:
