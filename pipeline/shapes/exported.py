@@ -48,6 +48,7 @@ UNKNOWN = 1024
 
 _TORCH = Path(torch.__file__).parent
 _PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
+_MODULE = f"{_TORCH}/nn/modules/module.py"
 _OPERATORS = tuple(f"{_TORCH}/{part}" for part in _PARTS)
 """Where torch is in the midst of an operator; in the mode of torch.export, of one that is written in C++."""
 
@@ -232,10 +233,22 @@ def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[obj
 def _guards(graph: torch.fx.Graph) -> Iterator[object]:
     """What torch.export found on its way."""
     mode = next((v.fake_mode for v in _values(graph) if hasattr(v, "fake_mode")), None)
-    if mode is not None and mode.shape_env is not None:
-        for guard in mode.shape_env.guards:
-            if not guard.size_oblivious and not _about_strides(guard):
-                yield mode.shape_env.replace(guard.expr)
+    if mode is None or mode.shape_env is None:
+        return
+    strides, others = set[object](), []
+    for guard in mode.shape_env.guards:
+        about = guard.size_oblivious or _about_strides(guard)
+        expr = mode.shape_env.replace(guard.expr)
+        if about:
+            strides.add(expr)
+        else:
+            others.append((guard, expr))
+    yield from (expr for guard, expr in others if expr not in strides or not _asked_again(guard))
+
+
+def _asked_again(guard: Argument) -> bool:
+    """Whether a module of torch.export's own asked, which asserts what was found before it."""
+    return str(getattr(guard.sloc.framework_loc, "filename", "")) == _MODULE
 
 
 def _about_strides(guard: Argument) -> bool:

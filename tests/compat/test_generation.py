@@ -69,6 +69,33 @@ def test_one_head_of_keys_builds_for_one_row(dtype: torch.dtype, max_batch: int)
         assert len(compiled.compiled["decoder"].engines) == count
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_one_row_where_the_model_does_not_ask_for_it(asks: bool) -> None:
+    """Falcon's keys are expanded and made one piece: of their strides torch asks whether there is one row."""
+    from transformers import FalconConfig, FalconForCausalLM
+
+    class Model(FalconForCausalLM):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            made = super().forward(*args, **kwargs)
+            if asks and made.logits.shape[0] == 1:
+                made.logits = made.logits.flip(-1)
+            return made
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_kv_heads": 2}
+    names: Any = {"new_decoder_architecture": True, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+    model = Model(FalconConfig(**sizes, **names)).eval()
+    compiled = compile_for_generation(model, executor="reference", max_cache_len=16, max_batch=3, max_prompt_len=4)
+    prompts, how = torch.randint(1, 99, (3, 4)), {"max_new_tokens": 3, "do_sample": False}
+    for rows in (2, 3):
+        assert compiled.generate(prompts[:rows], **how).tolist() == model.generate(prompts[:rows], **how).tolist()
+    if asks:
+        with pytest.raises(pipeline.ShapeError, match="compiled for 2 to 3"):
+            compiled.generate(prompts[:1], **how)
+    else:
+        assert compiled.generate(prompts[:1], **how).tolist() == model.generate(prompts[:1], **how).tolist()
+
+
 @pytest.fixture(scope="module")
 def llama() -> Any:
     return compile_for_generation(families.model("llama"), executor="reference", **SIZES)
