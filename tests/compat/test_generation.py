@@ -279,9 +279,25 @@ def test_a_row_that_is_masked_throughout_stays_finite_whatever_the_bias(dtype: t
     assert (got[:, 1].double() - want[:, 1]).abs().max() < 16 * torch.finfo(dtype).eps
 
 
-def test_scores_that_are_to_be_capped_are_refused() -> None:
-    from pipeline.compat.transformers.attention import attention
+@pytest.mark.parametrize("refuses", [True, False])
+def test_scores_that_are_to_be_capped(
+    refuses: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is an error where transformers' own sdpa raises one; that of older versions caps no scores."""
+    from pipeline.compat.transformers import attention
 
+    def own(*args: Any, softcap: float | None = None, **kwargs: Any) -> None:
+        if refuses and softcap is not None:
+            raise ValueError("no softcap")
+
+    monkeypatch.setattr(attention, "sdpa_attention_forward", own)
+    attention._refuses_a_cap.cache_clear()
     query = torch.randn(1, 2, 3, 8)
-    with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        attention(torch.nn.Module(), query, query, query, None, softcap=30.0)
+    given: Any = (torch.nn.Module(), query, query, query, None)
+    if refuses:
+        with pytest.raises(ValueError, match="attn_implementation='eager'"):
+            attention.attention(*given, softcap=30.0)
+    else:
+        assert torch.equal(attention.attention(*given, softcap=30.0)[0], attention.attention(*given)[0])
+        assert "caps no scores" in caplog.text
+    attention._refuses_a_cap.cache_clear()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import torch
+import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipeline.aten.marks import OPEN_MASK
 
+log = logging.getLogger(__name__)
+WITH_CAP: Final = "load the model with attn_implementation='eager'"
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
 _turn = threading.RLock()
@@ -36,16 +42,29 @@ def attention(
     converter to choose, which knows how many queries there may be.
 
     Raises:
-        ValueError: scores are to be capped, as transformers' ``sdpa`` has it.
+        ValueError: scores are to be capped, and transformers' ``sdpa`` raises an error for that.
     """
-    if kwargs.get("softcap") is not None:
-        raise ValueError("sdpa attention caps no scores (softcap): load the model with attn_implementation='eager'")
+    if kwargs.get("softcap") is not None and _refuses_a_cap():
+        raise ValueError(f"sdpa attention caps no scores (softcap): {WITH_CAP}")
     bias = _bias(attention_mask, position_bias, query.dtype)
     if bias is not None and (attention_mask is None or attention_mask.dtype == torch.bool):
         bias = OPEN_MASK(bias)
     grouped = query.shape[1] != key.shape[1]
     result = sdpa(query, key, value, bias, scale=scaling, enable_gqa=grouped)
     return result.transpose(1, 2).contiguous(), None
+
+
+@cache
+def _refuses_a_cap() -> bool:
+    """Whether transformers' ``sdpa`` raises an error where scores are to be capped. That of 5.17 leaves them
+    as they are, and so does what is compiled."""
+    one = torch.zeros(1, 1, 1, 1)
+    try:
+        sdpa_attention_forward(torch.nn.Module(), one, one, one, None, softcap=1.0)
+    except ValueError:
+        return True
+    log.warning("sdpa attention of transformers %s caps no scores (softcap): %s", transformers.__version__, WITH_CAP)
+    return False
 
 
 def _bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
