@@ -84,6 +84,16 @@ def _by_batches(plan: Any, start: int) -> bool:
     return not keys or re.search(rb"= \(__v\d+ \* %d\) \+ __v\d+;" % keys, source) is not None
 
 
+_HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mask", re.DOTALL)
+
+
+def summed_in_halves(plan: Any, sources: Sources) -> tuple[str, ...]:
+    """Find the kernels of whole attentions that sum weights times values in float16 and have a mask added: they round
+    after every 32 keys, also where the mask leaves none of them (docs/tensorrt.md, "Numbers")."""
+    found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
+    return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
+
+
 _COPIED = re.compile(rb"__myl_(?:Move|Resh|Tran)+_")
 _INDEX = re.compile(rb"__myln_int32 (?P<name>__v\d+) = \(?(?P<of>__v\d+)(?: / (?P<by>\d+))?\)?(?: % (?P<within>\d+))?;")
 _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")

@@ -21,6 +21,9 @@ from pipeline.trt import CAPABILITIES, trt
 ABSENT = {4: (), 3: (1,), 2: (0, 1)}
 """Of the four dims of attention those that a tensor of fewer does not have: the heads, and then the batch."""
 
+KEPT = trt.MatrixOperation.NONE
+"""Not transposed."""
+
 MANY = 128
 """Keys from which one query's attention is several kernels, where queries share heads of keys. With 4 heads for 32, on
 an H100 (RTX 1.4, float16, 16 attentions in a row), the kernel for a whole attention took 11.4 µs and several 9.7 (128
@@ -105,7 +108,7 @@ def _products(
     scores = base.cast(net, matmul(net, query, key, transpose_b=True), torch.float32)
     mask = _lower_triangle(net, scores) if causal else mask
     weights = _weights(net, scores, mask, base.dtype_of(query))
-    result = matmul(net, weights, value, empty=False)
+    result = _summed(net, weights, value, masked=mask is not None and not causal)
     return first_row(net, result) if lone else result
 
 
@@ -114,6 +117,20 @@ def _weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype
     if mask is not None:
         scores = base.elementwise(net, "SUM", scores, _in_numbers(net, mask, dtype))
     return base.cast(net, softmax(net, scores, -1), dtype, bare=True)
+
+
+def _summed(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
+    """The product of weights and values, inside the kernel for a whole attention.
+
+    Of float16 with a mask it is one of float32, rounded, which TensorRT-RTX takes for halves summed in float32. Else
+    the kernel sums in float16 and rounds after every 32 keys, also where the mask leaves none of them. One query has
+    another kernel. See docs/tensorrt.md, "Numbers".
+    """
+    if not masked or base.dtype_of(value) != torch.float16 or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
+        return matmul(net, weights, value, empty=False)
+    wide = [base.cast(net, x, torch.float32) for x in (weights, value)]
+    product = net.add("matrix_multiply", wide[0], KEPT, wide[1], KEPT).get_output(0)
+    return net.add("cast", product, trt.float16).get_output(0)
 
 
 @fact

@@ -35,7 +35,7 @@ from pipeline.improvements.rewriting import (
     rank_of,
 )
 from pipeline.improvements.simplify_masks import AND, constant_of
-from pipeline.shapes.environment import shape_of
+from pipeline.shapes.environment import bounds, shape_of
 
 
 @frozen
@@ -71,7 +71,7 @@ def masked_rows(rewriting: Rewriting) -> None:
         mask = argument(node, "attn_mask")
         if not isinstance(mask, Node) or is_open(mask) or is_made_open(mask) or rewriting.literal(mask) is not None:
             continue  # a literal the converter looks at
-        row, projection = _one_row(rewriting, mask), _projection(node)
+        row, projection = None if _is_one_query(rewriting, node) else _one_row(rewriting, mask), _projection(node)
         if row is None and (projection is None or not _for_all_heads(mask)):
             continue
         made = once(row or mask, node)
@@ -82,6 +82,15 @@ def masked_rows(rewriting: Rewriting) -> None:
     for made in filter(None, opened.values()):
         for each in (made.mask, made.rows, made.alive):
             rewriting.erase(each)
+
+
+def _is_one_query(rewriting: Rewriting, node: Node) -> bool:
+    """Whether an attention is of one query, whose result is less than the values, or has an engine for one. RTX 1.4
+    crashes as it builds for one query of one batch, if one condition selects both in the mask and in the values."""
+    shapes = rewriting.program.shapes
+    length = shape_of(node.meta["val"])[-2]
+    ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]
+    return any(each.min == each.max == 1 for each in ranges)
 
 
 def _one_row(rewriting: Rewriting, mask: object) -> Node | None:

@@ -18,7 +18,14 @@ from pipeline.build.memory_mapped_weights import leave_memory
 from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.build.remote_build import Job, RemoteBuild
-from pipeline.build.wrong_kernels import of_one_batch, of_other_batches, rounded_last, sources, unwritten
+from pipeline.build.wrong_kernels import (
+    of_one_batch,
+    of_other_batches,
+    rounded_last,
+    sources,
+    summed_in_halves,
+    unwritten,
+)
 from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
@@ -118,6 +125,7 @@ def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
         wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
     wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
     wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
+    wrong += [(kernel, "sums a masked attention in float16") for kernel in summed_in_halves(data, found)]
     return wrong
 
 

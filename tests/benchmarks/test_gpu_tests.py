@@ -48,7 +48,8 @@ NAMES = "test_passes", "test_fails", "test_errs", "test_is_left_out", "test_meas
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "test_some.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n    alone: measures\n    slow: takes long\n")
+    markers = "gpu: needs a GPU", "alone: measures", "slow: takes long"
+    (tmp_path / "pytest.ini").write_text("\n    ".join(("[pytest]\nmarkers =", *markers)))
     monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     return tmp_path

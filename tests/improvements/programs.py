@@ -12,10 +12,12 @@ from pipeline import Program
 from pipeline.stages.improve import Improve
 
 
-def decomposed(model: nn.Module, *args: torch.Tensor, dynamic_shapes: Any = None, **settings: Any) -> Program:
+def decomposed(
+    model: nn.Module, *args: torch.Tensor, dynamic_shapes: Any = None, profiles: Any = None, **settings: Any
+) -> Program:
     """The program of a model as passes get it."""
     decompose = pipeline.default(**settings).until("decompose")
-    program: Program = decompose(model.eval(), args=args, dynamic_shapes=dynamic_shapes)
+    program: Program = decompose(model.eval(), args=args, dynamic_shapes=dynamic_shapes, profiles=profiles)
     return program
 
 

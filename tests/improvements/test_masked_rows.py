@@ -134,6 +134,23 @@ def test_batches_without_anything_have_no_values(mask: str, sizes: str) -> None:
     agree(program, found, X, COUNTS.flip(0, 1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("length", ["one", "one in a profile"])
+def test_one_query_keeps_its_values(length: str) -> None:
+    """Its result is less than they are."""
+
+    class Step(nn.Module):
+        def forward(self, query: torch.Tensor, key: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(query, key, key, (counts > 0)[:, None, None])
+
+    key, few = torch.randn(BATCH, HEADS, LENGTH, WIDTH), Dim("few", min=2, max=4)
+    profiles = None if length == "one" else [({2: 1}, {}, {}), ({2: few}, {}, {})]
+    query = key[:, :, : 1 if profiles is None else 3]
+    program = decomposed(Step(), query, key, COUNTS, profiles=profiles)
+    found = improved(program, "masked_rows")
+    assert "where.self" not in targets(found)
+    agree(program, found, query, key, COUNTS, rtol=1e-5, atol=1e-6)
+
+
 def run(program: Any, **options: Any) -> CompiledModule:
     compiled = pipeline.default(**options)(program)
     return compiled.module(executor="reference")
