@@ -97,9 +97,12 @@ class TestConditions:
 
 
 def attended(*inputs: Any, causal: bool = False, by_layer: bool = False) -> None:
+    """Products are of halves; that of values is summed in float32 where a mask is given (tests/build/
+    test_kernels_sums.py)."""
     compiled = pipeline.default(require_full_compilation=True)(Attend(causal, 0.3).eval(), args=inputs)
     assert ("ATTENTION_INPUT" in compiled.networks[0].kinds()) == by_layer
-    assert all(t.dtype == "float16" for row in rows(compiled, "MATRIX_MULTIPLY") for t in row.outputs)
+    dtypes = [t.dtype for row in rows(compiled, "MATRIX_MULTIPLY") for t in row.outputs]
+    assert dtypes == [] if by_layer else dtypes == ["float16", "float32" if len(inputs) > 3 else "float16"]
     result = compiled.module(executor="reference")(*inputs)
     torch.testing.assert_close(result, Attend(causal, 0.3)(*inputs), rtol=2e-3, atol=2e-3)
 
@@ -214,8 +217,8 @@ def test_queries_that_may_be_one_repeat_no_keys(least: int, dtype: torch.dtype, 
     model, length = Grouped().eval(), Dim("length", min=least, max=8)
     shapes = {"query": {2: length}, "key": None, "value": None, "mask": {2: length}}
     compiled = pipeline.default(require_full_compilation=True)(model, inputs(4), dynamic_shapes=shapes)
-    keys = [x.shape for row in compiled.networks[0].layers for x in row.outputs if tuple(x.shape) == (2, 6, 1024, 16)]
-    assert len(keys) == repeated
+    made = [x.shape for row in compiled.networks[0].layers if row.kind != "CAST" for x in row.outputs]
+    assert made.count((2, 6, 1024, 16)) == repeated
     module = compiled.module("reference")
     for given in map(inputs, {least, 3, 8}):
         exact = model(*(x.double() for x in given))

@@ -102,13 +102,11 @@ def test_one_query_after_other_attentions(form: str, dtype: torch.dtype, most: f
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("length", [1, 4])
-@pytest.mark.parametrize(
-    ("dtype", "most"),
-    [(torch.float16, 8 * 2**-10), (torch.bfloat16, 8 * 2**-7), (torch.float32, 8 * 2**-10)],
-    ids=["float16", "bfloat16", "float32"],
-)
-def test_queries_of_many_keys_that_heads_share(dtype: torch.dtype, most: float, length: int, batch: int) -> None:
-    """One is a row of products, and so are several in float32, whose products are of TF32."""
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_queries_of_many_keys_that_heads_share(dtype: torch.dtype, length: int, batch: int) -> None:
+    """One is a row of products, and so are several in float32, whose products are of TF32. A mask that leaves few keys
+    leaves none in most of the pieces that a kernel goes through."""
+    torch.manual_seed(0)
     query, key, value = (
         torch.randn(batch, heads, n, 64, device="cuda").to(dtype) for heads, n in ((8, length), (2, 2048), (2, 2048))
     )
@@ -116,7 +114,9 @@ def test_queries_of_many_keys_that_heads_share(dtype: torch.dtype, most: float, 
     mask = torch.arange(2048, device="cuda") < kept
     compiled = pipeline.default(require_full_compilation=True)(Grouped().eval(), (query, key, value, mask))
     exact = Grouped()(query.double(), key.double(), value.double(), mask)
-    assert (compiled(query, key, value, mask).double() - exact).abs().max() < most
+    own = (Grouped()(query, key, value, mask).double() - exact).abs().max()
+    bound = 8 * 2**-10 if dtype == torch.float32 else 4 * own + torch.finfo(dtype).eps
+    assert (compiled(query, key, value, mask).double() - exact).abs().max() < bound
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
