@@ -28,6 +28,9 @@ RECORDED = {"attribute_pairs": ("kind", "attribute"), "zoo_gpu": ("task", "name"
 """Tests that record a row each, and the fields that tell rows apart; they lie in result files of these names."""
 
 
+EVERYDAY = {"PIPELINE_GPU_EXAMPLES": "2", "PIPELINE_GPU_PROGRAMS": "75"}
+"""Calls of each operator and random programs for every day."""
+
 Row: TypeAlias = dict[str, Any]
 
 
@@ -42,7 +45,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "tests.jsonl"
         written.touch()
-        environment = {**os.environ, recorded.FILE: str(written)}
+        environment = {**(EVERYDAY if everyday else {}), **os.environ, recorded.FILE: str(written)}
         beside = "gpu and not alone and not slow" if everyday else "gpu and not alone"
         for which, processes in ((beside, workers), ("gpu and alone", 0)):
             command = [
@@ -68,17 +71,20 @@ def run(
 
 
 def summary(report: Sequence[Row]) -> dict[str, Any]:
-    """Counts by file; each architecture by test and dtype; every test that did not pass, with the reason; seconds of
-    all tests together."""
+    """Counts by file; each architecture by test and dtype; every test that did not pass, with the reason; seconds of a
+    core by file, and together."""
     counts: dict[str, Counter[str]] = {}
+    seconds: Counter[str] = Counter()
     for row in report:
         counts.setdefault(row["module"], Counter())[row["outcome"]] += 1
+        seconds[row["module"]] += row["seconds"]
     bad = {f"{row['module']}::{row['name']}": row["reason"] for row in report if row["outcome"] in ("failed", "error")}
     return {
         "products": "IEEE" if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" else "TF32",
         "counts": {module: dict(sorted(found.items())) for module, found in sorted(counts.items())},
         "architectures": dict(sorted((row["name"], row["outcome"]) for row in report if row["module"] == MODELS)),
         "not_passed": dict(sorted(bad.items())),
+        "seconds_of_files": {module: round(took) for module, took in seconds.most_common()},
         "seconds_of_tests": round(sum(row["seconds"] for row in report)),
     }
 

@@ -19,6 +19,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/benchmarks/test_capture.py": "measures seconds",
     "tests/artifact/test_elsewhere.py": "each starts a process that loads a program without the model's code",
     "tests/build/test_kernels": "looks at the kernels of plans, which change with TensorRT and not with us",
+    "tests/gpu/test_attribute_pairs.py": "pairs of layers, which change with TensorRT and not with us",
     "tests/docs/test_demo.py": "ResNet-50 and BERT-base at full size",
     "tests/frontend/test_work.py": "counts what captures cost",
     "tests/partitioning/test_models.py": "measures how long cutting takes, and full-size models",

@@ -63,6 +63,7 @@ def test_a_row_for_each_test_that_ended(folder: Path) -> None:
     )
     assert gpu_tests.rows(report, "zoo_gpu") == [{"task": "t", "name": "n", "dtype": "float16"}]
     found = gpu_tests.summary(report)
+    assert list(found["seconds_of_files"]) == ["test_some"]
     assert found["counts"] == {"test_some": {"error": 1, "failed": 1, "passed": 2, "skipped": 1}}
     assert set(found["not_passed"]) == {"test_some::test_errs", "test_some::test_fails"}
     assert "ones are no twos" in found["not_passed"]["test_some::test_fails"]
