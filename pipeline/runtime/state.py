@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -73,6 +75,29 @@ def views(program: Program, module: torch.nn.Module, symbols: Mapping[str, int])
         yield placeholder, tensor
 
 
+class Flags:
+    """Bytes of host memory that GPUs write to. One that is given back is the last to be taken again, after ``PAGE``
+    others: a graph that was launched before may still write there."""
+
+    PAGE = 4096
+
+    def __init__(self) -> None:
+        self._free = deque[torch.Tensor]()
+
+    def take(self) -> torch.Tensor:
+        """A bool in pinned memory, which is False."""
+        while len(self._free) <= self.PAGE:
+            self._free.extend(torch.zeros(self.PAGE, dtype=torch.bool, pin_memory=torch.cuda.is_available()))
+        return self._free.popleft().zero_()
+
+    def give(self, flag: torch.Tensor) -> None:
+        """Give one back."""
+        self._free.append(flag)
+
+
+_flags = Flags()
+
+
 class Guard:
     """Checks whether a call wrote outside of a buffer, without waiting for the GPU.
 
@@ -84,9 +109,11 @@ class Guard:
     def __init__(self, device: torch.device, names: str) -> None:
         self.names, self.on_gpu = names, device.type == "cuda"
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
-        self.seen = torch.zeros((), dtype=torch.bool, pin_memory=self.on_gpu)
+        self.seen = _flags.take() if self.on_gpu else torch.zeros((), dtype=torch.bool)
         self._there = memory_at(self.seen.data_ptr(), 1, torch.bool, device)[0] if self.on_gpu else self.seen
         self._look: Any = self.seen.numpy()
+        if self.on_gpu:
+            weakref.finalize(self, _flags.give, self.seen)
 
     def note(self, outside: torch.Tensor) -> None:
         """Note the result of a call; captured graphs include this.

@@ -11,7 +11,7 @@ import torch
 
 import pipeline
 from pipeline.runtime.engine_buffers import ALIGNMENT
-from pipeline.runtime.state import Guard, Initial
+from pipeline.runtime.state import Flags, Guard, Initial
 from pipeline.trt import CAPABILITIES
 from tests.runtime.fake_engine import FakeEngine
 
@@ -147,3 +147,16 @@ def test_models_are_left_as_they_are() -> None:
     before = copy.deepcopy(model.state_dict())
     pipeline.default()(model, args=(X,)).module("reference")(X)
     torch.testing.assert_close(dict(model.state_dict()), dict(before))
+
+
+def test_a_flag_that_is_given_back_is_taken_last() -> None:
+    flags = Flags()
+    first = flags.take()
+    first.fill_(True)
+    flags.give(first)
+    others = [flags.take() for _ in range(Flags.PAGE)]
+    assert first.data_ptr() not in {other.data_ptr() for other in others}
+    assert len({other.data_ptr() for other in others}) == Flags.PAGE
+    again = [flags.take() for _ in range(4 * Flags.PAGE)]
+    [same] = [flag for flag in again if flag.data_ptr() == first.data_ptr()]
+    assert not same
