@@ -23,6 +23,11 @@ from pipeline.program import Segment
 from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY, compute_capability, has_gpu, trt
 
+NOT_FOR_THIS_GPU = "CUDA error 222"
+REFIT_HINT = (
+    "TensorRT-RTX 1.5 and newer build no engine that can be refitted for an H100 or H200: pass immutable_weights=True, "
+    "with which refit_module_weights builds the engine anew, or take TensorRT-RTX 1.4 (docs/versions.md)"
+)
 PIECE = 1 << 22
 STREAMED = 128 << 20
 """Plans of networks with more bytes of weights are streamed. TensorRT takes three times 64 MB for a stream, and as much
@@ -105,9 +110,15 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
         built = _written(handle, _config(handle.builder, order, monitor), plan)
     return_free_memory()
     if not built:
-        raise BuildError(f"{order.name}: {handle.log.said_since(mark)}")
+        raise refused(order, handle.log.said_since(mark))
     plan.file.flush()
     return Plan(plan.sha256.hexdigest(), LIBRARY)
+
+
+def refused(order: Order, said: str) -> BuildError:
+    """The error for an engine that TensorRT does not build, with what it said."""
+    hint = REFIT_HINT if order.refit_flags and NOT_FOR_THIS_GPU in said else ""
+    return BuildError(f"{order.name}: {said}", hint)
 
 
 def _name_in_plan(net: Any) -> None:

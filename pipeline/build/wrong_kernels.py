@@ -94,6 +94,30 @@ def summed_in_halves(plan: Any, sources: Sources) -> tuple[str, ...]:
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
 
 
+_WITH_BIAS = re.compile(rb'fully_connected=\{ name="(?P<name>[^"]*)"[^\n]* bias=true ')
+
+
+def with_biases(plan: Any) -> tuple[str, ...]:
+    """Find the products that have a bias of their own, which TensorRT-RTX 1.6 does not add on an H100
+    (docs/tensorrt.md, "Numbers"). It adds a bias that is a step of its own in the product's kernel."""
+    return tuple(each["name"].decode() for each in _each(_WITH_BIAS, b"fully_connected={ name=", plan))
+
+
+_FUSED = re.compile(rb"runtime_fusion=\{ name=(?P<name>\S+) input_args=\{(?P<args>[^}]*)\}")
+
+
+def confused(plan: Any) -> tuple[str, ...]:
+    """Find names of several products that are multiplied in their kernels and take other numbers of sizes.
+
+    If the sizes are the same at run time, TensorRT-RTX 1.4 and 1.5 use one kernel for both, which does not find the
+    factor among the other's arguments (docs/tensorrt.md, "Numbers").
+    """
+    taken: dict[bytes, set[int]] = {}
+    for each in _each(_FUSED, b"runtime_fusion={ name=", plan):
+        taken.setdefault(each["name"], set()).add(len(_NAME.findall(each["args"])))
+    return tuple(name.decode() for name, counts in taken.items() if b"Mul" in name and len(counts) > 1)
+
+
 _COPIED = re.compile(rb"__myl_(?:Move|Resh|Tran)+_")
 _INDEX = re.compile(rb"__myln_int32 (?P<name>__v\d+) = \(?(?P<of>__v\d+)(?: / (?P<by>\d+))?\)?(?: % (?P<within>\d+))?;")
 _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")

@@ -12,9 +12,9 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul, transposed
-from pipeline.impl.shape import bounds_of, expression, product, sampled
+from pipeline.impl.shape import as_size, bounds_of, expression, product, sampled
 from pipeline.impl.softmax import softmax
-from pipeline.network.context import NetworkError
+from pipeline.network.context import NetworkError, SymbolicInt
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
@@ -103,7 +103,7 @@ def _products(
     if gqa and not causal and _in_rows(net, query, key, value):
         return _by_rows(net, query, key, value, mask)
     if gqa:
-        key, value = (_repeated(net, x, base.size(net, query, -3)) for x in (key, value))
+        key, value = (_repeated(net, x, _heads(net, query)) for x in (key, value))
     query, lone = not_alone(net, query)
     scores = base.cast(net, matmul(net, query, key, transpose_b=True), torch.float32)
     mask = _lower_triangle(net, scores) if causal else mask
@@ -264,15 +264,28 @@ def _repeated(net: Net, x: ITensor, heads: Size) -> ITensor:
     One head of one row is repeated over its own dim: RTX 1.4 may not build a reshape of it behind a cache's update
     (docs/tensorrt.md). For several rows that would be more kernels.
     """
-    rank, own = base.rank(x), base.dims(x)[-3]
+    rank, own = base.rank(x), _heads(net, x)
     if own == heads:
         return x
     sizes = base.sizes(net, x)
     if own == 1 and base.dims(x)[:-3] == (1,):
         return base.expand(net, x, [*sizes[:-3], heads, *sizes[-2:]])
-    grouped = [*sizes[:-2], heads // own, *sizes[-2:]]
+    grouped = [*sizes[:-2], _quotient(net, heads, own), *sizes[-2:]]
     spread = base.expand(net, base.unsqueeze(net, x, [rank - 2]), grouped)
     return base.reshape(net, spread, [*sizes[:-3], heads, *sizes[-2:]])
+
+
+def _heads(net: Net, x: ITensor) -> Size:
+    """The number of heads, an expression where the program knows it."""
+    known = base.known_sizes(net, x)[-3]
+    return base.size(net, x, -3) if known is None else known
+
+
+def _quotient(net: Net, size: Size, by: Size) -> Size:
+    """How often a size has another."""
+    if all(isinstance(s, (int, SymbolicInt)) for s in (size, by)):
+        return as_size(expression(size) // expression(by))
+    return base.elementwise(net, "FLOOR_DIV", *(base.shape_tensor(net, [s]) for s in (size, by)))
 
 
 def _lower_triangle(net: Net, scores: ITensor) -> ITensor:

@@ -7,13 +7,11 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
-from pipeline.impl.elementwise import arithmetic, factors, is_number, layer, promoted, where, wide
+from pipeline.impl.elementwise import arithmetic, is_number, layer, promoted, where, wide
 from pipeline.impl.unary import absolute
 from pipeline.network.net import Net
 
 LARGEST_PRODUCT = 64
-SQUARES = (2, 3, -2)
-"""Exponents of powers that begin with a square."""
 ONE_LAYER = (1, 2, 0.5, -1)
 """Exponents for which one layer will do, which rounds once by itself."""
 
@@ -24,7 +22,6 @@ def power(net: Net, a: Value, b: Value) -> ITensor:
     dtype = base.result_type(a, b)
     compute = arithmetic(dtype) if is_number(b) and b in ONE_LAYER else wide(arithmetic(dtype))
     known = is_number(b)
-    a = factors(net, a, a)[0] if known and b in SQUARES else a
     result = _known_power(net, base.tensor(net, a, compute), b) if known else _any_power(net, a, b, compute)
     return base.cast(net, result, dtype)
 

@@ -46,7 +46,18 @@ def _accumulated(net: Net, a: Value, b: Value, *, transpose_b: bool = False, emp
     summed = _maybe_nothing(net, (x, y), dims) if empty else None
     if summed is not None:
         x, y = (sampled(net, v, [d], [0], [total([summed, 1])], mode="FILL") for v, d in zip((x, y), dims, strict=True))
-    return base.cast(net, _product(net, x, y, op_a, op_b), dtype)
+    product = _product(net, x, y, op_a, op_b)
+    if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
+        _noted(net, product, base.dims(x)[dims[0]])
+    return base.cast(net, product, dtype)
+
+
+@fact
+def _noted(net: Net, product: ITensor, summed: int) -> None:
+    """Remember a product of which a size is known at run time, where TensorRT may lose what it is multiplied by
+    (`is_bare_product`). ``summed``: over how many."""
+    if not CAPABILITIES.factors_of_products and -1 in (*base.dims(product)[-2:], summed):
+        net.ctx.memo["product", id(product)] = product
 
 
 @fact

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from pipeline.partitioning.flow import Flow
+from pipeline.partitioning.flow import Flow, Value
 from pipeline.partitioning.units import Units
 
 
@@ -29,14 +29,19 @@ def pieces(flow: Flow, units: Units, inside: Sequence[int], count: int) -> list[
 
 
 def cut_between(
-    units: Units, inside: Sequence[int], keys: Sequence[str | None], updates: frozenset[int] = frozenset()
+    flow: Flow,
+    units: Units,
+    inside: Sequence[int],
+    keys: Sequence[str | None],
+    updates: frozenset[int] = frozenset(),
 ) -> list[tuple[int, ...]]:
     """Split the operators of one engine where those of another submodule begin, or behind its cache updates.
 
     ``keys`` has each operator's submodule, or None. What is before the first stays with it, what is behind one with
     that one. ``updates`` are operators that update a cache. A submodule that has some is cut off behind the last of
     them, if more of it follows: TensorRT copies a cache before a product of the engine that updates it
-    (docs/tensorrt.md, "Numbers"). Patterns that TensorRT fuses are not split.
+    (docs/tensorrt.md, "Numbers"). What only changes a value that crosses there, such as a scale of the query, is
+    before the cut, where a kernel that is there anyway computes it. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.of[i] for i in inside}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
@@ -47,9 +52,44 @@ def cut_between(
     borders = {0}
     for start, end in pairwise([*runs, len(own)]):
         behind = [at + 1 for at in range(start, end) if not updates.isdisjoint(units.members[own[at]])]
-        borders.add(behind[-1] if behind and behind[-1] < end else start)
+        if not behind or behind[-1] == end:
+            borders.add(start)
+            continue
+        early = _changing(flow, units, own[behind[-1] : end], updates)
+        own[behind[-1] : end] = [*early, *(unit for unit in own[behind[-1] : end] if unit not in early)]
+        borders.add(behind[-1] + len(early))
     parts = [own[a:b] for a, b in pairwise(sorted(borders | {len(own)}))]
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
+
+
+def _changing(flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int]) -> list[int]:
+    """Of the units behind a cut chains that change one value on its way, to no more bytes. A cache is not changed."""
+    here = {i for unit in behind for i in units.members[unit]}
+    chains: dict[int | None, tuple[int, list[int]]] = {}
+    found: list[int] = []
+    for unit in behind:
+        change = _change(flow, units.members[unit])
+        if change is None:
+            continue
+        source, result = change
+        if source.maker not in chains and (source.maker is None or source.maker in here | updates):
+            continue
+        most, chain = chains.pop(source.maker, (source.nbytes, []))
+        chains[result.maker] = most, [*chain, unit]
+        if result.nbytes <= most:
+            found += [each for each in (*chain, unit) if each not in found]
+    return found
+
+
+def _change(flow: Flow, members: Sequence[int]) -> tuple[Value, Value] | None:
+    """The value that operators read and the one that they make of it, if nothing else reads the first, and there are no
+    others."""
+    own = {v for i in members for v in flow.made[i]}
+    read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
+    made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
+    if len(read) == len(made) == 1 and set(read[0].readers) <= set(members):
+        return read[0], made[0]
+    return None
 
 
 def _crossing(flow: Flow, units: Units, own: Sequence[int]) -> list[int]:

@@ -19,12 +19,14 @@ from pipeline.build.monitor import Monitor
 from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.build.remote_build import Job, RemoteBuild
 from pipeline.build.wrong_kernels import (
+    confused,
     of_one_batch,
     of_other_batches,
     rounded_last,
     sources,
     summed_in_halves,
     unwritten,
+    with_biases,
 )
 from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
@@ -126,6 +128,10 @@ def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
     wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
     wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
     wrong += [(kernel, "sums a masked attention in float16") for kernel in summed_in_halves(data, found)]
+    if not CAPABILITIES.biases_before_relu:
+        wrong += [(kernel, "may leave out its bias") for kernel in with_biases(data)]
+    if not CAPABILITIES.factors_of_products:
+        wrong += [(kernel, "may take another one's factor") for kernel in confused(data)]
     return wrong
 
 

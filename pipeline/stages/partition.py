@@ -113,7 +113,7 @@ class InPieces:
             return pieces(program, chosen, inside, self.count)
         submodules = Submodules(pattern=self.between)
         updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
-        return cut_between(chosen, inside, [submodules.of(node) for node in program.nodes], updates)
+        return cut_between(program, chosen, inside, [submodules.of(node) for node in program.nodes], updates)
 
 
 @frozen

@@ -1,6 +1,8 @@
-"""Squares of what ReLU gives, after products with a bias, which RTX 1.6.1 computes wrongly in the plain form."""
+"""What reads ReLU's result, or its input, after a product with a bias, which RTX 1.6.1 loses in the plain form."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,16 +10,29 @@ from attrs import evolve
 from torch import nn
 
 import pipeline
-from pipeline.build.kernels import kernels
-from pipeline.impl import elementwise
+from pipeline.build.wrong_kernels import with_biases
+from pipeline.impl import activation
 from pipeline.trt import CAPABILITIES
 
 MAXIMUM = "op=MAX"
-FORMS = ("power", "product", "gate", "cube")
+FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "power": lambda y, above: above**2,
+    "product": lambda y, above: above * above,
+    "gate": lambda y, above: y * above,
+    "cube": lambda y, above: above**3,
+    "view": lambda y, above: (above.flatten(0, 1) ** 2).view(above.shape),
+    "gate in a view": lambda y, above: (y.flatten(0, 1) * above.flatten(0, 1)).view(y.shape),
+    "magnitude": lambda y, above: above * above.abs(),
+    "exponential": lambda y, above: above * torch.exp(-above),
+    "sum": lambda y, above: above * above.sum(-1, keepdim=True),
+    "choice": lambda y, above: torch.where(above > 0.5, above, 1 - above),
+    "sine of what is before": lambda y, above: above * torch.sin(y),
+}
+"""Of ReLU's input and its result."""
 
 
 class Squared(nn.Module):
-    """Normed rows, a product with a bias, ReLU and a square in one of `FORMS`, another product."""
+    """Normed rows, a product with a bias, ReLU and one of `FORMS`, another product."""
 
     def __init__(self, form: str, width: int = 64) -> None:
         super().__init__()
@@ -27,24 +42,22 @@ class Squared(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, S, width] -> [N, S, width]"""
         y = self.up(self.norm(x))
-        above = torch.relu(y)
-        made = {"power": lambda: above**2, "product": lambda: above * above, "gate": lambda: y * above}
-        return x + self.down(made.get(self.form, lambda: above**3)())
+        return x + self.down(FORMS[self.form](y, torch.relu(y)))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_relu_gives_is_kept_apart(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a TensorRT that needs it; where TensorRT does, no kernel leaves out ReLU or the bias."""
-    monkeypatch.setattr(elementwise, "CAPABILITIES", evolve(CAPABILITIES, squares_after_relu=False))
+def test_what_relu_reads_is_kept_apart(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a TensorRT that needs it; where TensorRT does, no product has a bias of its own."""
+    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_before_relu=False))
     x, model = torch.randn(2, 12, 64), Squared(form).eval()
     compiled = pipeline.default(compute_capabilities=("8.9",))(model, args=(x,))
     assert str(compiled.networks[0]).count(MAXIMUM) == 1
     torch.testing.assert_close(compiled.module("reference")(x), model(x))
-    if not CAPABILITIES.squares_after_relu:
-        assert "__myl_Fc" not in [kernel.name for kernel in kernels(bytes(compiled.engines[0].plan))]
+    if not CAPABILITIES.biases_before_relu:
+        assert not with_biases(bytes(compiled.engines[0].plan))
 
 
 def test_nothing_is_added_where_tensorrt_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elementwise, "CAPABILITIES", evolve(CAPABILITIES, squares_after_relu=True))
+    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_before_relu=True))
     converted = pipeline.default().until("convert")(Squared("power").eval(), args=(torch.randn(2, 12, 64),))
     assert MAXIMUM not in str(converted.networks[0])

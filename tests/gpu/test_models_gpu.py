@@ -20,6 +20,7 @@ from benchmarks.zoo_gpu import FLOOR, IEEE
 from examples.models import SMALL, Case, small
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.eager import products_in_tf32
+from tests.gpu.refits import needs_refit
 
 pytestmark = pytest.mark.gpu
 
@@ -92,7 +93,7 @@ def test_an_engine_built_without_a_gpu_runs(name: str, dtype: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "llama"])
-@pytest.mark.skipif(IEEE, reason="refit needs TensorRT-RTX 1.4 on this GPU, which has no IEEE products")
+@needs_refit
 def test_refit_there_and_back_is_exact(name: str) -> None:
     case = small(name, torch.float16)
     result = compiled(case, immutable_weights=False)

@@ -8,6 +8,7 @@ import torch
 import pipeline
 from pipeline.compat.torch_tensorrt import DYNAMO_CONVERTERS
 from tests.compat.test_porting import PIECES
+from tests.gpu.refits import needs_refit
 
 pytestmark = pytest.mark.gpu
 
@@ -26,6 +27,7 @@ def test_a_piece_runs_in_an_engine(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, piece in PIECES.items() if piece.weights])
+@needs_refit
 def test_a_piece_with_weights_is_refitted_in_place(name: str) -> None:
     piece = PIECES[name]
     torch.manual_seed(0)

@@ -14,6 +14,7 @@ from pipeline import Compiled, RefitError
 from pipeline.runtime.engine import EngineRunner, refit
 from pipeline.trt import trt
 from tests.gpu.networks import engine_of
+from tests.gpu.refits import REFITS, needs_refit
 from tests.runtime.reference_networks import Net
 
 pytestmark = pytest.mark.gpu
@@ -71,6 +72,7 @@ def refittable(made: nn.Module, x: torch.Tensor, **options: Any) -> Compiled:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
+@needs_refit
 def test_there_and_back_is_exact(name: str, dtype: torch.dtype) -> None:
     a, b = model(name, 0).to(dtype), model(name, 1).to(dtype)
     x = torch.randn(MODELS[name][1], dtype=dtype)
@@ -89,6 +91,7 @@ def test_there_and_back_is_exact(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@needs_refit
 def test_a_refitted_engine_is_that_of_the_other_model(name: str) -> None:
     """Bit for bit what compiling it gives, and refittable again."""
     a, b = model(name, 0), model(name, 1)
@@ -99,6 +102,7 @@ def test_a_refitted_engine_is_that_of_the_other_model(name: str) -> None:
     assert {e.digest for e in refitted.engines}.isdisjoint(e.digest for e in refittable(a, x).engines)
 
 
+@needs_refit
 def test_a_model_trained_in_place_is_refitted() -> None:
     made = model("linear", 0)
     x = torch.randn(2, 8)
@@ -108,6 +112,7 @@ def test_a_model_trained_in_place_is_refitted() -> None:
     torch.testing.assert_close(pipeline.refit_module_weights(compiled, made)(x), made(x), rtol=2e-3, atol=2e-3)
 
 
+@needs_refit
 def test_one_weight_alone() -> None:
     made = model("linear", 0)
     x = torch.randn(2, 8)
@@ -119,6 +124,7 @@ def test_one_weight_alone() -> None:
     torch.testing.assert_close(result(x), other(x), rtol=2e-3, atol=2e-3)
 
 
+@needs_refit
 def test_engines_beside_pytorch_are_refitted() -> None:
     a, b, x = model("linear", 0), model("linear", 1), torch.randn(2, 8)
     compile = pipeline.default(immutable_weights=False, torch_executed_ops={"aten.relu.default"}, min_block_size=1)
@@ -126,11 +132,18 @@ def test_engines_beside_pytorch_are_refitted() -> None:
     torch.testing.assert_close(pipeline.refit_module_weights(compiled, b)(x), b(x), rtol=2e-3, atol=2e-3)
 
 
+@needs_refit
 def test_what_does_not_fit_is_named() -> None:
     compiled = refittable(model("linear", 0), torch.randn(2, 8))
     with pytest.raises(RefitError) as info:
         pipeline.refit_module_weights(compiled, {"linear.bias": torch.ones(3), "other": torch.ones(1)})
     assert set(info.value.weights) == {"linear.bias", "other"}
+
+
+@pytest.mark.skipif(REFITS, reason="engines that refit can be built here")
+def test_what_cannot_be_built_says_how_to_go_on() -> None:
+    with pytest.raises(pipeline.BuildError, match="pass immutable_weights=True"):
+        refittable(model("linear", 0), torch.randn(2, 8))
 
 
 def test_fixed_weights_are_built_anew() -> None:
@@ -149,6 +162,7 @@ def scaled() -> tuple[Net, torch.Tensor, torch.Tensor]:
     return net.output(product.get_output(0)), x, scale
 
 
+@needs_refit
 def test_an_engine_alone() -> None:
     net, x, scale = scaled()
     engine, network = engine_of(net, REFIT=True)
@@ -168,6 +182,7 @@ def test_an_engine_alone() -> None:
         ({"scale": torch.ones(4), "shift": torch.ones(4)}, "shift: TensorRT folded it into the engine or dropped it"),
     ],
 )
+@needs_refit
 def test_an_engine_refuses(weights: dict[str, torch.Tensor], reason: str) -> None:
     engine, _ = engine_of(scaled()[0], REFIT=True)
     with pytest.raises(RefitError, match=reason):

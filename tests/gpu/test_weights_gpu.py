@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import pipeline
+from tests.gpu.refits import needs_refit
 
 pytestmark = pytest.mark.gpu
 X = torch.linspace(-1, 1, 4 * 512).reshape(4, 512)
@@ -35,6 +36,7 @@ def close(result: pipeline.Compiled, made: nn.Module, x: torch.Tensor = X) -> No
 
 
 @pytest.mark.parametrize("fields", [{}, {"immutable_weights": False}])
+@needs_refit
 def test_an_engine_without_weights_is_small_and_given_them(fields: dict[str, Any], tmp_path: Path) -> None:
     made, whole = (compiled(model(0, 2048), WIDE, **more) for more in ({"strip_engine_weights": True, **fields}, {}))
     assert made.engines[0].stripped
@@ -45,10 +47,12 @@ def test_an_engine_without_weights_is_small_and_given_them(fields: dict[str, Any
     close(pipeline.refit_module_weights(made, model(1, 2048)), model(1, 2048), WIDE)
 
 
+@needs_refit
 def test_an_engine_takes_its_own_weights_again() -> None:
     close(compiled(model(), refit_identical_engine_weights=True), model())
 
 
+@needs_refit
 def test_some_weights_can_be_refitted() -> None:
     made = compiled(model(), refittable_weights=("2.*",))
     assert made.engines[0].refittable
@@ -67,6 +71,7 @@ def test_weights_are_streamed_within_a_budget(budget: int) -> None:
     torch.testing.assert_close(made.module(weight_streaming_budget=1 << 40)(X.cuda()), made(X.cuda()))
 
 
+@needs_refit
 def test_a_cached_engine_is_refitted_with_other_weights(tmp_path: Path) -> None:
     store = pipeline.DiskStore(tmp_path)
     compile = pipeline.default(immutable_weights=False).replace("build", pipeline.cached(store))
@@ -75,6 +80,7 @@ def test_a_cached_engine_is_refitted_with_other_weights(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.engine"))) == 1
 
 
+@needs_refit
 def test_adapters_are_refitted_in_and_out() -> None:
     made = compiled(model(), immutable_weights=False)
     a, b = torch.randn(4, 512) / 50, torch.randn(512, 4)

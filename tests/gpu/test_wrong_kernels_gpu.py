@@ -82,7 +82,7 @@ def test_products_of_batches(form: str, dynamic: bool, decompose: bool, dtype: t
     assert rounded(form, dtype, dynamic, decompose) <= BOUND[dtype]
 
 
-@pytest.mark.skipif(CAPABILITIES.halves_after_products, reason="this TensorRT is taken to have them right")
+@pytest.mark.skipif(CAPABILITIES.version_tuple >= (1, 5), reason="1.5 and newer have them right")
 @pytest.mark.xfail(strict=True, reason="what `impl.matmul` is for")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -110,11 +110,7 @@ class Scaled(torch.nn.Module):
 @pytest.mark.parametrize("size", [3, 4, 64])
 @pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
 @pytest.mark.parametrize("first", [1.0, 0.3])
-def test_products_keep_their_factors(
-    first: float, turned: bool, size: int, dtype: torch.dtype, request: pytest.FixtureRequest
-) -> None:
-    if turned and first != 1 and CAPABILITIES.version_tuple < (1, 5):
-        request.applymarker(pytest.mark.xfail(reason='open: the second is lost (docs/tensorrt.md, "Numbers")'))
+def test_products_keep_their_factors(first: float, turned: bool, size: int, dtype: torch.dtype) -> None:
     x = torch.randn(2, size, size, device="cuda", dtype=dtype)
     dynamic = {1: Dim("rows", min=1, max=64), 2: Dim("columns", min=1, max=64)}
     assert error(Scaled(first, turned).eval(), (x,), (dynamic,)) <= BOUND[dtype]

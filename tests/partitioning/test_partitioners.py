@@ -190,10 +190,55 @@ def test_pieces_are_cut_behind_cache_updates_if_something_follows(
     keys: str, updates: tuple[int, ...], ends: list[int]
 ) -> None:
     alone: Any = SimpleNamespace(of=list(range(len(keys))), members=[(i,) for i in range(len(keys))])
+    unread: Any = SimpleNamespace(read=[()] * len(keys), made=[()] * len(keys), values=[])
     own = [None if key == "." else key for key in keys]
-    parts = cut_between(alone, range(len(keys)), own, frozenset(updates))
+    parts = cut_between(unread, alone, range(len(keys)), own, frozenset(updates))
     assert [part[-1] + 1 for part in parts] == ends
     assert list(chain.from_iterable(parts)) == list(range(len(keys)))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "again", "early"),
+    [
+        ((4, 8, 8, 4), None, 3),
+        ((4, 4, 4, 4), None, 3),
+        ((4, 8, 8, 8), None, 0),
+        ((4, 8, 4, 8), None, 2),
+        ((4, 8, 8, 4), 0, 0),
+        ((4, 8, 8, 4), 2, 0),
+        ((4, 4, 4, 4), 1, 3),
+    ],
+    ids=[
+        "there and back",
+        "alike",
+        "larger",
+        "larger at the end",
+        "the query is read twice",
+        "a step is read twice",
+        "the cache is read alone",
+    ],
+)
+def test_what_only_changes_a_value_on_its_way_is_before_the_cut(
+    nbytes: tuple[int, ...], again: int | None, early: int
+) -> None:
+    """Operator 0 makes the query, 1 updates the cache, 2 to 4 change the query, 5 is the attention. ``nbytes``: the
+    query's, as 0 and 2 to 4 make it; operator 6 reads ``again`` what this one made, and of the cache it is the only
+    one."""
+    maker = [0, 2, 3, 4, 1]
+    readers = [[2], [3], [4], [5], [5]]
+    if again is not None:
+        readers[maker.index(again)] = [6] if again == 1 else [*readers[maker.index(again)], 6]
+    flow: Any = SimpleNamespace(
+        values=[
+            SimpleNamespace(maker=by, readers=tuple(of), nbytes=size)
+            for by, of, size in zip(maker, readers, (*nbytes, 64), strict=True)
+        ],
+        made=[tuple(v for v, by in enumerate(maker) if by == i) for i in range(7)],
+        read=[tuple(v for v, of in enumerate(readers) if i in of) for i in range(7)],
+    )
+    alone: Any = SimpleNamespace(of=list(range(7)), members=[(i,) for i in range(7)])
+    parts = cut_between(flow, alone, range(7), ["a"] * 7, frozenset({1}))
+    assert parts == [tuple(range(2 + early)), tuple(range(2 + early, 7))]
 
 
 def test_pieces_of_each_engine_beside_pytorch() -> None:

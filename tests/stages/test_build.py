@@ -292,3 +292,15 @@ def test_what_has_no_such_weights_is_built_anywhere() -> None:
         assert [(engine.refittable, engine.stripped) for engine in made.engines] == [(False, False)]
     made = pipeline.default(strip_engine_weights=True)(torch.nn.ReLU(), args=(torch.randn(2, 4),))
     assert not made.engines[0].stripped
+
+
+@pytest.mark.parametrize("said", ["CUDA error 222 loading a module", "out of memory"])
+@pytest.mark.parametrize("immutable", [True, False])
+def test_an_engine_that_refits_where_tensorrt_builds_none_says_how_to_go_on(
+    said: str, immutable: bool, converted: Converted
+) -> None:
+    network = converted.networks[0]
+    order = Order(network, frozenset(), CompilationSettings(immutable_weights=immutable))
+    error = plans.refused(order, said)
+    assert error.message == f"{order.name}: {said}"
+    assert (error.hint == plans.REFIT_HINT) == ("222" in said and not immutable)

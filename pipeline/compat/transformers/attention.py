@@ -50,8 +50,15 @@ def attention(
     if bias is not None and (attention_mask is None or attention_mask.dtype == torch.bool):
         bias = OPEN_MASK(bias)
     grouped = query.shape[1] != key.shape[1]
-    result = sdpa(query, key, value, bias, scale=scaling, enable_gqa=grouped)
+    query = _scaled(query, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    result = sdpa(query, key, value, bias, scale=1.0, enable_gqa=grouped)
     return result.transpose(1, 2).contiguous(), None
+
+
+def _scaled(query: torch.Tensor, scale: float) -> torch.Tensor:
+    """The query times the scale, computed in float32 and rounded. It is no argument of the attention's, so that a cut
+    between the cache updates and the attention has it before it."""
+    return query if scale == 1 else (query.float() * scale).to(query.dtype)
 
 
 @cache

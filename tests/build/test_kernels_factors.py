@@ -1,0 +1,86 @@
+"""Products that are multiplied by a number: RTX 1.4 confuses the kernels of two whose sizes are known at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch.export import Dim
+
+import pipeline
+from pipeline.build.wrong_kernels import confused
+from pipeline.impl import matmul
+from pipeline.trt import CAPABILITIES
+
+WITH_THEM = evolve(CAPABILITIES, factors_of_products=True)
+needed = pytest.mark.skipif(CAPABILITIES.factors_of_products, reason="this TensorRT is taken to have them right")
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "factor": lambda y: y * 0.3,
+    "two": lambda y: y * 0.3 * 0.5,
+    "alpha": lambda y: torch.baddbmm(y.new_ones(()), y, y.mT, alpha=0.3),
+    "tanh": lambda y: torch.tanh(y * 0.3),
+    "sum": lambda y: y * 0.3 + 0.1,
+    "weight": lambda y: y * torch.ones(1, 1, dtype=y.dtype).exp(),
+    "leaky": lambda y: torch.nn.functional.leaky_relu(y, 0.3),
+}
+
+
+class Chained(torch.nn.Module):
+    """A product, one of `FORMS`, and both again."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.made = FORMS[form]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[2, N, K] -> [2, N, N]"""
+        y = self.made(torch.atan(x) @ x.mT)
+        return self.made(y @ y.mT)
+
+
+def compiled(model: torch.nn.Module, dtype: torch.dtype, **settings: Any) -> pipeline.Compiled:
+    """For rows and columns that vary on their own."""
+    x = torch.randn(2, 4, 7, dtype=dtype)
+    sizes = {1: Dim("rows", min=1, max=64), 2: Dim("columns", min=1, max=64)}
+    return pipeline.default(compute_capabilities=("8.9",), **settings)(model.eval(), args=(x,), dynamic_shapes=(sizes,))
+
+
+@needed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_no_two_kernels_have_one_name_and_other_arguments(form: str, dtype: torch.dtype) -> None:
+    made = compiled(Chained(form), dtype)
+    assert not confused(bytes(made.engines[0].plan))
+    for rows, columns in ((4, 4), (3, 8)):
+        x = torch.randn(2, rows, columns, dtype=dtype) / 4
+        torch.testing.assert_close(made.module("reference")(x), Chained(form)(x), rtol=2e-2, atol=2e-2)
+
+
+@needed
+def test_what_would_be_confused_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
+    made = compiled(Chained("factor"), torch.float32)
+    assert confused(bytes(made.engines[0].plan)) == ("__myl_FcMul",)
+    assert "kernel __myl_FcMul may take another one's factor" in caplog.text
+
+
+def flattened(made: pipeline.Compiled) -> bool:
+    """Whether anything in a network has one dim."""
+    return any(len(tensor.shape) == 1 for layer in made.networks[0].layers for tensor in layer.outputs)
+
+
+class ByHand(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[2, N, K] -> [2, N, K]"""
+        return torch.softmax(x @ x.mT * 0.3, -1) @ x
+
+
+@needed
+def test_only_products_of_varying_sizes_without_a_softmax_are_multiplied_apart() -> None:
+    fixed = pipeline.default()(Chained("factor").eval(), args=(torch.randn(2, 64, 64),))
+    assert not flattened(fixed)
+    assert flattened(compiled(Chained("factor"), torch.float32))
+    assert not flattened(compiled(ByHand(), torch.float32))
