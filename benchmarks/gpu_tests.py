@@ -46,8 +46,8 @@ def run(
         written = Path(folder) / "tests.jsonl"
         written.touch()
         environment = {**(EVERYDAY if everyday else {}), **os.environ, recorded.FILE: str(written)}
-        beside = "gpu and not alone and not slow" if everyday else "gpu and not alone"
-        for which, processes in ((beside, workers), ("gpu and alone", 0)):
+        these = "gpu and not slow" if everyday else "gpu"
+        for which, processes in ((f"{these} and not alone", workers), (f"{these} and alone", 0)):
             command = [
                 sys.executable,
                 "-m",

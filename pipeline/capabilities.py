@@ -83,7 +83,7 @@ def capabilities(bindings: Any) -> Capabilities:
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
         splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
         float32_sums=not rtx or version < (1, 6),  # of float16, on an H200: in float16 since, `impl.matmul`
-        biases_before_relu=not rtx or version < (1, 5),  # of products, lost on 1.6.1, on an H100: `impl.activation`
+        biases_before_relu=not rtx or version < (1, 6),  # of products, lost on 1.6.1, on an H100: `impl.activation`
         factors_of_products=not rtx or version >= (1, 6),  # lost before, on an H100: `impl.elementwise`
         fast_sums=rtx and version < (1, 5),  # over products with weights that are inputs: `impl.matmul`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),

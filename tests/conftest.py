@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from pipeline.trt import CAPABILITIES
-from tests.everyday import is_slow
+from tests.everyday import is_slow, not_their_turn
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 
@@ -38,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
+    for item in not_their_turn(items):
+        item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:

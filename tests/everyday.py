@@ -2,15 +2,18 @@
 
 Every property runs every day, with 4 calls instead of 15 (Hypothesis's profile ``quick``): of the 33 faults of
 ``tests/meta/mutants.py`` 4 calls find 31, 3 find 29 and 15 find all. Left out are tests of the tests, what is
-measured rather than checked, and most of what runs the same code once more for another model.
+measured rather than checked, and most of what runs the same code once more for another model. The same holds for
+``make gpu-test``, which is to take 8 minutes with 16 cores, and ``make gpu-test-all``.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
+TESTS: Final = Path(__file__).parent
 PROCESSES = "starts processes, each of which imports torch"
 FAMILIES = "one family of language models stands for all"
 
@@ -50,8 +53,30 @@ SAMPLED: Final[Mapping[str, int]] = {
     "tests/improvements/test_push_down_slices.py::test_models": 4,
     "tests/test_zoo_devices.py": 8,
     "tests/testing/test_fuzz.py": 4,
+    "tests/gpu/test_agreement.py": 3,
+    "tests/gpu/test_attention_gpu.py": 2,
+    "tests/gpu/test_bfloat16_gpu.py": 2,
+    "tests/gpu/test_device_gpu.py::test_the_graph": 2,
+    "tests/gpu/test_profile_gpu.py::test_the_sum": 2,
+    "tests/gpu/test_properties_gpu.py": 2,
+    "tests/gpu/test_runtime_gpu.py::test_architectures": 3,
+    "tests/gpu/test_tokens_gpu.py::test_logits": 2,
 }
 """One test in so many, always the same, of those whose path begins so."""
+
+IN_TURN: Final[Mapping[str, str]] = {
+    "tests/gpu/test_zoo_gpu.py": "dtype",
+    "tests/gpu/test_tokens_gpu.py::test_logits": "dtype",
+    "tests/gpu/test_models_gpu.py": "dtype",
+    "tests/gpu/test_models_shapes_gpu.py": "dtype",
+    "tests/gpu/test_verify_gpu.py::test_example_models": "dtype",
+    "tests/gpu/test_attention_gpu.py": "dtype",
+    "tests/gpu/test_bfloat16_gpu.py": "dtype",
+    "tests/gpu/test_wrong_kernels_gpu.py": "dtype",
+    "tests/gpu/test_device_gpu.py::test_the_graph": "gpu",
+}
+"""A parameter of the tests whose path begins so: each of the others' values is tested with one of its values, in
+turn."""
 
 
 def is_slow(nodeid: str) -> bool:
@@ -61,3 +86,18 @@ def is_slow(nodeid: str) -> bool:
         return True
     every = next((count for path, count in SAMPLED.items() if nodeid.startswith(path)), 1)
     return zlib.crc32(nodeid.encode()) % every != 0
+
+
+def not_their_turn(items: Sequence[Any]) -> Iterator[Any]:
+    """The tests (``pytest.Item``) of `IN_TURN` that are left to ``make gpu-test-all``."""
+    groups: dict[str, dict[tuple[Any, ...], list[Any]]] = {}
+    for item in items:
+        name = next((name for path, name in IN_TURN.items() if item.nodeid.startswith(path)), "")
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if name in given:
+            test = item.nodeid.partition("[")[0]
+            others = tuple((key, str(value)) for key, value in given.items() if key != name)
+            groups.setdefault(test, {}).setdefault(others, []).append(item)
+    for group in groups.values():
+        for number, alike in enumerate(group.values()):
+            yield from (item for place, item in enumerate(alike) if (number - place) % len(alike))

@@ -16,8 +16,8 @@ from pipeline.impl import matmul
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Rounded
 from tests.build.test_kernels_pools import Averages
-from tests.build.test_kernels_squares import FORMS as SQUARES
-from tests.build.test_kernels_squares import Squared
+from tests.build.test_kernels_relu import FORMS as SQUARES
+from tests.build.test_kernels_relu import Convolved, Squared
 
 pytestmark = pytest.mark.gpu
 BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}
@@ -26,7 +26,8 @@ DTYPES = pytest.mark.parametrize("dtype", BOUND, ids=str)
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "averages": (lambda: Averages(True, False, True), (2, 4, 9, 9)),
     "turned product": (Mixed, (3, 3, 32, 32)),
-    **{f"square by {form}": (partial(Squared, form), (2, 12, 64)) for form in SQUARES},
+    **{f"after ReLU, {form}": (partial(Squared, form), (2, 12, 64)) for form in SQUARES},
+    **{f"after a convolution's, {form}": (partial(Convolved, form), (2, 16, 8, 8)) for form in SQUARES},
 }
 
 

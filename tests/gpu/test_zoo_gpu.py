@@ -6,10 +6,9 @@ In every dtype with ``make gpu-test-all``; ``make gpu-test`` has each architectu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from benchmarks import zoo, zoo_gpu
 from benchmarks.architectures import Architecture
@@ -19,15 +18,8 @@ pytestmark = pytest.mark.gpu
 ALL = [each for table in zoo.TABLES for each in zoo.architectures(table)]
 
 
-def cases() -> Iterator[ParameterSet]:
-    """Each architecture in each dtype; all but one of them are slow."""
-    for number, each in enumerate(ALL):
-        for place, dtype in enumerate(zoo_gpu.FLOOR):
-            marks = () if (number - place) % len(zoo_gpu.FLOOR) == 0 else (pytest.mark.slow,)
-            yield pytest.param(each, dtype, id=f"{each.task}-{each.name}-{dtype}".replace(" ", "-"), marks=marks)
-
-
-@pytest.mark.parametrize(("architecture", "dtype"), cases())
+@pytest.mark.parametrize("dtype", zoo_gpu.FLOOR)
+@pytest.mark.parametrize("architecture", ALL, ids=[f"{each.task}-{each.name}".replace(" ", "-") for each in ALL])
 def test_agrees_with_eager(
     architecture: Architecture, dtype: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -45,6 +45,19 @@ class Squared(nn.Module):
         return x + self.down(FORMS[self.form](y, torch.relu(y)))
 
 
+class Convolved(nn.Module):
+    """A convolution with a bias, ReLU and one of `FORMS`, another convolution."""
+
+    def __init__(self, form: str, width: int = 16) -> None:
+        super().__init__()
+        self.form, self.up, self.down = form, nn.Conv2d(width, 2 * width, 3, padding=1), nn.Conv2d(2 * width, width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, width, H, W] -> [N, width, H, W]"""
+        y = self.up(x)
+        return x + self.down(FORMS[self.form](y, torch.relu(y)))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_what_relu_reads_is_kept_apart(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a TensorRT that needs it; where TensorRT does, no product has a bias of its own."""
@@ -55,6 +68,12 @@ def test_what_relu_reads_is_kept_apart(form: str, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(compiled.module("reference")(x), model(x))
     if not CAPABILITIES.biases_before_relu:
         assert not with_biases(bytes(compiled.engines[0].plan))
+
+
+def test_convolutions_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_before_relu=False))
+    converted = pipeline.default().until("convert")(Convolved("power").eval(), args=(torch.randn(2, 16, 8, 8),))
+    assert MAXIMUM not in str(converted.networks[0])
 
 
 def test_nothing_is_added_where_tensorrt_is_right(monkeypatch: pytest.MonkeyPatch) -> None:

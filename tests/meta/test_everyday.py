@@ -1,0 +1,45 @@
+"""What is for every day: of a parameter that is tested in turn, one value each."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import everyday
+
+
+def items(path: str, **values: tuple[Any, ...]) -> list[Any]:
+    """As pytest has them: the tests of all combinations of two parameters' values."""
+    (first, ones), (second, others) = values.items()
+    return [
+        SimpleNamespace(nodeid=f"{path}[{one}-{other}]", callspec=SimpleNamespace(params={first: one, second: other}))
+        for one in ones
+        for other in others
+    ]
+
+
+def test_each_value_has_one_of_the_others_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everyday, "IN_TURN", {"tests/some.py": "dtype"})
+    tests = items("tests/some.py::test_a", name=("a", "b", "c", "d"), dtype=("x", "y", "z"))
+    slow = {test.nodeid for test in everyday.not_their_turn(tests)}
+    assert [test.nodeid[-4:-1] for test in tests if test.nodeid not in slow] == ["a-x", "b-y", "c-z", "d-x"]
+
+
+def test_other_tests_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everyday, "IN_TURN", {"tests/some.py": "dtype"})
+    tests = [
+        *items("tests/other.py::test_a", name=("a", "b"), dtype=("x", "y")),
+        *items("tests/some.py::test_b", name=("a", "b"), size=(1, 2)),
+        SimpleNamespace(nodeid="tests/some.py::test_c"),
+    ]
+    assert not list(everyday.not_their_turn(tests))
+
+
+def test_what_is_named_exists() -> None:
+    for path in (*everyday.IN_TURN, *everyday.SAMPLED, *everyday.LEFT_OUT):
+        file, _, test = path.partition("::")
+        found = list(everyday.TESTS.parent.glob(f"{file}*"))
+        assert found, path
+        assert not test or any(f"def {test.partition('[')[0]}" in each.read_text("utf-8") for each in found), path
