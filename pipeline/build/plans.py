@@ -24,9 +24,9 @@ from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY, compute_capability, has_gpu, trt
 
 NOT_FOR_THIS_GPU = "CUDA error 222"
-REFIT_HINT = (
-    "TensorRT-RTX 1.5 and newer build no engine that can be refitted for an H100 or H200: pass immutable_weights=True, "
-    "with which refit_module_weights builds the engine anew, or take TensorRT-RTX 1.4 (docs/versions.md)"
+NO_REFIT = (
+    "TensorRT-RTX 1.5 and newer build no engine that can be refitted on an H100 or H200: leave out {}; "
+    "refit_module_weights then builds the engine anew. TensorRT-RTX 1.4 builds it (docs/versions.md)"
 )
 PIECE = 1 << 22
 STREAMED = 128 << 20
@@ -117,7 +117,16 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
 
 def refused(order: Order, said: str) -> BuildError:
     """The error for an engine that TensorRT does not build, with what it said."""
-    hint = REFIT_HINT if order.refit_flags and NOT_FOR_THIS_GPU in said else ""
+    cannot = CAPABILITIES.flavour == "tensorrt_rtx" and CAPABILITIES.version_tuple >= (1, 5)
+    settings = order.settings
+    asked = {
+        "immutable_weights=False": not settings.immutable_weights,
+        "refittable_weights": settings.refittable_weights,
+        "strip_engine_weights": settings.strip_engine_weights,
+        "refit_identical_engine_weights": settings.refit_identical_engine_weights,
+    }
+    named = " and ".join(name for name, value in asked.items() if value)
+    hint = NO_REFIT.format(named) if cannot and order.refit_flags and NOT_FOR_THIS_GPU in said else ""
     return BuildError(f"{order.name}: {said}", hint)
 
 

@@ -3,7 +3,7 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from operator import getitem
 
 import torch
 
@@ -12,13 +12,15 @@ from pipeline.aten.traits import Does, does
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block, fact
-from pipeline.impl.elementwise import add, arithmetic, binary, clamp, flat, is_bare_product, is_nan, layer, where
+from pipeline.impl.elementwise import add, arithmetic, binary, clamp, is_nan, layer, where
 from pipeline.impl.unary import absolute, expm1, floating, log1p, widened
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
-BEHIND = 4
+BEHIND = 8
 """Operators up to ReLU within which a product is looked for."""
+PARTS = (Does.SELECTS, Does.MIXES, Does.TRANSPOSES)
+"""Operators that return the elements of their inputs, and change none."""
 
 
 @block
@@ -56,22 +58,29 @@ def relu(net: Net, x: Value) -> ITensor:
     """``max(x, 0)``; of integers as well."""
     dtype = base.dtype_of(x)
     given = base.tensor(net, x, arithmetic(dtype))
-    given = base.kept_apart(net, given) if _is_behind_product(net) else given
-    return base.cast(net, activation(net, "RELU", given), dtype)
+    return base.cast(
+        net, behind_product(net, given) if _is_behind_product(net) else activation(net, "RELU", given), dtype
+    )
+
+
+@block
+def behind_product(net: Net, x: ITensor) -> ITensor:
+    """ReLU of what a product with a bias gives: of the larger of ``x`` and itself where the bias may be lost."""
+    return activation(net, "RELU", x if CAPABILITIES.biases_before_relu else base.kept_apart(net, x))
 
 
 @fact
 def _is_behind_product(net: Net) -> bool:
     """Whether a product's bias may be lost: RTX 1.6.1 makes it, and ReLU, part of the product, for which there is no
     kernel on an H100 that adds it (docs/tensorrt.md, "Numbers"). Behind ReLU's input, kept apart, it is added."""
-    if CAPABILITIES.biases_before_relu or net.node is None:
+    if CAPABILITIES.biases_before_relu:
         return False
-    before = [net.node]
+    before = [] if net.ctx.node is None else [net.ctx.node]
     for _ in range(BEHIND):
-        before = [source for node in before for source in node.all_input_nodes]
+        before = list(dict.fromkeys(source for node in before for source in node.all_input_nodes))
         if any(does(node.target) in (Does.PROJECTS, Does.MULTIPLIES) for node in before):
             return True
-        before = [node for node in before if is_cheap(node)]
+        before = [node for node in before if is_cheap(node) or node.target is getitem or does(node.target) in PARTS]
     return False
 
 
@@ -93,9 +102,7 @@ def leaky_relu(net: Net, x: Value, negative_slope: float) -> ITensor:
     """``x``, times a slope below zero."""
     if negative_slope <= 0:  # the layer gives -0 its own sign
         return prelu(net, x, negative_slope)
-    sloped: Callable[[ITensor], ITensor] = lambda v: activation(net, "LEAKY_RELU", v, negative_slope)  # noqa: E731
-    given = base.tensor(net, x)
-    return flat(net, given, sloped) if is_bare_product(net, given) else sloped(given)
+    return activation(net, "LEAKY_RELU", base.tensor(net, x), negative_slope)
 
 
 @block

@@ -6,22 +6,17 @@ TensorRT has no layers that add, order or divide bools: they are computed by log
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from pipeline.aten.kinds import is_cheap
-from pipeline.aten.traits import Does, does
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.blocks import block, fact
+from pipeline.impl.blocks import block
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
 HALVES = (torch.float16, torch.bfloat16)
-SOFTENED_WITHIN = 4
-"""Operators between a product and its softmax."""
 LOGIC = {"SUM": "OR", "PROD": "AND", "MAX": "OR", "MIN": "AND"}
 
 
@@ -54,38 +49,7 @@ def binary(net: Net, operation: str, a: Value, b: Value, dtype: torch.dtype | No
     dtype = dtype or base.result_type(a, b)
     if dtype == torch.bool and operation in LOGIC:
         return logical(net, LOGIC[operation], a, b)
-    x, factor = (b, a) if _is_one_number(a) else (a, b)
-    if operation == "PROD" and _is_one_number(factor) and is_bare_product(net, x):
-        return base.cast(net, flat(net, x, lambda v: layer(net, operation, v, factor, arithmetic(dtype))), dtype)
     return base.cast(net, layer(net, operation, a, b, arithmetic(dtype)), dtype)
-
-
-@fact
-def is_bare_product(net: Net, x: Value) -> bool:
-    """Whether a tensor is a product of two tensors with sizes known at run time, which no softmax follows.
-
-    RTX 1.4 multiplies it by a number in the product's kernel, and confuses two such kernels of an engine whose sizes
-    happen to be the same: a number is lost, or all (docs/tensorrt.md, "Numbers").
-    """
-    return ("product", id(x)) in net.ctx.memo and not (net.node is not None and _is_softened(net.node))
-
-
-def _is_softened(node: torch.fx.Node) -> bool:
-    """Whether a softmax follows, after other elementwise operators and views: TensorRT has kernels for that."""
-    following = [node]
-    for _ in range(SOFTENED_WITHIN):
-        following = [user for each in following for user in each.users]
-        if any(does(each.target) is Does.SOFTENS for each in following):
-            return True
-        following = [each for each in following if is_cheap(each)]
-    return False
-
-
-@block
-def flat(net: Net, x: ITensor, compute: Callable[[ITensor], ITensor]) -> ITensor:
-    """What elementwise layers make of a tensor, in one dim: not in the kernel that makes the tensor."""
-    sizes = base.sizes(net, x)
-    return base.reshape(net, compute(base.reshape(net, x, [-1])), sizes)
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
@@ -101,11 +65,6 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def is_number(value: Value) -> bool:
     """Whether a value is a Python number."""
     return isinstance(value, (bool, int, float))
-
-
-def _is_one_number(value: Value) -> bool:
-    """Whether a value is a number, or a weight or literal of one."""
-    return is_number(value) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
 
 def is_exact(value: Value, dtype: torch.dtype) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from pipeline.aten.kinds import is_cheap, is_pointwise, moves
+from pipeline.aten.traits import Does, does
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
@@ -17,6 +19,9 @@ from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
+WITHIN = 6
+"""Operators behind a product that are looked at."""
+
 
 @block
 def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
@@ -26,7 +31,9 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bo
     return base.cast(net, result, base.result_type(a, b))
 
 
-def _accumulated(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True) -> ITensor:
+def _accumulated(
+    net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True, scaled: bool = False
+) -> ITensor:
     """The product; that of halves is in float32, and rounded, where TensorRT would sum in halves (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT wants as many batch dims on both sides
@@ -48,16 +55,51 @@ def _accumulated(net: Net, a: Value, b: Value, *, transpose_b: bool = False, emp
         x, y = (sampled(net, v, [d], [0], [total([summed, 1])], mode="FILL") for v, d in zip((x, y), dims, strict=True))
     product = _product(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
-        _noted(net, product, base.dims(x)[dims[0]])
+        confused = _may_be_confused(net, product, base.dims(x)[dims[0]], scaled=scaled)
+        product = _by_itself(net, product) if confused else product
     return base.cast(net, product, dtype)
 
 
 @fact
-def _noted(net: Net, product: ITensor, summed: int) -> None:
-    """Remember a product of which a size is known at run time, where TensorRT may lose what it is multiplied by
-    (`is_bare_product`). ``summed``: over how many."""
-    if not CAPABILITIES.factors_of_products and -1 in (*base.dims(product)[-2:], summed):
-        net.ctx.memo["product", id(product)] = product
+def _may_be_confused(net: Net, product: ITensor, summed: int, *, scaled: bool) -> bool:
+    """Whether a product's kernel may be taken for another's: sizes are known at run time only, and something that may
+    be computed in the kernel reads the product: but for what a softmax follows, since TensorRT has kernels for that.
+
+    Of two kernels in an engine that differ in how many sizes they take, and multiply by a number, RTX 1.4 and 1.5 run
+    the first for both if the sizes are the same (docs/tensorrt.md, "Numbers"). ``summed``: over how many. ``scaled``:
+    the converter multiplies it by a number.
+    """
+    node = net.ctx.node
+    if CAPABILITIES.factors_of_products or node is None or does(node.target) is not Does.MULTIPLIES:
+        return False
+    if -1 not in (*base.dims(product)[-2:], summed):
+        return False
+    return scaled or _is_read_elementwise(net, node)
+
+
+def _is_read_elementwise(net: Net, node: torch.fx.Node, within: int = WITHIN) -> bool:
+    """Whether an elementwise operator that no softmax follows reads a node, or a view of it."""
+    return any(
+        (is_pointwise(user) and not _is_softened(net, user))
+        or (within > 0 and moves(user) and _is_read_elementwise(net, user, within - 1))
+        for user in node.users
+    )
+
+
+def _is_softened(net: Net, node: torch.fx.Node, within: int = WITHIN) -> bool:
+    """Whether a softmax of the same engine follows on all ways from a node, after elementwise operators and views."""
+    inside = net.ctx.inside
+    if does(node.target) is Does.SOFTENS:
+        return not inside or node.name in inside
+    on = within and is_cheap(node) and node.users and (not inside or node.name in inside)
+    return bool(on) and all(_is_softened(net, user, within - 1) for user in node.users)
+
+
+def _by_itself(net: Net, product: ITensor) -> ITensor:
+    """The product, in whose kernel nothing else is computed: it is the larger of itself and itself in one dim. That is
+    in the kernel that cuts off the padding, or in that of what follows."""
+    sizes = base.sizes(net, product)
+    return base.reshape(net, base.kept_apart(net, base.reshape(net, product, [-1])), sizes)
 
 
 @fact
@@ -181,7 +223,7 @@ def _sums(net: Net, x: ITensor, weight: ITensor, bias: Value | None) -> ITensor:
 @block
 def plus_product(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
     """``beta * x + alpha * (a @ b)``; ``x`` is not read if beta is 0, so its NaN do not matter."""
-    result, product = base.result_type(a, b), _accumulated(net, a, b)
+    result, product = base.result_type(a, b), _accumulated(net, a, b, scaled=alpha != 1)
     dtype = base.dtype_of(product)
     if alpha != 1:
         product = binary(net, "PROD", product, _coefficient(alpha, dtype), dtype)

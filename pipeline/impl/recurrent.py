@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 
 from pipeline.impl import base, slice
-from pipeline.impl.activation import activation
+from pipeline.impl.activation import activation, behind_product
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import binary
@@ -49,9 +49,9 @@ def _hidden(net: Net, given: ITensor, state: State, weights: Weights) -> ITensor
     return binary(net, "SUM", given, linear(net, state[0], weights.hidden, None))
 
 
-def _elman(kind: str) -> Cell:
+def _elman(activate: Callable[[Net, ITensor], ITensor]) -> Cell:
     def step(net: Net, given: ITensor, state: State, weights: Weights) -> State:
-        return (activation(net, kind, _hidden(net, given, state, weights)),)
+        return (activate(net, _hidden(net, given, state, weights)),)
 
     return Cell(step)
 
@@ -78,7 +78,7 @@ def _gru(net: Net, given: ITensor, state: State, weights: Weights) -> State:
 
 
 LSTM, GRU = Cell(_lstm), Cell(_gru, late_bias=True)
-RNN_TANH, RNN_RELU = _elman("TANH"), _elman("RELU")
+RNN_TANH, RNN_RELU = _elman(lambda net, x: activation(net, "TANH", x)), _elman(behind_product)
 
 
 def _sigmoid(net: Net, x: ITensor) -> ITensor:

@@ -61,6 +61,7 @@ class ConversionContext:
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
         ranges: the values each symbol may take.
         in_place: tensors in the memory of a network's input; as outputs they are not copied.
+        inside: the names of the segment's nodes.
     """
 
     net: trt.INetworkDefinition
@@ -80,6 +81,7 @@ class ConversionContext:
     shapes: dict[int, tuple[Any, Shape]] = field(factory=dict)
     ranges: Symbols = field(factory=dict)
     in_place: list[Any] = field(factory=list)
+    inside: frozenset[str] = frozenset()
     _used: Counter[str] = field(factory=Counter)
 
     def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:

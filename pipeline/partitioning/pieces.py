@@ -63,8 +63,8 @@ def cut_between(
 
 
 def _changing(flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int]) -> list[int]:
-    """Of the units behind a cut chains that change one value on its way, to no more bytes. A cache is not changed."""
-    here = {i for unit in behind for i in units.members[unit]}
+    """Of the units behind a cut chains of cheap ones that change one value on its way, to no more bytes. A cache is not
+    changed, and nothing passes what has to be before it."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
     for unit in behind:
@@ -72,9 +72,14 @@ def _changing(flow: Flow, units: Units, behind: Sequence[int], updates: frozense
         if change is None:
             continue
         source, result = change
-        if source.maker not in chains and (source.maker is None or source.maker in here | updates):
+        most, chain = chains.get(source.maker, (source.nbytes, []))
+        if (
+            source.maker is None
+            or source.maker in updates
+            or not set(units.before[unit]).isdisjoint({*behind} - {*chain})
+        ):
             continue
-        most, chain = chains.pop(source.maker, (source.nbytes, []))
+        chains.pop(source.maker, None)
         chains[result.maker] = most, [*chain, unit]
         if result.nbytes <= most:
             found += [each for each in (*chain, unit) if each not in found]
@@ -82,12 +87,12 @@ def _changing(flow: Flow, units: Units, behind: Sequence[int], updates: frozense
 
 
 def _change(flow: Flow, members: Sequence[int]) -> tuple[Value, Value] | None:
-    """The value that operators read and the one that they make of it, if nothing else reads the first, and there are no
-    others."""
+    """The value that cheap operators read and the one that they make of it, if nothing else reads the first, and there
+    are no others."""
     own = {v for i in members for v in flow.made[i]}
     read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
     made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
-    if len(read) == len(made) == 1 and set(read[0].readers) <= set(members):
+    if len(read) == len(made) == 1 and set(read[0].readers) <= set(members) and all(flow.cheap[i] for i in members):
         return read[0], made[0]
     return None
 

@@ -80,7 +80,8 @@ class _Conversion:
         self.segment, self.nodes = segment, nodes
         log = Log()
         builder = trt.Builder(log)
-        self.ctx = ConversionContext(new_network(builder), self.program.settings, log)
+        inside = frozenset(segment.nodes)
+        self.ctx = ConversionContext(new_network(builder), self.program.settings, log, inside=inside)
         self.ranges: Symbols = symbols_of(self.program, segment)
         self.ctx.ranges = self.ranges
         self.handle = NetworkHandle(

@@ -255,6 +255,26 @@ def test_batches_heads_and_dims_that_differ(shapes: tuple[Shape, ...], grouped: 
     torch.testing.assert_close(compiled.module("reference")(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
 
 
+HEADS, GROUPS = Dim("heads", min=1, max=8), Dim("groups", min=1, max=4)
+VARYING: tuple[tuple[int, int, Any, Any], ...] = (
+    (4, 1, {1: HEADS}, None),
+    (4, 4, {1: HEADS}, {1: HEADS}),
+    (6, 3, {1: 2 * GROUPS}, {1: GROUPS}),
+)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("heads", "own", "query", "keys"), VARYING)
+def test_heads_that_vary(heads: int, own: int, query: Any, keys: Any, batch: int) -> None:
+    model, compile = Attention(enable_gqa=True).eval(), pipeline.default(require_full_compilation=True)
+    inputs = [torch.randn(batch, count, 5, 16) for count in (heads, own, own)]
+    compiled = compile(model, inputs, dynamic_shapes={"query": query, "key": keys, "value": keys})
+    module = compiled.module("reference")
+    fewer = 1 if keys is None else 2 * own // heads  # for two heads of queries
+    for given in (inputs, [inputs[0][:, :2], *(x[:, :fewer] for x in inputs[1:])]):
+        torch.testing.assert_close(module(*given), model(*given), rtol=1e-4, atol=1e-5)
+
+
 def test_a_batch_of_keys_alone_varies() -> None:
     model = Attention(enable_gqa=True).eval()
     inputs = [torch.randn(1, 6, 4, 16), torch.randn(3, 2, 256, 16), torch.randn(3, 2, 256, 16)]

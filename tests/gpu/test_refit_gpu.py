@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_named() -> None:
 
 @pytest.mark.skipif(REFITS, reason="engines that refit can be built here")
 def test_what_cannot_be_built_says_how_to_go_on() -> None:
-    with pytest.raises(pipeline.BuildError, match="pass immutable_weights=True"):
+    with pytest.raises(pipeline.BuildError, match="leave out immutable_weights=False"):
         refittable(model("linear", 0), torch.randn(2, 8))
 
 

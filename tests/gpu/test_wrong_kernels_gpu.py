@@ -15,9 +15,9 @@ import pipeline
 from pipeline.impl import matmul
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Rounded
+from tests.build.test_biases_before_relu import FORMS as SQUARES
+from tests.build.test_biases_before_relu import Convolved, Squared
 from tests.build.test_kernels_pools import Averages
-from tests.build.test_kernels_relu import FORMS as SQUARES
-from tests.build.test_kernels_relu import Convolved, Squared
 
 pytestmark = pytest.mark.gpu
 BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}

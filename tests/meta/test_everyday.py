@@ -24,7 +24,24 @@ def test_each_value_has_one_of_the_others_in_turn(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(everyday, "IN_TURN", {"tests/some.py": "dtype"})
     tests = items("tests/some.py::test_a", name=("a", "b", "c", "d"), dtype=("x", "y", "z"))
     slow = {test.nodeid for test in everyday.not_their_turn(tests)}
-    assert [test.nodeid[-4:-1] for test in tests if test.nodeid not in slow] == ["a-x", "b-y", "c-z", "d-x"]
+    assert [test.nodeid[-4:-1] for test in tests if test.nodeid not in slow] == ["a-x", "b-y", "c-z", "d-y"]
+
+
+def test_turns_shift_beside_as_many_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everyday, "IN_TURN", {"tests/some.py": "dtype"})
+    names, sizes, dtypes = ("a", "b", "c"), (1, 2, 3), ("x", "y", "z")
+    tests = [
+        SimpleNamespace(
+            nodeid=f"tests/some.py::test_a[{name}-{size}-{dtype}]",
+            callspec=SimpleNamespace(params={"name": name, "size": size, "dtype": dtype}),
+        )
+        for name in names
+        for size in sizes
+        for dtype in dtypes
+    ]
+    slow = {test.nodeid for test in everyday.not_their_turn(tests)}
+    kept = [test.callspec.params for test in tests if test.nodeid not in slow]
+    assert {(each["size"], each["dtype"]) for each in kept} == {(s, d) for s in sizes for d in dtypes}
 
 
 def test_other_tests_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import chain
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,7 +191,7 @@ def test_pieces_are_cut_behind_cache_updates_if_something_follows(
     keys: str, updates: tuple[int, ...], ends: list[int]
 ) -> None:
     alone: Any = SimpleNamespace(of=list(range(len(keys))), members=[(i,) for i in range(len(keys))])
-    unread: Any = SimpleNamespace(read=[()] * len(keys), made=[()] * len(keys), values=[])
+    unread: Any = SimpleNamespace(read=[()] * len(keys), made=[()] * len(keys), values=[], cheap=[True] * len(keys))
     own = [None if key == "." else key for key in keys]
     parts = cut_between(unread, alone, range(len(keys)), own, frozenset(updates))
     assert [part[-1] + 1 for part in parts] == ends
@@ -221,24 +222,41 @@ def test_pieces_are_cut_behind_cache_updates_if_something_follows(
 def test_what_only_changes_a_value_on_its_way_is_before_the_cut(
     nbytes: tuple[int, ...], again: int | None, early: int
 ) -> None:
-    """Operator 0 makes the query, 1 updates the cache, 2 to 4 change the query, 5 is the attention. ``nbytes``: the
-    query's, as 0 and 2 to 4 make it; operator 6 reads ``again`` what this one made, and of the cache it is the only
-    one."""
+    """``nbytes``: the query's, as operators 0 and 2 to 4 make it; operator 6 reads ``again`` what this one made, and of
+    the cache it is the only one."""
+    assert parts_of(nbytes, again) == [tuple(range(2 + early)), tuple(range(2 + early, 7))]
+
+
+def test_nothing_passes_what_has_to_be_before_it() -> None:
+    """Such as what makes a size."""
+    assert parts_of((4, 4, 4, 4), after={3: 6})[0] == (0, 1, 2)
+
+
+def test_what_costs_something_stays_behind_the_cut() -> None:
+    assert parts_of((4, 4, 4, 4), cheap=False)[0] == (0, 1)
+
+
+def parts_of(
+    nbytes: tuple[int, ...],
+    again: int | None = None,
+    after: Mapping[int, int] = MappingProxyType({}),
+    cheap: bool = True,
+) -> list[tuple[int, ...]]:
+    """Operator 0 makes the query, 1 updates the cache, 2 to 4 change the query, 5 is the attention."""
     maker = [0, 2, 3, 4, 1]
     readers = [[2], [3], [4], [5], [5]]
     if again is not None:
         readers[maker.index(again)] = [6] if again == 1 else [*readers[maker.index(again)], 6]
-    flow: Any = SimpleNamespace(
-        values=[
-            SimpleNamespace(maker=by, readers=tuple(of), nbytes=size)
-            for by, of, size in zip(maker, readers, (*nbytes, 64), strict=True)
-        ],
-        made=[tuple(v for v, by in enumerate(maker) if by == i) for i in range(7)],
-        read=[tuple(v for v, of in enumerate(readers) if i in of) for i in range(7)],
-    )
-    alone: Any = SimpleNamespace(of=list(range(7)), members=[(i,) for i in range(7)])
-    parts = cut_between(flow, alone, range(7), ["a"] * 7, frozenset({1}))
-    assert parts == [tuple(range(2 + early)), tuple(range(2 + early, 7))]
+    values = [
+        SimpleNamespace(maker=by, readers=tuple(of), nbytes=size)
+        for by, of, size in zip(maker, readers, (*nbytes, 64), strict=True)
+    ]
+    read = [tuple(v for v, of in enumerate(readers) if i in of) for i in range(7)]
+    made = [tuple(v for v, by in enumerate(maker) if by == i) for i in range(7)]
+    before = [(*(maker[v] for v in each), *([after[i]] if i in after else [])) for i, each in enumerate(read)]
+    flow: Any = SimpleNamespace(values=values, made=made, read=read, cheap=[cheap] * 7)
+    alone: Any = SimpleNamespace(of=list(range(7)), members=[(i,) for i in range(7)], before=before)
+    return cut_between(flow, alone, range(7), ["a"] * 7, frozenset({1}))
 
 
 def test_pieces_of_each_engine_beside_pytorch() -> None:

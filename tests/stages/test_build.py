@@ -294,13 +294,26 @@ def test_what_has_no_such_weights_is_built_anywhere() -> None:
     assert not made.engines[0].stripped
 
 
-@pytest.mark.parametrize("said", ["CUDA error 222 loading a module", "out of memory"])
-@pytest.mark.parametrize("immutable", [True, False])
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"immutable_weights": False}, "leave out immutable_weights=False;"),
+        ({"refittable_weights": ("*",)}, "leave out refittable_weights;"),
+        (
+            {"immutable_weights": False, "strip_engine_weights": True},
+            "immutable_weights=False and strip_engine_weights;",
+        ),
+        ({}, ""),
+    ],
+)
+@pytest.mark.parametrize("version", [(1, 4), (1, 6)])
 def test_an_engine_that_refits_where_tensorrt_builds_none_says_how_to_go_on(
-    said: str, immutable: bool, converted: Converted
+    version: tuple[int, ...], fields: dict[str, Any], named: str, converted: Converted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = converted.networks[0]
-    order = Order(network, frozenset(), CompilationSettings(immutable_weights=immutable))
-    error = plans.refused(order, said)
-    assert error.message == f"{order.name}: {said}"
-    assert (error.hint == plans.REFIT_HINT) == ("222" in said and not immutable)
+    known = attrs.evolve(CAPABILITIES, flavour="tensorrt_rtx", version_tuple=version)
+    monkeypatch.setattr(plans, "CAPABILITIES", known)
+    order = Order(converted.networks[0], frozenset(), CompilationSettings(**fields))
+    error = plans.refused(order, "CUDA error 222 loading a module")
+    assert error.message == f"{order.name}: CUDA error 222 loading a module"
+    assert (named in error.hint and bool(error.hint)) == (version == (1, 6) and bool(named))
+    assert not plans.refused(order, "out of memory").hint

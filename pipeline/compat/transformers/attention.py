@@ -56,9 +56,11 @@ def attention(
 
 
 def _scaled(query: torch.Tensor, scale: float) -> torch.Tensor:
-    """The query times the scale, computed in float32 and rounded. It is no argument of the attention's, so that a cut
-    between the cache updates and the attention has it before it."""
-    return query if scale == 1 else (query.float() * scale).to(query.dtype)
+    """The query times the scale: of halves computed in float32, and rounded before the product. It is no argument of
+    the attention's, so that a cut between the cache updates and the attention has it before it."""
+    if scale == 1:
+        return query
+    return (query.to(torch.promote_types(query.dtype, torch.float32)) * scale).to(query.dtype)
 
 
 @cache
