@@ -38,7 +38,7 @@ ROOMS = (
     ("shapes",),
     ("recipes",),
     ("aten",),
-    ("settings", "agreement", "capabilities", "elsewhere", "errors", "frozen", "inputs", "trt", "version"),
+    ("settings", "agreement", "elsewhere", "errors", "frozen", "inputs", "trt", "version"),
 )
 """What may import what: each what is below it, and what stands beside it in one room."""
 

@@ -18,6 +18,8 @@ _SOURCE = re.compile(rb"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
 _NAME = re.compile(rb'"([^"]*)"')
 
 
+Plan: TypeAlias = Any
+"""A serialized engine: bytes, or anything like them with ``find``."""
 Sources: TypeAlias = Mapping[bytes, int]
 
 
@@ -44,7 +46,7 @@ def unwritten(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _forgotten(plan: Any, start: int, call: re.Match[bytes]) -> list[bytes]:
+def _forgotten(plan: Plan, start: int, call: re.Match[bytes]) -> list[bytes]:
     head, _, body = plan[start : plan.find(b"\0", start)].partition(b")\n{")
     parameters = [*zip(_NAME.findall(call["args"]), re.findall(rb"__v\d+", head), strict=False)]
     mentioned = {argument for argument, p in parameters if re.search(p + rb"\b", body)}
@@ -57,7 +59,7 @@ _ROUNDED = re.compile(
 _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
-def rounded_last(plan: Any) -> tuple[tuple[str, str], ...]:
+def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Find the kernels of products and convolutions in a serialized engine that end in a cast to bfloat16, (kernel,
     result), which TensorRT-RTX 1.4 gets wrong (docs/tensorrt.md, "Numbers")."""
     found = [(each["name"], each["tensor"]) for each in _each(_ROUNDED, b"runtime_fusion={ name=", plan)]
@@ -68,7 +70,7 @@ def rounded_last(plan: Any) -> tuple[tuple[str, str], ...]:
 _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 
-def of_other_batches(plan: Any, sources: Sources) -> tuple[str, ...]:
+def of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Find the kernels of single-query attentions that count keys batch by batch, in a plan that swaps batches and rows
     between its kernels: they read keys of other batches (docs/tensorrt.md, "Numbers")."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
@@ -77,7 +79,7 @@ def of_other_batches(plan: Any, sources: Sources) -> tuple[str, ...]:
     return tuple(name.decode() for name, start in found.items() if _by_batches(plan, start))
 
 
-def _by_batches(plan: Any, start: int) -> bool:
+def _by_batches(plan: Plan, start: int) -> bool:
     """Whether a kernel counts a batch's keys from where those of the one before end; true if their number varies."""
     source = plan[start : plan.find(b"\0", start)]
     keys = max((int(steps) for steps in _STEPS.findall(source)), default=0)
@@ -87,7 +89,7 @@ def _by_batches(plan: Any, start: int) -> bool:
 _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mask", re.DOTALL)
 
 
-def summed_in_halves(plan: Any, sources: Sources) -> tuple[str, ...]:
+def summed_in_halves(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Find the kernels of whole attentions that sum weights times values in float16 and have a mask added: they round
     after every 32 keys, also where the mask leaves none of them (docs/tensorrt.md, "Numbers")."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
@@ -97,7 +99,7 @@ def summed_in_halves(plan: Any, sources: Sources) -> tuple[str, ...]:
 _WITH_BIAS = re.compile(rb'fully_connected=\{ name="(?P<name>[^"]*)"[^\n]* bias=true ')
 
 
-def with_biases(plan: Any) -> tuple[str, ...]:
+def with_biases(plan: Plan) -> tuple[str, ...]:
     """Find the products that have a bias of their own, which TensorRT-RTX 1.6 does not add on an H100
     (docs/tensorrt.md, "Numbers"). It adds a bias that is a step of its own in the product's kernel."""
     return tuple(each["name"].decode() for each in _each(_WITH_BIAS, b"fully_connected={ name=", plan))
@@ -106,7 +108,7 @@ def with_biases(plan: Any) -> tuple[str, ...]:
 _FUSED = re.compile(rb"runtime_fusion=\{ name=(?P<name>\S+) input_args=\{(?P<args>[^}]*)\}")
 
 
-def confused(plan: Any) -> tuple[str, ...]:
+def confused(plan: Plan) -> tuple[str, ...]:
     """Find names of several products that are multiplied in their kernels and take other numbers of sizes.
 
     If the sizes are the same at run time, TensorRT-RTX 1.4 and 1.5 use one kernel for both, which does not find the
@@ -123,7 +125,7 @@ _INDEX = re.compile(rb"__myln_int32 (?P<name>__v\d+) = \(?(?P<of>__v\d+)(?: / (?
 _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
-def of_one_batch(plan: Any, sources: Sources) -> tuple[str, ...]:
+def of_one_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
     """Find the kernels that copy one batch for all: they compute the batch by a division whose result is always 0,
     since the dividend lacks the rows (docs/tensorrt.md, "Numbers")."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
@@ -144,7 +146,7 @@ def _reads_no_batch(source: bytes) -> bool:
     return any(re.search(rb"%b\b" % name, read) for name in zeros)
 
 
-def _each(pattern: re.Pattern[bytes], start: bytes, plan: Any) -> Iterator[re.Match[bytes]]:
+def _each(pattern: re.Pattern[bytes], start: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:
     """Each match in a plan of a pattern that begins with ``start``. Most of a plan is weights, and a search for a word
     gets through them twice as fast as one for a pattern: 0.02 s for 100 MB."""
     at = plan.find(start)
