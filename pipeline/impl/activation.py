@@ -19,8 +19,8 @@ from pipeline.trt import CAPABILITIES, trt
 
 BEHIND = 8
 """Operators up to ReLU within which a product is looked for."""
-PARTS = (Does.SELECTS, Does.MIXES, Does.TRANSPOSES)
-"""Operators that return the elements of their inputs, and change none."""
+PARTS = (Does.SELECTS, Does.MIXES)
+"""Operators, beside views, that return elements of their inputs."""
 
 
 @block
