@@ -8,13 +8,12 @@ import torch
 
 from pipeline.aten.kinds import is_cheap, is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.impl import base
+from pipeline.impl import base, one_row
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
+from pipeline.impl.normalization import rms_norm_rounded
 from pipeline.impl.shape import bounds_of, sampled, total
-from pipeline.impl.shape import expression as expression_of
-from pipeline.impl.shape import product as product_of
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
@@ -183,8 +182,8 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: boo
     first batch for all (docs/tensorrt.md, "Numbers"). Taking the maximum of the result and itself prevents that, in the
     same kernel.
     """
-    if _is_one_row(net, x, weight):
-        return _sums(net, base.tensor(net, x), base.tensor(net, weight), bias)
+    if one_row.is_one_row(net, x, weight):
+        return one_row.linear(net, x, weight, bias)
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
@@ -193,31 +192,24 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: boo
     return result
 
 
-@fact
-def _is_one_row(net: Net, x: Value, weight: Value) -> bool:
-    """Whether a product is one row by a weight in halves that is an input of the network (`_sums`)."""
-    if not CAPABILITIES.fast_sums or not isinstance(weight, trt.ITensor) or not weight.is_network_input:
-        return False
-    leading = base.known_sizes(net, x)[:-1]
-    if not leading or None in leading or base.rank(weight) != 2 or base.dtype_of(weight) not in HALVES:
-        return False
-    return bounds_of(net, expression_of(product_of(leading))) == (1, 1)
+@block
+def normed_linear(
+    net: Net, x: Value, gain: Value, weight: Value, bias: Value | None, eps: float, *, rounds_first: bool
+) -> ITensor:
+    """A linear layer of ``x / sqrt(mean(x²) + eps) * gain``."""
+    row = base.tensor(net, x)
+    if one_row.is_one_row(net, row, weight):
+        return one_row.normed_linear(net, row, gain, weight, bias, eps)
+    return linear(net, rms_norm_rounded(net, row, gain, eps, first=rounds_first), weight, bias)
 
 
-def _sums(net: Net, x: ITensor, weight: ITensor, bias: Value | None) -> ITensor:
-    """One row by a weight [columns, inner]: for each column the sum, in float32, of products, each exact in float32.
-
-    TensorRT-RTX 1.4 computes them in the kernel that makes the row, and reads weights at 2.5 to 2.8 TB/s on an H100
-    (``benchmarks/results``, "Few rows"). Of weights that are constants it would keep copies in float32, and for more
-    rows it reads them once for each.
-    """
-    dtype, rank = base.result_type(x, weight), base.rank(x)
-    row = base.unsqueeze(net, base.cast(net, x, torch.float32), [rank - 1])
-    columns = base.tensor(net, base.cast(net, weight, torch.float32), rank=rank + 1)
-    products = base.elementwise(net, "PROD", row, columns)
-    result = net.add("reduce", products, trt.ReduceOperation.SUM, 1 << rank, False).get_output(0)
-    result = result if bias is None else binary(net, "SUM", result, bias, torch.float32)
-    return base.cast(net, result, dtype)
+@block
+def linear_onto(net: Net, x: Value, weight: Value, bias: Value | None, column: Value) -> ITensor:
+    """``column[..., 0] + x @ weight.T + bias``."""
+    if one_row.is_one_row(net, x, weight):
+        return one_row.linear(net, x, weight, bias, column)
+    given = base.tensor(net, column)
+    return binary(net, "SUM", base.squeeze(net, given, [base.rank(given) - 1]), linear(net, x, weight, bias))
 
 
 @block

@@ -134,6 +134,26 @@ def rms_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, eps: f
     return base.cast(net, result, base.dtype_of(x))
 
 
+@block
+def rms_norm_rounded(net: Net, x: ITensor, gain: Value, eps: float, *, first: bool) -> ITensor:
+    """``x / sqrt(mean(x²) + eps) * gain`` over the last dim, rounded before it is multiplied (``first``), or after."""
+    dtype, rank = base.dtype_of(x), base.rank(x)
+    wide = base.cast(net, x, torch.float32)
+    square = base.elementwise(net, "PROD", wide, wide)
+    root = _root(net, _mean(net, square, [rank - 1]), eps)
+    result = base.elementwise(net, "PROD", wide, base.unary(net, "RECIP", root))
+    result = base.cast(net, result, dtype) if first else result
+    factor = base.tensor(net, gain, base.dtype_of(result), rank=rank)
+    return base.cast(net, base.elementwise(net, "PROD", result, factor), dtype)
+
+
+@block
+def root_mean(net: Net, squares: ITensor, count: int, eps: float) -> ITensor:
+    """The root of a mean, from sums over ``count`` numbers, with eps."""
+    portion = base.constant(net, 1 / count, torch.float32, rank=base.rank(squares))
+    return _root(net, base.elementwise(net, "PROD", squares, portion), eps)
+
+
 def _mean(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
     mask = base.axes_mask(axes, base.rank(x))
     return net.add("reduce", x, trt.ReduceOperation.AVG, mask, True).get_output(0)

@@ -15,6 +15,7 @@ from pipeline.improvements.patch_embedding import patch_embedding
 from pipeline.improvements.push_down_slices import push_down_slices
 from pipeline.improvements.rewriting import Improvement, Rewriting, improvement
 from pipeline.improvements.round_before_views import round_before_views
+from pipeline.improvements.rows import norms_into_linears, sums_into_linears
 from pipeline.improvements.select_parts import select_parts
 from pipeline.improvements.simplify_masks import simplify_masks
 from pipeline.improvements.split_products import split_products
@@ -40,6 +41,10 @@ PASSES: Final = (
 )
 """All passes, in the order in which they run: each leaves the graph in the form that the next one expects."""
 
+FOR_ONE_ROW: Final = (norms_into_linears, sums_into_linears)
+"""Passes for decoders whose engines for single tokens read weights where they lie (`pipeline.shared_weights`); they run
+after `PASSES` in `pipeline.compat.transformers.compile_for_generation`."""
+
 RENAMED: Final = {
     "gelus": "fuse_gelu",
     "attention": "fuse_attention",
@@ -53,4 +58,4 @@ RENAMED: Final = {
 }
 """Former names of passes, for the error that gives the new ones."""
 
-__all__ = ["PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]
+__all__ = ["FOR_ONE_ROW", "PASSES", "RENAMED", "Improvement", "Rewriting", "improvement"]

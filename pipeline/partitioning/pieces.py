@@ -67,8 +67,9 @@ def _changing(flow: Flow, units: Units, behind: Sequence[int], updates: frozense
     changed, and nothing passes what has to be before it."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
+    operators = {i for unit in behind for i in units.members[unit]}
     for unit in behind:
-        change = _change(flow, units.members[unit])
+        change = _change(flow, units.members[unit], operators)
         if change is None:
             continue
         source, result = change
@@ -86,13 +87,14 @@ def _changing(flow: Flow, units: Units, behind: Sequence[int], updates: frozense
     return found
 
 
-def _change(flow: Flow, members: Sequence[int]) -> tuple[Value, Value] | None:
-    """The value that cheap operators read and the one that they make of it, if nothing else reads the first, and there
-    are no others."""
+def _change(flow: Flow, members: Sequence[int], behind: set[int]) -> tuple[Value, Value] | None:
+    """The value that cheap operators read and the one that they make of it, if nothing else behind the cut reads the
+    first, and there are no others."""
     own = {v for i in members for v in flow.made[i]}
     read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
     made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
-    if len(read) == len(made) == 1 and set(read[0].readers) <= set(members) and all(flow.cheap[i] for i in members):
+    cheap = all(flow.cheap[i] for i in members)
+    if cheap and len(read) == len(made) == 1 and behind.intersection(read[0].readers) <= set(members):
         return read[0], made[0]
     return None
 

@@ -202,5 +202,6 @@ def test_a_sum_is_judged_by_what_it_adds_up() -> None:
 
 def test_every_row_of_the_table_names_an_operator_and_a_reason() -> None:
     for key, row in ULPS.items():
-        assert hasattr(aten, key[0] if isinstance(key, tuple) else key)
+        name = key[0] if isinstance(key, tuple) else key
+        assert hasattr(aten, name) or hasattr(torch.ops.pipeline, name)
         assert row.reason and row.units >= 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
+from attrs import evolve
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
 import pipeline.defaults
@@ -19,13 +20,17 @@ from pipeline.errors import ExecutionError
 from pipeline.frontend.capture import capture
 from pipeline.frontend.profiles import Tuned
 from pipeline.frozen import FrozenDict
+from pipeline.improvements import FOR_ONE_ROW
 from pipeline.runtime.module import CompiledModule
 from pipeline.stages import outside
+from pipeline.stages.improve import Improve
 from pipeline.stages.partition import in_pieces, partition
 
 Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
 Stages: TypeAlias = Pipeline[Any, Any]
+ONE_ROW: Final = "for_one_row"
+"""The stage whose passes are for engines that read weights where they lie, for one row."""
 
 
 def compile_for_generation(
@@ -94,6 +99,9 @@ def _with_shared_weights(compile: Stages) -> Stages:
         compile = compile.insert(outside.shared_weights(), after="partition")
     if "shared_weights" in compile and "engine_per_profile" not in compile:
         compile = compile.insert(outside.engine_per_profile(), after="shared_weights")
+    improve = getattr(compile["improve"], "function", None) if "improve" in compile else None
+    if isinstance(improve, Improve) and ONE_ROW not in compile:
+        compile = compile.insert(evolve(improve, passes=FOR_ONE_ROW, name=ONE_ROW), after="improve")
     return compile
 
 
