@@ -67,6 +67,7 @@ SAMPLED: Final[Mapping[str, int]] = {
 IN_TURN: Final[Mapping[str, str]] = {
     "tests/gpu/test_zoo_gpu.py": "dtype",
     "tests/gpu/test_tokens_gpu.py::test_logits": "dtype",
+    "tests/gpu/test_one_row_gpu.py": "dtype",
     "tests/gpu/test_models_gpu.py": "dtype",
     "tests/gpu/test_models_shapes_gpu.py": "dtype",
     "tests/gpu/test_verify_gpu.py::test_example_models": "dtype",

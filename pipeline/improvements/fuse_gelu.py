@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from pipeline.aten.types import Argument, Target
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, is_cast
+from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, is_cast, orders
 
 
 @improvement
 def fuse_gelu(rewriting: Rewriting) -> None:
     """Replace ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))``, as GPT-2 spells it, by one GELU."""
     for node in rewriting.nodes(aten.mul.Tensor):
-        for half, other in _orders(node):
+        for half, other in orders(node):
             x = _times(rewriting, half, 0.5)
             if x is not None and _is_tanh_part(rewriting, other, _uncast(x)) and _fuse(rewriting, node, x):
                 break
@@ -35,15 +34,14 @@ def _is_tanh_part(rewriting: Rewriting, node: object, x: Node) -> bool:
     inner = _uncast(_times(rewriting, tanh.args[0], math.sqrt(2 / math.pi)))
     if not _calls(inner, aten.add.Tensor) or inner.kwargs:
         return False
-    return any(_uncast(a) is x and _is_cube(_uncast(_times(rewriting, b, 0.044715)), x) for a, b in _orders(inner))
+    return any(_uncast(a) is x and _is_cube(_uncast(_times(rewriting, b, 0.044715)), x) for a, b in orders(inner))
 
 
 def _is_cube(node: Argument, x: Node) -> bool:
     if _calls(node, aten.pow.Tensor_Scalar):
         return _uncast(node.args[0]) is x and node.args[1] == 3
     return _calls(node, aten.mul.Tensor) and any(
-        _uncast(a) is x and _calls(b, aten.mul.Tensor) and all(_uncast(v) is x for v in b.args)
-        for a, b in _orders(node)
+        _uncast(a) is x and _calls(b, aten.mul.Tensor) and all(_uncast(v) is x for v in b.args) for a, b in orders(node)
     )
 
 
@@ -59,16 +57,11 @@ def _plus(rewriting: Rewriting, node: object, term: float) -> Argument:
 
 def _other(rewriting: Rewriting, node: Argument, target: Target, number: float) -> object:
     if _calls(node, target) and not node.kwargs:
-        for a, b in _orders(node):
+        for a, b in orders(node):
             found = rewriting.number(b)
             if isinstance(a, Node) and found is not None and math.isclose(found, number, rel_tol=1e-3):
                 return a
     return None
-
-
-def _orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
-    a, b = node.args[:2]
-    return iter(((a, b), (b, a)))
 
 
 def _calls(node: object, target: object) -> bool:

@@ -226,6 +226,12 @@ def source_of(node: Node) -> Argument:
     return node.args[0]
 
 
+def orders(node: Node) -> Iterator[tuple[Argument, Argument]]:
+    """The two operands of a node, in either order."""
+    a, b = node.args[:2]
+    return iter(((a, b), (b, a)))
+
+
 def only_reader(node: Node) -> Node | None:
     """The only node that reads a node; None if there are several, or it is the output."""
     readers = list(node.users)

@@ -102,6 +102,9 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 }
 """The class and what its small configuration says, by the name of the family."""
 
+OF_ONE_ROW: Final = ("bloom", "gemma2", "llama", "phi3", "qwen2", "stablelm", "t5", "whisper")
+"""Families that differ in what is before and behind their linear layers."""
+
 
 def model(family: str, dtype: torch.dtype = torch.float32) -> Any:
     """A small model with random weights, large enough for its tokens to differ."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +22,7 @@ EVERYDAY = ("llama", "gemma2", "t5")
 SIZES = {"max_cache_len": 160, "max_batch": 3, "max_prompt_len": 16}
 LENGTHS = (5, 3, 7)
 STEPS = 64
+UNBUILT: Any = {"compile": pipeline.default().replace("build", pipeline.stages.unbuilt)}
 
 
 def check(family: str, max_cache_len: int = SIZES["max_cache_len"]) -> Any:
@@ -53,6 +55,36 @@ def test_tokens_are_eagers_with_few_positions() -> None:
 @pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {*EVERYDAY}))
 def test_tokens_are_eagers_in_every_family(family: str) -> None:
     check(family)
+
+
+def check_one_row(family: str, dtype: torch.dtype) -> Any:
+    """Compile a family's model for one row in halves, and compare its logits with eager's, as long as tokens agree."""
+    model, inputs = families.model(family, dtype), families.prompts(family, (5,))
+    inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+    scored = {"return_dict_in_generate": True, "output_logits": True}
+    want: Any = families.generated(model, inputs, 16, **scored)
+    compiled = compile_for_generation(model, max_cache_len=64, max_prompt_len=16, executor="reference", **UNBUILT)
+    got: Any = families.generated(compiled, inputs, 16, **scored)
+    equal = got.sequences[0, -16:] == want.sequences[0, -16:]
+    for step, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
+        if equal[:step].all():
+            off = (ours.float() - theirs.float()).abs().max() / theirs.float().abs().max().clamp(min=1)
+            assert off <= 16 * torch.finfo(dtype).eps
+    return compiled
+
+
+def test_one_row_has_no_norm_and_no_sum_of_its_own() -> None:
+    graph = check_one_row("llama", torch.float16).compiled["decoder"].program.graph
+    counted = Counter(str(node.target) for node in graph.nodes)
+    assert counted["pipeline.normed_linear.default"] == counted["pipeline.linear_onto.default"] == 4
+    assert counted["aten.linear.default"] == 1, "the head reads the last token's norm"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", sorted(families.FAMILIES))
+def test_logits_of_one_row_are_eagers(family: str, dtype: torch.dtype) -> None:
+    check_one_row(family, dtype)
 
 
 @pytest.mark.parametrize("max_batch", [1, 2])

@@ -13,28 +13,23 @@ from pipeline.trt import CAPABILITIES
 from tests.compat import families
 
 pytestmark = pytest.mark.gpu
-SIZES = {"max_cache_len": 160, "max_batch": 3, "max_prompt_len": 16}
 
 
-def on_gpu(family: str, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
+def on_gpu(family: str, dtype: torch.dtype, lengths: tuple[int, ...]) -> tuple[Any, dict[str, torch.Tensor]]:
     model = families.model(family, dtype).cuda()
-    inputs = {name: value.cuda() for name, value in families.prompts(family, (5, 3, 7)).items()}
+    inputs = {name: value.cuda() for name, value in families.prompts(family, lengths).items()}
     if "input_features" in inputs:
         inputs["input_features"] = inputs["input_features"].to(dtype)
     return model, inputs
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("family", "max_cache_len"), [*((family, 160) for family in sorted(families.FAMILIES)), ("llama", 80)]
-)
-def test_logits_along_eagers_tokens(family: str, max_cache_len: int, dtype: torch.dtype) -> None:
+def check(family: str, dtype: torch.dtype, lengths: tuple[int, ...], max_cache_len: int) -> None:
     """Tokens are eager's, ties aside: where a row has the same tokens, its logits are as close as the dtype allows."""
-    model, inputs = on_gpu(family, dtype)
+    model, inputs = on_gpu(family, dtype, lengths)
     scored = {"return_dict_in_generate": True, "output_logits": True}
     want: Any = families.generated(model, inputs, 64, **scored)
-    compiled = compile_for_generation(model, **{**SIZES, "max_cache_len": max_cache_len})
-    got: Any = families.generated(compiled, inputs, 64, **scored)
+    sizes = {"max_cache_len": max_cache_len, "max_batch": len(lengths), "max_prompt_len": 16}
+    got: Any = families.generated(compile_for_generation(model, **sizes), inputs, 64, **scored)
     bound = 16 * torch.finfo(dtype).eps
     equal = got.sequences[:, -64:] == want.sequences[:, -64:]
     for step, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
@@ -42,6 +37,20 @@ def test_logits_along_eagers_tokens(family: str, max_cache_len: int, dtype: torc
         if same.any():
             off = (ours[same].float() - theirs[same].float()).abs().max()
             assert off <= bound * theirs[same].float().abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("family", "max_cache_len"), [*((family, 160) for family in sorted(families.FAMILIES)), ("llama", 80)]
+)
+def test_logits_along_eagers_tokens(family: str, max_cache_len: int, dtype: torch.dtype) -> None:
+    check(family, dtype, (5, 3, 7), max_cache_len)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", families.OF_ONE_ROW)
+def test_logits_of_one_row_along_eagers_tokens(family: str, dtype: torch.dtype) -> None:
+    check(family, dtype, (5,), 160)
 
 
 class Rows(torch.nn.Module):

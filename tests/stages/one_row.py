@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from attrs import evolve
 from torch import nn
 from torch.export import Dim
 from torch.nn.functional import rms_norm
@@ -39,7 +38,7 @@ class Layer(nn.Module):
 def compile_layers(model: nn.Module, width: int, dtype: torch.dtype, device: str = "cpu", **settings: Any) -> Any:
     """A program with an engine for one row, and one for two to eight."""
     compile = pipeline.default(min_block_size=1, **settings)
-    compile = compile.insert(evolve(Improve(), passes=FOR_ONE_ROW, name="for_one_row"), after="improve")
+    compile = compile.insert(Improve(passes=FOR_ONE_ROW, name="for_one_row"), after="improve")
     compile = compile.insert(pipeline.engine_per_profile(), after="partition")
     compile = compile.insert(pipeline.shared_weights(0), after="partition")
     shapes: list[Mapping[str, Any]] = [{"x": {1: 1}}, {"x": {1: Dim("rows", min=2, max=8)}}]

@@ -34,6 +34,10 @@ def other_orders(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     return (torch.rsqrt(1e-5 + (wide * wide).mean([2], keepdim=True)) * wide).to(x.dtype) * gain
 
 
+def t5(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    return gain * (x * root(x.to(torch.float32))).to(x.dtype)
+
+
 def gemma(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     wide = x.float()
     return (wide * root(wide) * (1.0 + gain.float())).type_as(x)
@@ -112,7 +116,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("norm", [llama, other_orders, gemma, torchs], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("norm", [llama, other_orders, t5, gemma, torchs], ids=lambda f: f.__name__)
 def test_a_norm_is_part_of_the_linear_layer(norm: Spelling, dtype: torch.dtype, bias: bool) -> None:
     x = row(dtype)
     program = decomposed(Normed(norm, bias).to(dtype), x)
@@ -141,7 +145,7 @@ def test_a_norm_that_others_read_stays() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("add", [lambda x, y: x + y, lambda x, y: y + x], ids=["before", "behind"])
+@pytest.mark.parametrize("add", [lambda x, y: x + y, lambda x, y: y + x, lambda x, y: x + y.clone()])
 def test_what_a_linear_layer_is_added_to_is_part_of_it(add: Any, dtype: torch.dtype) -> None:
     x = row(dtype)
     program = decomposed(Onto(add).to(dtype), x)
