@@ -28,8 +28,8 @@ SIZES = {"1.1B": (2048, 2560, 5632), "3B": (3072, 4096, 8192)}
 LAYERS = 6
 WHOLE = "linear with norms and sums, weights as inputs"
 FORMS = ("linear", "sums", "sums of halves", "linear, weights as inputs", "sums, weights as inputs", WHOLE)
-"""``linear``: as models have it; ``with norms and sums``: by the passes for one row. ``sums``: each column of the result
-is a sum over products of two float32 numbers, or of two halves. Weights are the engine's, or inputs of it."""
+"""``linear``: as models have it; ``with norms and sums``: by the passes for one row. ``sums``: each column is a sum
+over products of two float32 numbers, or of two halves. Weights are the engine's, or inputs of it."""
 
 
 class Product(nn.Module):
