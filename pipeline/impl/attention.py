@@ -13,6 +13,7 @@ from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul, transposed
 from pipeline.impl.shape import as_size, bounds_of, expression, product, sampled
+from pipeline.impl.slice import narrow
 from pipeline.impl.softmax import softmax
 from pipeline.network.context import NetworkError, SymbolicInt
 from pipeline.network.net import Net
@@ -175,17 +176,27 @@ def _by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITens
     own, keys = base.dims(key)[1:3]
     grouped: list[Size] = [batch, own, product([heads // own, length])]
     rows = base.reshape(net, query, [*grouped, width])
+    apart = mask is not None and not (length == 1 and base.dims(mask)[1] == 1)
+    even = length == 1 and not apart
+    rows = _even(net, rows) if even else rows
     if length == 1:
         scores = base.permute(net, transposed(net, matmul(net, key, rows, transpose_b=True)), [0, 1, 3, 2])
     else:
         scores = matmul(net, rows, key, transpose_b=True)
     scores = base.cast(net, scores, torch.float32)
-    apart = mask is not None and not (length == 1 and base.dims(mask)[1] == 1)
     scores = base.reshape(net, scores, [batch, heads, length, keys]) if apart else scores
     weights = _weights(net, scores, mask, base.dtype_of(query))
     weights = base.reshape(net, weights, [*grouped, keys]) if apart else weights
     result = matmul(net, weights, value, empty=False)
+    result = narrow(net, result, 2, 0, heads // own) if even else result
     return base.reshape(net, result, [batch, heads, length, base.dims(value)[-1]])
+
+
+def _even(net: Net, rows: ITensor) -> ITensor:
+    """An even number of rows, the last one perhaps of zeros. Without it TensorRT-RTX 1.4 adds one in a kernel, and cuts
+    it off in another, for each product (docs/tensorrt.md, "Numbers")."""
+    count = base.dims(rows)[2]
+    return rows if count % 2 == 0 else sampled(net, rows, [2], [0], [count + 1], mode="FILL")
 
 
 @block

@@ -188,15 +188,17 @@ class Grouped(torch.nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_one_query_of_many_keys_reads_each_key_once(batch: int, dtype: torch.dtype, mask: str) -> None:
-    """Queries that share a head of keys are rows of one product, and no kernel is the whole attention."""
+    """Queries that share a head of keys are rows of one product, an even number of them, and no kernel is the whole
+    attention, nor adds a row, nor cuts it off."""
     query, key, value = (torch.randn(batch, heads, n, 32).to(dtype) for heads, n in ((6, 1), (2, 1024), (2, 1024)))
     kept = torch.arange(1024) < torch.tensor([700, 64])[:batch, None, None, None]
     inputs = [query, key, value, kept if mask == "bool" else torch.where(kept, 0.0, -1e4).to(dtype)]
     model = Grouped().eval()
     compiled = pipeline.default(require_full_compilation=True)(model, inputs)
-    assert not any(kernel.role == "attention" for e in compiled.engines for kernel in kernels(bytes(e.plan)))
+    made = [kernel for engine in compiled.engines for kernel in kernels(bytes(engine.plan))]
+    assert not any(kernel.role == "attention" or kernel.name.endswith(("MoveConc", "Slic")) for kernel in made)
     shapes = [x.shape for row in compiled.networks[0].layers if row.kind == "MATRIX_MULTIPLY" for x in row.outputs]
-    assert [tuple(shape) for shape in shapes] == [(batch, 2, 1024, 3), (batch, 2, 3, 32)]
+    assert [tuple(shape) for shape in shapes] == [(batch, 2, 1024, 4), (batch, 2, 4, 32)]
     exact = model(*(x.double() if x.is_floating_point() else x for x in inputs))
     got = compiled.module("reference")(*inputs)
     assert (got.double() - exact).abs().max() < 4 * torch.finfo(dtype).eps
