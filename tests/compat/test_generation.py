@@ -73,6 +73,7 @@ def check_one_row(family: str, dtype: torch.dtype) -> Any:
     return compiled
 
 
+@pytest.mark.skipif(not CAPABILITIES.fast_sums, reason="this TensorRT has products that are as fast")
 def test_one_row_has_no_norm_and_no_sum_of_its_own() -> None:
     graph = check_one_row("llama", torch.float16).compiled["decoder"].program.graph
     counted = Counter(str(node.target) for node in graph.nodes)
@@ -223,12 +224,23 @@ def test_stages_come_in_their_order_and_a_limit_is_kept() -> None:
 
     own = pipeline.default().insert(pipeline.shared_weights(64), after="partition")
     for compile in (pipeline.default(), own):
-        names = _with_shared_weights(compile).names
+        names = _with_shared_weights(compile, 2).names
         assert names[names.index("partition") :][:3] == ("partition", "shared_weights", "engine_per_profile")
-    assert _with_shared_weights(own)["shared_weights"] == own["shared_weights"]
+    assert _with_shared_weights(own, 1)["shared_weights"] == own["shared_weights"]
     assert _cut(own, "layers.*") == own, "without an engine for each profile nothing is cut"
-    few = _with_shared_weights(pipeline.default(max_engines=1))
+    few = _with_shared_weights(pipeline.default(max_engines=1), 1)
     assert _cut(few, "layers.*") == few
+
+
+@pytest.mark.skipif(not CAPABILITIES.fast_sums, reason="this TensorRT has products that are as fast")
+def test_the_passes_for_one_row_are_for_one_row() -> None:
+    from pipeline.compat.transformers.generation import ONE_ROW, _with_shared_weights
+
+    one, two = (_with_shared_weights(pipeline.default(), rows) for rows in (1, 2))
+    assert one.names[:3] == ("decompose", "improve", ONE_ROW) and ONE_ROW not in two
+    assert _with_shared_weights(one, 1) == one
+    without = pipeline.default().without("improve")
+    assert ONE_ROW not in _with_shared_weights(without, 1)
 
 
 def test_sampling_is_transformers_own(llama: Any) -> None:

@@ -25,6 +25,7 @@ from pipeline.runtime.module import CompiledModule
 from pipeline.stages import outside
 from pipeline.stages.improve import Improve
 from pipeline.stages.partition import in_pieces, partition
+from pipeline.trt import CAPABILITIES
 
 Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
@@ -74,7 +75,7 @@ def compile_for_generation(
     encoded = max_cache_len if max_encoder_len is None else max_encoder_len
     _check_sizes(max_cache_len, max_batch, limit)
     compile = pipeline.defaults.default(**settings) if compile is None else compile
-    compile = _with_shared_weights(compile) if shared_weights else compile
+    compile = _with_shared_weights(compile, max_batch) if shared_weights else compile
     model = model.eval()
     if model.config.is_encoder_decoder:
         compiled = _encoder_decoder(model, compile, max_cache_len, max_batch, limit, encoded)
@@ -93,14 +94,16 @@ def _check_sizes(max_cache_len: int, max_batch: int, max_prompt_len: int) -> Non
         raise ValueError(f"max_prompt_len is {max_prompt_len}, and the cache has {max_cache_len} positions")
 
 
-def _with_shared_weights(compile: Stages) -> Stages:
-    """The pipeline with the stages that leave weights out of engines, and make an engine for each profile."""
+def _with_shared_weights(compile: Stages, max_batch: int) -> Stages:
+    """The pipeline with the stages that leave weights out of engines, and make an engine for each profile; and with the
+    passes for one row, if a step has no more."""
     if "partition" in compile and "shared_weights" not in compile:
         compile = compile.insert(outside.shared_weights(), after="partition")
     if "shared_weights" in compile and "engine_per_profile" not in compile:
         compile = compile.insert(outside.engine_per_profile(), after="shared_weights")
     improve = getattr(compile["improve"], "function", None) if "improve" in compile else None
-    if isinstance(improve, Improve) and ONE_ROW not in compile:
+    one_row = CAPABILITIES.fast_sums and max_batch == 1 and "shared_weights" in compile
+    if one_row and isinstance(improve, Improve) and ONE_ROW not in compile:
         compile = compile.insert(evolve(improve, passes=FOR_ONE_ROW, name=ONE_ROW), after="improve")
     return compile
 
