@@ -32,8 +32,10 @@ from benchmarks.turns import in_turns
 from pipeline.aten.traits import Does, does
 from pipeline.cli.sources import first_line
 from pipeline.compat.transformers import compile_for_generation
+from pipeline.compat.transformers.generation import ONE_ROW
 from pipeline.compose.events import Event
 from pipeline.profiling.records import Profile
+from pipeline.stages.improve import Improve
 
 SIZES = {
     "1.1B": {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632},
@@ -80,19 +82,21 @@ def compiled(
     *observers: Callable[[Event], object],
     pieces: int = 1,
     shared: bool = True,
+    apart: bool = False,
     **settings: Any,
 ) -> Any:
-    """The model, compiled for generation. Processes for pieces, of which each profile has an engine if weights are
-    ``shared``, import what they need while the model is exported."""
+    """The model, compiled for generation, without the passes for one row if norms and sums are to be ``apart`` from
+    linear layers. Processes for pieces, of which each profile has an engine if weights are ``shared``, import what they
+    need while the model is exported."""
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, PROMPTS)}
     count = 2 * pieces if shared else pieces
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as processes:
         for _ in range(count if pieces > 1 else 0):
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
-        compile = (compile.replace("partition", pipeline.in_pieces(pieces)) if pieces > 1 else compile).observed_by(
-            *observers
-        )
+        compile = compile.replace("partition", pipeline.in_pieces(pieces)) if pieces > 1 else compile
+        compile = compile.insert(Improve(passes=(), name=ONE_ROW), after="improve") if apart else compile
+        compile = compile.observed_by(*observers)
         return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
 
@@ -167,6 +171,7 @@ def bandwidth() -> float:
 OURS = "pipeline + graph"
 METHODS: dict[str, Callable[..., Call]] = {
     OURS: ours,
+    "pipeline + graph, norms apart": partial(ours, apart=True),
     "pipeline + graph, weights inside": partial(ours, shared=False),
     "static cache, reduce-overhead": partial(theirs, mode="reduce-overhead"),
     "static cache, eager": partial(theirs, mode=None),
