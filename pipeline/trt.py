@@ -148,7 +148,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         float32_sums=not rtx or version < (1, 6),  # of float16, on an H200: in float16 since, `impl.matmul`
         biases_before_relu=not rtx or version < (1, 6),  # of products, lost on 1.6.1, on an H100: `impl.activation`
         factors_of_products=not rtx or version >= (1, 6),  # lost before, on an H100: `impl.matmul`
-        fast_sums=rtx and version < (1, 5),  # over products with weights that are inputs: `impl.matmul`
+        fast_sums=rtx and version < (1, 5),  # over products with weights that are inputs: `impl.one_row`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),
         compute_capabilities=tuple(_capability_name(name) for name in targets if name.startswith("SM")),
         layer_kinds=frozenset(bindings.LayerType.__members__),

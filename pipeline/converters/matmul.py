@@ -26,7 +26,7 @@ def matmul(net: Net, *factors: Value) -> ITensor:
     if lone:
         a, lone = not_alone(net, base.tensor(net, a))
     result = impl.matmul(net, a, b)
-    result = impl.transposed(net, result) if _is_turned(net.node) else result
+    result = impl.transposed(net, result) if is_turned(net.node) else result
     return first_row(net, result) if lone else result
 
 
@@ -72,10 +72,10 @@ def addmm(net: Net, *operands: Value) -> ITensor:
 @converts(aten.linear.default)
 def linear(net: Net, input: Value, weight: Value, bias: Value | None) -> ITensor:
     """linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"""
-    return impl.linear(net, input, weight, bias, turned=_is_turned(net.node))
+    return impl.linear(net, input, weight, bias, turned=is_turned(net.node))
 
 
-def _is_turned(node: torch.fx.Node | None) -> bool:
+def is_turned(node: torch.fx.Node | None) -> bool:
     """Whether a user moves the last dim of a node's result elsewhere."""
     return node is not None and any(_moves_last(user) for user in node.users)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.aten.rows import LINEAR_ONTO, NORMED_LINEAR
 from pipeline.converters.binding import converts
+from pipeline.converters.matmul import is_turned
 from pipeline.impl import matmul as impl
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
@@ -14,7 +15,8 @@ def normed_linear(
     net: Net, x: Value, gain: Value, weight: Value, bias: Value | None, eps: float, rounds_first: bool
 ) -> ITensor:
     """normed_linear(Tensor x, Tensor gain, Tensor weight, Tensor? bias, float eps, bool rounds_first) -> Tensor"""
-    return impl.normed_linear(net, x, gain, weight, bias, eps, rounds_first=rounds_first)
+    turned = is_turned(net.node)
+    return impl.normed_linear(net, x, gain, weight, bias, eps, rounds_first=rounds_first, turned=turned)
 
 
 @converts(LINEAR_ONTO)

@@ -193,8 +193,8 @@ def _by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITens
 
 
 def _even(net: Net, rows: ITensor) -> ITensor:
-    """An even number of rows, the last one perhaps of zeros. Without it TensorRT-RTX 1.4 adds one in a kernel, and cuts
-    it off in another, for each product (docs/tensorrt.md, "Numbers")."""
+    """An even number of rows, the last one perhaps of zeros. Without it TensorRT-RTX adds one in a kernel, and cuts it
+    off in another (docs/tensorrt.md, "Numbers")."""
     count = base.dims(rows)[2]
     return rows if count % 2 == 0 else sampled(net, rows, [2], [0], [count + 1], mode="FILL")
 

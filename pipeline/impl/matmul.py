@@ -194,19 +194,27 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: boo
 
 @block
 def normed_linear(
-    net: Net, x: Value, gain: Value, weight: Value, bias: Value | None, eps: float, *, rounds_first: bool
+    net: Net,
+    x: Value,
+    gain: Value,
+    weight: Value,
+    bias: Value | None,
+    eps: float,
+    *,
+    rounds_first: bool,
+    turned: bool = False,
 ) -> ITensor:
-    """A linear layer of ``x / sqrt(mean(x²) + eps) * gain``."""
+    """A linear layer of ``x / sqrt(mean(x²) + eps) * gain``; ``turned`` as of `linear`."""
     row = base.tensor(net, x)
-    if one_row.is_one_row(net, row, weight):
+    if one_row.is_one_row(net, row, weight) and -1 not in base.dims(weight):
         return one_row.normed_linear(net, row, gain, weight, bias, eps)
-    return linear(net, rms_norm_rounded(net, row, gain, eps, first=rounds_first), weight, bias)
+    return linear(net, rms_norm_rounded(net, row, gain, eps, first=rounds_first), weight, bias, turned=turned)
 
 
 @block
 def linear_onto(net: Net, x: Value, weight: Value, bias: Value | None, column: Value) -> ITensor:
     """``column[..., 0] + x @ weight.T + bias``."""
-    if one_row.is_one_row(net, x, weight):
+    if one_row.is_one_row(net, x, weight) and -1 not in base.dims(weight):
         return one_row.linear(net, x, weight, bias, column)
     given = base.tensor(net, column)
     return binary(net, "SUM", base.squeeze(net, given, [base.rank(given) - 1]), linear(net, x, weight, bias))

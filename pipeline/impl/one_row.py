@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from pipeline.aten.kinds import is_cheap, moves
+from pipeline.aten.kinds import COSTLY, is_cheap, moves
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block, fact
@@ -26,11 +26,6 @@ from pipeline.impl.slice import narrow
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
-aten = torch.ops.aten
-
-_SLOW: Final = (aten.silu, aten.gelu, aten.sigmoid, aten.tanh, aten.exp, aten.erf, aten.elu, aten.mish, aten.softplus)
-COSTLY: Final = frozenset(operator.default for operator in _SLOW)
-"""Elementwise operators that take longer than a block's share of the weight."""
 WITHIN: Final = 8
 """Operators before a product that are looked at."""
 GROUPS: Final = (128, 64, 32)
@@ -126,13 +121,14 @@ def _leaves(net: Net, node: torch.fx.Node | None) -> bool:
 def _is_costly(net: Net) -> bool:
     """Whether elementwise operators that take long make the row of the product at hand."""
     node = net.ctx.node
-    return node is not None and bool(node.args) and _is_costly_to_make(node.args[0])
+    return node is not None and bool(node.args) and _is_costly_to_make(node.args[0], net.ctx.inside)
 
 
-def _is_costly_to_make(node: object, within: int = WITHIN) -> bool:
-    if not isinstance(node, torch.fx.Node) or not within or not is_cheap(node):
+def _is_costly_to_make(node: object, inside: frozenset[str], within: int = WITHIN) -> bool:
+    if not isinstance(node, torch.fx.Node) or not within or not is_cheap(node) or (inside and node.name not in inside):
         return False
-    return node.target in COSTLY or any(_is_costly_to_make(given, within - 1) for given in node.all_input_nodes)
+    made = (_is_costly_to_make(given, inside, within - 1) for given in node.all_input_nodes)
+    return node.target in COSTLY or any(made)
 
 
 def _computed_before(net: Net, row: ITensor) -> ITensor:

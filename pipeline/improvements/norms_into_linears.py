@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeGuard
 
 import torch
@@ -45,15 +45,17 @@ def norms_into_linears(rewriting: Rewriting) -> None:
         if not isinstance(given, Node) or only_reader(given) is not node or dtype_of(given) not in HALVES:
             continue
         norm = _norm(rewriting, given)
-        if norm is None or not alike(norm.x, given) or _sizes(norm.gain) != _sizes(given)[-1:]:
+        if norm is None or not alike(norm.x, given) or not _is_gain(norm.gain, given):
             continue
         if all(map(rewriting.accepted, [node, *_calls_of(norm, given)])):
             constants = (norm.gain, node.args[1], argument(node, "bias"))
             rewriting.offer(node, NORMED_LINEAR, (norm.x, *constants, norm.eps, norm.rounds_first))
 
 
-def _sizes(node: Node) -> Sequence[object]:
-    return shape_of(node.meta["val"])
+def _is_gain(gain: Node, x: Node) -> bool:
+    """Whether a factor has a number for each of a row's."""
+    value = gain.meta.get("val")
+    return isinstance(value, torch.Tensor) and shape_of(value) == shape_of(x.meta["val"])[-1:]
 
 
 def _calls_of(norm: Norm, node: Node) -> Iterator[Node]:
@@ -93,7 +95,8 @@ def _multiplied(rewriting: Rewriting, node: Node, *, rounds_first: bool) -> Iter
             continue
         for factor, root in orders(quotient):
             x = _widened(factor) or factor
-            eps = _root(rewriting, root, x) if isinstance(x, Node) and dtype_of(quotient) == torch.float32 else None
+            is_tensor = isinstance(x, Node) and dtype_of(x) is not None
+            eps = _root(rewriting, root, x) if is_tensor and dtype_of(quotient) == torch.float32 else None
             if isinstance(x, Node) and eps is not None:
                 yield Norm(x, gain, eps, rounds_first)
 

@@ -186,7 +186,8 @@ def alike(a: Node, b: Node) -> bool:
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return x.dtype == y.dtype and x.device == y.device and shape_of(x) == shape_of(y)
     if isinstance(x, torch.SymInt) or isinstance(y, torch.SymInt):
-        return bool(expression(x) == expression(y))
+        sizes = isinstance(x, int | torch.SymInt) and isinstance(y, int | torch.SymInt)
+        return sizes and bool(expression(x) == expression(y))
     return str(x) == str(y)
 
 

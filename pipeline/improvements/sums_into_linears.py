@@ -23,16 +23,18 @@ from pipeline.improvements.rewriting import (
 
 @improvement
 def sums_into_linears(rewriting: Rewriting) -> None:
-    """Let a linear layer in halves whose result is only added to a tensor of its shape add it. What it is added to has
-    a last dim of 1 there: as the network's input it can be read so."""
+    """Let a linear layer in halves whose result is only added to a tensor of its shape, which is no constant, add it.
+    That tensor has a last dim of 1 there: as the network's input it can be read so."""
     for node in rewriting.nodes(aten.add.Tensor):
         if dtype_of(node) not in HALVES or argument(node, "alpha") != 1 or not rank_of(node):
             continue
         for other, result in orders(node):
-            linear = _linear_of(result, node)
-            if linear is not None and isinstance(other, Node) and alike(other, linear) and alike(linear, node):
-                if rewriting.accepted(node) and rewriting.accepted(linear):
-                    _added(rewriting, node, linear, other)
+            calls = _calls(result, node)
+            if not calls or not isinstance(other, Node) or other is result or rewriting.is_constant(other):
+                continue
+            if alike(other, calls[-1]) and alike(calls[-1], node):
+                if all(map(rewriting.accepted, [node, *calls])):
+                    _added(rewriting, node, calls[-1], other)
                 break
 
 
@@ -44,10 +46,12 @@ def _added(rewriting: Rewriting, node: Node, linear: Node, other: Node) -> None:
         rewriting.erase(column)
 
 
-def _linear_of(result: Argument, reader: Node) -> Node | None:
-    """The linear layer that an operand is the result of, or a copy of it, if nothing but the sum reads it."""
+def _calls(result: Argument, reader: Node) -> list[Node]:
+    """The copies of a linear layer's result that an operand is, and the layer, if nothing but the sum reads them."""
+    calls: list[Node] = []
     while isinstance(result, Node) and only_reader(result) is reader:
+        calls.append(result)
         if result.target is aten.linear.default:
-            return result
+            return calls
         result, reader = (source_of(result) if is_copy(result) else None), result
-    return None
+    return []

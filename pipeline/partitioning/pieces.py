@@ -55,21 +55,23 @@ def cut_between(
         if not behind or behind[-1] == end:
             borders.add(start)
             continue
-        early = _changing(flow, units, own[behind[-1] : end], updates)
+        before = frozenset(i for unit in own[start : behind[-1]] for i in units.members[unit])
+        early = _changing(flow, units, own[behind[-1] : end], updates, before)
         own[behind[-1] : end] = [*early, *(unit for unit in own[behind[-1] : end] if unit not in early)]
         borders.add(behind[-1] + len(early))
     parts = [own[a:b] for a, b in pairwise(sorted(borders | {len(own)}))]
     return [tuple(sorted(i for unit in part for i in units.members[unit])) for part in parts]
 
 
-def _changing(flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int]) -> list[int]:
+def _changing(
+    flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int], before: frozenset[int]
+) -> list[int]:
     """Of the units behind a cut chains of cheap ones that change one value on its way, to no more bytes. A cache is not
-    changed, and nothing passes what has to be before it."""
+    changed, and nothing passes what has to be before it. ``before``: the submodule's operators before the cut."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
-    operators = {i for unit in behind for i in units.members[unit]}
     for unit in behind:
-        change = _change(flow, units.members[unit], operators)
+        change = _change(flow, units.members[unit], before)
         if change is None:
             continue
         source, result = change
@@ -87,14 +89,14 @@ def _changing(flow: Flow, units: Units, behind: Sequence[int], updates: frozense
     return found
 
 
-def _change(flow: Flow, members: Sequence[int], behind: set[int]) -> tuple[Value, Value] | None:
-    """The value that cheap operators read and the one that they make of it, if nothing else behind the cut reads the
-    first, and there are no others."""
+def _change(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple[Value, Value] | None:
+    """The value that cheap operators read and the one that they make of it, if there are no others, and nothing else
+    reads the first but operators before the cut."""
     own = {v for i in members for v in flow.made[i]}
     read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
     made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
     cheap = all(flow.cheap[i] for i in members)
-    if cheap and len(read) == len(made) == 1 and behind.intersection(read[0].readers) <= set(members):
+    if cheap and len(read) == len(made) == 1 and set(read[0].readers) <= before.union(members):
         return read[0], made[0]
     return None
 

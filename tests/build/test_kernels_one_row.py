@@ -16,6 +16,7 @@ from benchmarks.kernels import CAPABILITY
 from pipeline.build.kernels import Kernel, kernels
 from pipeline.build.wrong_kernels import sources
 from pipeline.compat.transformers import compile_for_generation, generation
+from pipeline.impl import one_row
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(not CAPABILITIES.fast_sums, reason="this TensorRT has products that are as fast")
@@ -65,8 +66,15 @@ def test_no_block_writes_what_another_writes(dtype: torch.dtype) -> None:
     for name, plan in plans.items():
         found = bodies(plan)
         assert found, name
+        assert any(blocks >= WIDTH for blocks, _ in wide(plan)), name
         assert all(width == 8 for blocks, width in wide(plan) if blocks >= WIDTH), name
         assert [kernel for kernel, body in found.items() if written_by_each_block(body)] == []
+
+
+def test_a_result_that_leaves_the_engine_would_be_written_by_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_row, "_leaves", lambda net, node: False)
+    found = bodies(engines(torch.float16)["engine_1_profile_0"])
+    assert [written_by_each_block(body) for body in found.values() if written_by_each_block(body)] == [1]
 
 
 def layer(dtype: torch.dtype) -> list[Kernel]:

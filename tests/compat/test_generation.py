@@ -224,23 +224,26 @@ def test_stages_come_in_their_order_and_a_limit_is_kept() -> None:
 
     own = pipeline.default().insert(pipeline.shared_weights(64), after="partition")
     for compile in (pipeline.default(), own):
-        names = _with_shared_weights(compile, 2).names
+        names = _with_shared_weights(compile).names
         assert names[names.index("partition") :][:3] == ("partition", "shared_weights", "engine_per_profile")
-    assert _with_shared_weights(own, 1)["shared_weights"] == own["shared_weights"]
+    assert _with_shared_weights(own)["shared_weights"] == own["shared_weights"]
     assert _cut(own, "layers.*") == own, "without an engine for each profile nothing is cut"
-    few = _with_shared_weights(pipeline.default(max_engines=1), 1)
+    few = _with_shared_weights(pipeline.default(max_engines=1))
     assert _cut(few, "layers.*") == few
 
 
 @pytest.mark.skipif(not CAPABILITIES.fast_sums, reason="this TensorRT has products that are as fast")
 def test_the_passes_for_one_row_are_for_one_row() -> None:
-    from pipeline.compat.transformers.generation import ONE_ROW, _with_shared_weights
+    from pipeline.compat.transformers.generation import ONE_ROW, _for_one_row, _with_shared_weights
 
-    one, two = (_with_shared_weights(pipeline.default(), rows) for rows in (1, 2))
-    assert one.names[:3] == ("decompose", "improve", ONE_ROW) and ONE_ROW not in two
-    assert _with_shared_weights(one, 1) == one
-    without = pipeline.default().without("improve")
-    assert ONE_ROW not in _with_shared_weights(without, 1)
+    shared = _with_shared_weights(pipeline.default())
+    one, two = (_for_one_row(shared, rows) for rows in (1, 2))
+    assert one.names[:4] == ("decompose", "improve", ONE_ROW, "validate") and two == shared
+    assert _for_one_row(one, 1) == one
+    none = shared.replace("improve", pipeline.stages.Improve(passes=()))
+    own = shared.insert(pipeline.stages.Improve(passes=(), name=ONE_ROW), after="improve")
+    for compile in (pipeline.default(), shared.without("improve"), none, own):
+        assert _for_one_row(compile, 1) == compile
 
 
 def test_sampling_is_transformers_own(llama: Any) -> None:

@@ -31,3 +31,30 @@ def test_a_layer_is_as_exact_as_eager(width: int, feed: int, act: Act, dtype: to
             true = exact(x.double())
             ours, eagers = (float((f(x).double() - true).abs().max() / true.abs().max()) for f in (module, model))
             assert ours <= 1.5 * eagers + torch.finfo(dtype).eps
+
+
+class Powers(torch.nn.Module):
+    """A linear layer of an exponential, whose numbers are apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(256, 256, bias=False)
+        torch.nn.init.eye_(self.linear.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, rows, 256] -> the same"""
+        return x.sqrt() + self.linear(x.exp() * 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_what_is_no_number_is_none(dtype: torch.dtype) -> None:
+    model = Powers()
+    module = compile_layers(model, 256, dtype, "cuda").module("tensorrt")
+    x = torch.rand(1, 1, 256, device="cuda").to(dtype)
+    torch.testing.assert_close(module(x), model(x), rtol=1e-2, atol=1e-2)
+    x[0, 0, 7] = -1
+    found = module(x)
+    assert found.isnan().nonzero().tolist() == [[0, 0, 7]]
+    for value in (torch.nan, torch.inf):
+        x[0, 0, 7] = value
+        assert torch.equal(module(x).isnan(), model(x).isnan())

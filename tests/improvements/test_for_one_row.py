@@ -14,6 +14,7 @@ import pipeline
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.stages.improve import Improve
 from tests.improvements.programs import agree, decomposed, improved, targets
+from tests.stages.one_row import Layer
 
 WIDTH, COLUMNS = 16, 6
 NORMED, ONTO = "pipeline.normed_linear.default", "pipeline.linear_onto.default"
@@ -154,12 +155,53 @@ def test_what_a_linear_layer_is_added_to_is_part_of_it(add: Any, dtype: torch.dt
     agree(program, after, x)
 
 
+class Sized(nn.Module):
+    """A linear layer and the size of a dim, which varies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gain = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[batch, rows, WIDTH] -> several of the same"""
+        wide, rows = x.float(), x.shape[1]
+        counted = self.linear(rows * (wide * root(wide)).to(x.dtype))
+        return self.linear(x) + rows, counted, self.linear(self.gain * (rows * root(wide)).to(x.dtype)), x + counted
+
+
+def test_a_size_is_no_tensor() -> None:
+    x, varies = row(torch.float16), {"x": {1: torch.export.Dim("rows", min=2, max=8)}}
+    program = decomposed(Sized().half(), x, dynamic_shapes=varies)
+    after = improved(program, "norms_into_linears", "sums_into_linears")
+    assert targets(after).count(NORMED) == 0 and targets(after).count(ONTO) == 0
+    agree(program, after, x)
+
+
+def test_rows_that_vary_and_results_that_are_returned() -> None:
+    x, varies = row(torch.bfloat16), {"x": {1: torch.export.Dim("rows", min=1, max=8)}}
+    program = decomposed(Layer(WIDTH, 2 * WIDTH).to(torch.bfloat16), x, dynamic_shapes=varies)
+    after = improved(program, "norms_into_linears", "sums_into_linears")
+    assert (targets(after).count(NORMED), targets(after).count(ONTO)) == (2, 2)
+    names = [[node.name for node in each.graph.output_node().args[0]] for each in (program, after)]
+    assert names[0] == names[1]
+    agree(program, after, x, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("kept", ["aten.add.Tensor", "aten.unsqueeze.default", "aten.clone.default"])
+def test_a_sum_of_what_stays_in_pytorch_stays(kept: str) -> None:
+    model = Onto(lambda x, y: x + y.clone()).half()
+    program = decomposed(model, row(torch.float16), torch_executed_ops={f"torch.ops.{kept}"})
+    assert str(improved(program, "sums_into_linears")) == str(program)
+
+
 OTHERS = {
     "times": lambda x, y: x.add(y, alpha=2),
     "read twice": lambda x, y: (x + y, y),
     "of another shape": lambda x, y: x[:1] + y,
     "of another dtype": lambda x, y: x.float() + y,
     "a number": lambda x, y: y + 1,
+    "itself": lambda x, y: y + y,
+    "a constant": lambda x, y: y + torch.ones(2, 3, WIDTH, dtype=x.dtype),
 }
 
 

@@ -227,6 +227,14 @@ def test_what_only_changes_a_value_on_its_way_is_before_the_cut(
     assert parts_of(nbytes, again) == [tuple(range(2 + early)), tuple(range(2 + early, 7))]
 
 
+def test_what_is_read_before_the_cut_may_be_changed_there_too() -> None:
+    assert parts_of((4, 8, 8, 4), 0, by=1)[0] == (0, 1, 2, 3, 4)
+
+
+def test_what_another_submodule_reads_as_it_is_crosses_unchanged() -> None:
+    assert parts_of((4, 8, 8, 4), 0, keys="aaaaaab")[0] == (0, 1)
+
+
 def test_nothing_passes_what_has_to_be_before_it() -> None:
     """Such as what makes a size."""
     assert parts_of((4, 4, 4, 4), after={3: 6})[0] == (0, 1, 2)
@@ -241,12 +249,14 @@ def parts_of(
     again: int | None = None,
     after: Mapping[int, int] = MappingProxyType({}),
     cheap: bool = True,
+    by: int = 6,
+    keys: str = "aaaaaaa",
 ) -> list[tuple[int, ...]]:
     """Operator 0 makes the query, 1 updates the cache, 2 to 4 change the query, 5 is the attention."""
     maker = [0, 2, 3, 4, 1]
     readers = [[2], [3], [4], [5], [5]]
     if again is not None:
-        readers[maker.index(again)] = [6] if again == 1 else [*readers[maker.index(again)], 6]
+        readers[maker.index(again)] = [6] if again == 1 else [*readers[maker.index(again)], by]
     values = [
         SimpleNamespace(maker=by, readers=tuple(of), nbytes=size)
         for by, of, size in zip(maker, readers, (*nbytes, 64), strict=True)
@@ -256,7 +266,7 @@ def parts_of(
     before = [(*(maker[v] for v in each), *([after[i]] if i in after else [])) for i, each in enumerate(read)]
     flow: Any = SimpleNamespace(values=values, made=made, read=read, cheap=[cheap] * 7)
     alone: Any = SimpleNamespace(of=list(range(7)), members=[(i,) for i in range(7)], before=before)
-    return cut_between(flow, alone, range(7), ["a"] * 7, frozenset({1}))
+    return cut_between(flow, alone, range(7), [*keys], frozenset({1}))
 
 
 def test_pieces_of_each_engine_beside_pytorch() -> None:

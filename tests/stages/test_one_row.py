@@ -12,7 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import pipeline
+from pipeline.aten.rows import LINEAR_ONTO, NORMED_LINEAR
 from pipeline.impl import one_row
+from pipeline.improvements import FOR_ONE_ROW
+from pipeline.stages.improve import Improve
 from pipeline.trt import CAPABILITIES
 from tests.stages.one_row import Act, Layer, compile_layers
 
@@ -93,3 +97,56 @@ def test_an_activation_that_gives_no_number_gives_none() -> None:
         x = torch.zeros(1, 1, WIDTH).half()
         x[0, 0, 5] = value
         torch.testing.assert_close(module(x), model(x), equal_nan=True)
+
+
+def test_what_is_none_where_it_is_added_stays_there() -> None:
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x.sqrt() + self.linear(x * 0.5)
+
+    model = Added().half().eval()
+    module = compile_layers(model, WIDTH, torch.float16).module("reference")
+    x = torch.rand(1, 1, WIDTH).half()
+    x[0, 0, 7] = -1
+    found = module(x)
+    assert found.isnan().nonzero().tolist() == [[0, 0, 7]]
+    torch.testing.assert_close(found, model(x), equal_nan=True, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_weight_whose_sizes_vary_is_multiplied(dim: int) -> None:
+    """It is no weight, though the network takes it as one."""
+
+    class Given(nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor) -> Any:
+            y = NORMED_LINEAR(x, gain, weight, None, 1e-6, True)
+            return y, LINEAR_ONTO(x, weight, None, y.unsqueeze(-1))
+
+    inner = torch.export.Dim("inner", min=2, max=64)
+    shapes = {"x": {1: inner} if dim else None, "weight": {dim: inner}, "gain": {0: inner} if dim else None}
+    args = tuple(torch.randn(*shape).half() for shape in ((1, 32), (24, 32), (32,)))
+    made = pipeline.default(require_full_compilation=True)(Given().eval(), args, dynamic_shapes=shapes)
+    for found, expected in zip(made.module("reference")(*args), Given()(*args), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_products_that_are_turned_are_kept_apart() -> None:
+    """As behind a linear layer alone: TensorRT-RTX 1.4 may use the input's first batch for all."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain, self.linear = nn.Parameter(torch.rand(WIDTH)), nn.Linear(WIDTH, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.linear(functional.rms_norm(x, [WIDTH], self.gain, 1e-6)).transpose(1, 2)
+
+    x = torch.randn(2, 3, WIDTH).half()
+    plain = pipeline.default(require_full_compilation=True)
+    passes = plain.insert(Improve(passes=FOR_ONE_ROW, name="for_one_row"), before="validate")
+    one, other = (each(Turned().half().eval(), (x,)).networks[0].kinds()["ELEMENTWISE"] for each in (plain, passes))
+    assert one == other

@@ -60,7 +60,8 @@ def compile_for_generation(
         shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
             engines of their own, and layers of one structure are one engine, which is built once (see
             `pipeline.shared_weights`, `pipeline.engine_per_profile` and ``pipeline.in_pieces(between=…)``). Otherwise
-            one engine has both profiles, all layers and the weights.
+            one engine has both profiles, all layers and the weights. On TensorRT-RTX 1.4 a stage ``for_one_row`` is
+            inserted if ``max_batch`` is 1; where ``compile`` has one of that name, it stays.
         settings: of the compilation, by name.
 
     Returns:
@@ -75,7 +76,7 @@ def compile_for_generation(
     encoded = max_cache_len if max_encoder_len is None else max_encoder_len
     _check_sizes(max_cache_len, max_batch, limit)
     compile = pipeline.defaults.default(**settings) if compile is None else compile
-    compile = _with_shared_weights(compile, max_batch) if shared_weights else compile
+    compile = _with_shared_weights(compile) if shared_weights else compile
     model = model.eval()
     if model.config.is_encoder_decoder:
         compiled = _encoder_decoder(model, compile, max_cache_len, max_batch, limit, encoded)
@@ -94,18 +95,24 @@ def _check_sizes(max_cache_len: int, max_batch: int, max_prompt_len: int) -> Non
         raise ValueError(f"max_prompt_len is {max_prompt_len}, and the cache has {max_cache_len} positions")
 
 
-def _with_shared_weights(compile: Stages, max_batch: int) -> Stages:
-    """The pipeline with the stages that leave weights out of engines, and make an engine for each profile; and with the
-    passes for one row, if a step has no more."""
+def _with_shared_weights(compile: Stages) -> Stages:
+    """The pipeline with the stages that leave weights out of engines, and make an engine for each profile."""
     if "partition" in compile and "shared_weights" not in compile:
         compile = compile.insert(outside.shared_weights(), after="partition")
     if "shared_weights" in compile and "engine_per_profile" not in compile:
         compile = compile.insert(outside.engine_per_profile(), after="shared_weights")
-    improve = getattr(compile["improve"], "function", None) if "improve" in compile else None
-    one_row = CAPABILITIES.fast_sums and max_batch == 1 and "shared_weights" in compile
-    if one_row and isinstance(improve, Improve) and ONE_ROW not in compile:
-        compile = compile.insert(evolve(improve, passes=FOR_ONE_ROW, name=ONE_ROW), after="improve")
     return compile
+
+
+def _for_one_row(compile: Stages, max_batch: int) -> Stages:
+    """The pipeline with the passes for one row, if a step has no more, and engines read weights where they lie; not if
+    the user's `improve` has no passes at all, or a stage has that name."""
+    improve = getattr(compile["improve"], "function", None) if {"improve", "validate"} <= {*compile.names} else None
+    if not isinstance(improve, Improve) or not improve.passes or "shared_weights" not in compile:
+        return compile
+    if ONE_ROW in compile or max_batch > 1 or not CAPABILITIES.fast_sums:
+        return compile
+    return compile.insert(evolve(improve, passes=FOR_ONE_ROW, name=ONE_ROW), before="validate")
 
 
 def _cut(compile: Stages, between: str) -> Stages:
@@ -121,7 +128,7 @@ def _decoder(model: Pretrained, compile: Stages, max_cache_len: int, max_batch: 
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     step = Decoder(model, max_batch, max_cache_len, {"input_ids": ids}).eval()
     kwargs, dims = _step_inputs(model, max_cache_len, max_batch, limit)
-    return _compiled(compile, step, kwargs, dims, model)
+    return _compiled(_for_one_row(compile, max_batch), step, kwargs, dims, model)
 
 
 def _compiled(
@@ -182,7 +189,7 @@ def _encoder_decoder(
     wide = {**rows, **({2: lengths[1]} if lengths else {})}
     beside = {"encoder_mask": along if encoder.masked else None, "cross": tuple(wide for _ in cross)}
     own = [{**profile, **beside} for profile in own]
-    return {"encoder": first, "decoder": _compiled(compile, step, kwargs, own, parts[1])}
+    return {"encoder": first, "decoder": _compiled(_for_one_row(compile, max_batch), step, kwargs, own, parts[1])}
 
 
 def _encoder_example(model: Pretrained, batch: int, length: int | None) -> torch.Tensor:
