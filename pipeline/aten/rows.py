@@ -48,22 +48,8 @@ def linear_onto(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return column.squeeze(-1) + linear(x, weight, bias)
 
 
-@normed_linear.register_fake
-def _(
-    x: torch.Tensor,
-    gain: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    eps: float,
-    rounds_first: bool,
-) -> torch.Tensor:
-    return linear(x, weight, bias)
-
-
-@linear_onto.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, column: torch.Tensor) -> torch.Tensor:
-    return linear(x, weight, bias)
-
+normed_linear.register_fake(lambda x, gain, weight, bias, *_: linear(x, weight, bias))
+linear_onto.register_fake(lambda x, weight, bias, column: linear(x, weight, bias))
 
 NORMED_LINEAR: Final = torch.ops.pipeline.normed_linear.default
 """``pipeline::normed_linear(Tensor x, Tensor gain, Tensor weight, Tensor? bias, float eps, bool rounds_first)``"""

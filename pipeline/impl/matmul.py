@@ -12,7 +12,7 @@ from pipeline.impl import base, one_row
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
-from pipeline.impl.normalization import rms_norm_rounded
+from pipeline.impl.normalization import rms_norm
 from pipeline.impl.shape import bounds_of, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
@@ -206,15 +206,15 @@ def normed_linear(
 ) -> ITensor:
     """A linear layer of ``x / sqrt(mean(x²) + eps) * gain``; ``turned`` as of `linear`."""
     row = base.tensor(net, x)
-    if one_row.is_one_row(net, row, weight) and -1 not in base.dims(weight):
+    if one_row.is_one_row(net, row, weight):
         return one_row.normed_linear(net, row, gain, weight, bias, eps)
-    return linear(net, rms_norm_rounded(net, row, gain, eps, first=rounds_first), weight, bias, turned=turned)
+    return linear(net, rms_norm(net, row, 1, gain, eps, rounds_first=rounds_first), weight, bias, turned=turned)
 
 
 @block
 def linear_onto(net: Net, x: Value, weight: Value, bias: Value | None, column: Value) -> ITensor:
     """``column[..., 0] + x @ weight.T + bias``."""
-    if one_row.is_one_row(net, x, weight) and -1 not in base.dims(weight):
+    if one_row.is_one_row(net, x, weight):
         return one_row.linear(net, x, weight, bias, column)
     given = base.tensor(net, column)
     return binary(net, "SUM", base.squeeze(net, given, [base.rank(given) - 1]), linear(net, x, weight, bias))

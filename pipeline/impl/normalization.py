@@ -121,30 +121,21 @@ def by_group(net: Net, x: ITensor, groups: int) -> ITensor:
 
 
 @block
-def rms_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, eps: float) -> ITensor:
-    """``x / sqrt(mean(x²) + eps) * weight`` over the last dims."""
+def rms_norm(
+    net: Net, x: ITensor, normalized: int, weight: Value | None, eps: float, *, rounds_first: bool = False
+) -> ITensor:
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last dims, rounded once, or before the weight as well
+    (``rounds_first``)."""
     rank = base.rank(x)
     wide = base.cast(net, x, torch.float32)
     square = base.elementwise(net, "PROD", wide, wide)
     root = _root(net, _mean(net, square, range(rank - normalized, rank)), eps)
     result = base.elementwise(net, "DIV", wide, root)
+    result = base.cast(net, result, base.dtype_of(x)) if rounds_first else result
     if weight is not None:
-        factor = base.tensor(net, weight, torch.float32, rank=rank)
+        factor = base.tensor(net, weight, base.dtype_of(result), rank=rank)
         result = base.elementwise(net, "PROD", result, factor)
     return base.cast(net, result, base.dtype_of(x))
-
-
-@block
-def rms_norm_rounded(net: Net, x: ITensor, gain: Value, eps: float, *, first: bool) -> ITensor:
-    """``x / sqrt(mean(x²) + eps) * gain`` over the last dim, rounded before it is multiplied (``first``), or after."""
-    dtype, rank = base.dtype_of(x), base.rank(x)
-    wide = base.cast(net, x, torch.float32)
-    square = base.elementwise(net, "PROD", wide, wide)
-    root = _root(net, _mean(net, square, [rank - 1]), eps)
-    result = base.elementwise(net, "PROD", wide, base.unary(net, "RECIP", root))
-    result = base.cast(net, result, dtype) if first else result
-    factor = base.tensor(net, gain, base.dtype_of(result), rank=rank)
-    return base.cast(net, base.elementwise(net, "PROD", result, factor), dtype)
 
 
 @block

@@ -36,13 +36,13 @@ PAIRED: Final = 8192
 
 @fact
 def is_one_row(net: Net, x: Value, weight: Value) -> bool:
-    """Whether a product is one row by a weight in halves that is an input of the network."""
+    """Whether a product is one row by a weight in halves, of sizes that are known, that is an input of the network."""
     if not CAPABILITIES.fast_sums or not isinstance(weight, trt.ITensor) or not weight.is_network_input:
         return False
     leading = base.known_sizes(net, x)[:-1]
-    if not leading or None in leading or base.rank(weight) != 2 or base.dtype_of(weight) not in HALVES:
+    if not leading or None in leading or base.rank(weight) != 2 or min(base.dims(weight)) < 1:
         return False
-    if 0 in base.dims(weight):
+    if base.dtype_of(weight) not in HALVES:
         return False
     return bounds_of(net, expression(product(leading))) == (1, 1)
 

@@ -56,6 +56,8 @@ class Improve:
         return rewriting.finished()
 
     def without(self, *names: str) -> Self:
-        """Return the stage without these passes."""
+        """Return the stage without these passes; `ValueError` for one that it does not have."""
         left_out = {_pass(name).name for name in names}
+        if missing := sorted(left_out - {each.name for each in self.passes}):
+            raise ValueError(f"the stage {self.name} has no pass {', '.join(missing)}")
         return evolve(self, passes=tuple(each for each in self.passes if each.name not in left_out))
