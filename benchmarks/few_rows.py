@@ -20,16 +20,13 @@ from benchmarks import together
 from benchmarks.environment import Row, collect
 from benchmarks.gpu import gpu_name
 from benchmarks.turns import in_turns
-from pipeline.improvements import FOR_ONE_ROW
-from pipeline.stages.improve import Improve
 
 SIZES = {"1.1B": (2048, 2560, 5632), "3B": (3072, 4096, 8192)}
 """Width, width of query, key and value together, and width of the feed-forward layer."""
 LAYERS = 6
-WHOLE = "linear with norms and sums, weights as inputs"
-FORMS = ("linear", "sums", "sums of halves", "linear, weights as inputs", "sums, weights as inputs", WHOLE)
-"""``linear``: as models have it; ``with norms and sums``: by the passes for one row. ``sums``: each column is a sum
-over products of two float32 numbers, or of two halves. Weights are the engine's, or inputs of it."""
+FORMS = ("linear", "sums", "sums of halves", "linear, weights as inputs", "sums, weights as inputs")
+"""``linear``: as models have it; ``sums``: each column is a sum over products of two float32 numbers, or of two halves.
+Weights are the engine's, or inputs of it."""
 
 
 class Product(nn.Module):
@@ -80,8 +77,6 @@ def prepare(size: str, rows: int, form: str) -> Callable[[], list[Row]]:
     own = [product.weight.detach() for product in model.products]
     args: tuple[Any, ...] = (x, [w.clone() for w in own]) if form.endswith("inputs") else (x,)
     compile = pipeline.default(cuda_graphs=True, require_full_compilation=True)
-    if form == WHOLE:
-        compile = compile.insert(Improve(passes=FOR_ONE_ROW, name="for_one_row"), after="improve")
     compiled = compile(model, args=args)
     run = compiled.module("tensorrt")
     call = partial(run, *args)

@@ -121,29 +121,40 @@ def confused(plan: Plan) -> tuple[str, ...]:
 
 
 _COPIED = re.compile(rb"__myl_(?:Move|Resh|Tran)+_")
-_INDEX = re.compile(rb"__myln_int32 (?P<name>__v\d+) = \(?(?P<of>__v\d+)(?: / (?P<by>\d+))?\)?(?: % (?P<within>\d+))?;")
+_CAST = re.compile(rb"__myln_int32\((\w+)\)")
+_INDEX = re.compile(rb"__myln_int32 (?P<name>__v\d+) = \(?(?P<of>__v\d+)(?: / (?P<by>[\w *()]+?))?\)?(?: % (?P<within>\w+))?;")
 _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
 def of_one_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
-    """Find the kernels that copy one batch for all: they compute the batch by a division whose result is always 0,
-    since the dividend lacks the rows (docs/tensorrt.md, "Numbers")."""
+    """Find the kernels that copy one batch for all: they compute the batch by dividing the batch, as if it counted rows
+    as well, so that the result is 0 for as many batches as there are rows (docs/tensorrt.md, "Numbers")."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
-    return tuple(name.decode() for name, source in found if _reads_no_batch(source))
+    names = (name.decode().removesuffix("_com") for name, source in found if _reads_no_batch(source))
+    return tuple(dict.fromkeys(names))
 
 
 def _reads_no_batch(source: bytes) -> bool:
-    sizes: dict[bytes, int] = {}
-    zeros: set[bytes] = set()
-    for each in _INDEX.finditer(source):
-        size, by, within = sizes.get(each["of"]), int(each["by"] or 1), int(each["within"] or 0)
-        if (each["of"] in zeros and within > 1) or (size is not None and 1 < size <= by and not within):
-            zeros.add(each["name"])
-        size = within if size is None else -(-size // by)
-        if size:
-            sizes[each["name"]] = min(size, within or size)
+    """Whether an address has the quotient of an index below a size, and the quotient is again taken below that size, or
+    is always 0."""
+    below: dict[bytes, bytes] = {}
+    divided: dict[bytes, bytes] = {}
+    lost: set[bytes] = set()
+    for each in _INDEX.finditer(_CAST.sub(rb"\1", source)):
+        name, by, within = each["name"], each["by"] or b"1", each["within"]
+        size = divided.get(each["of"]) if by == b"1" else below.get(each["of"])
+        if size is not None and size != b"1" and (size == within if within else _is_less(size, by)):
+            lost.add(name)
+        if within:
+            below[name] = within
+        elif size is not None:
+            divided[name] = size
     read = b" ".join(_READ.findall(source))
-    return any(re.search(rb"%b\b" % name, read) for name in zeros)
+    return any(re.search(rb"%b\b" % name, read) for name in lost)
+
+
+def _is_less(size: bytes, by: bytes) -> bool:
+    return size.isdigit() and by.isdigit() and int(size) <= int(by)
 
 
 def _each(pattern: re.Pattern[bytes], start: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:

@@ -142,10 +142,16 @@ def transposed(net: Net, x: Value) -> Value:
     """Protect a factor or result of a float32 product that is transposed before or after the product. TensorRT-RTX 1.4
     computes such a product transposed, and may use a factor's first batch for all (docs/tensorrt.md, "Numbers"). Taking
     the maximum of the tensor and itself prevents that, in the same kernel."""
-    if CAPABILITIES.turned_products or not isinstance(x, trt.ITensor) or x.dtype != trt.float32:
+    if not isinstance(x, trt.ITensor) or not _is_turned_wrongly(base.dtype_of(x)):
         return x
     batches = base.dims(x)[:-2]
     return base.kept_apart(net, x) if batches and batches[0] != 1 else x
+
+
+@fact
+def _is_turned_wrongly(dtype: torch.dtype) -> bool:
+    """Whether TensorRT gets a product of this dtype wrong that it computes transposed."""
+    return not (CAPABILITIES.turned_halves if dtype in HALVES else CAPABILITIES.turned_products)
 
 
 def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
@@ -187,9 +193,7 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: boo
     result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
-    if turned and not CAPABILITIES.turned_products:
-        return base.kept_apart(net, result)
-    return result
+    return base.kept_apart(net, result) if turned and _is_turned_wrongly(base.dtype_of(result)) else result
 
 
 @block

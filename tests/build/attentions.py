@@ -77,6 +77,38 @@ class Mixed(torch.nn.Module):
         return self.mixing(wide.reshape(*wide.shape[:2], *patches.shape[2:]))
 
 
+class Repeated(torch.nn.Module):
+    """Two blocks as `Mixed` is one, with residuals: what is between convolutions is rows, turned round."""
+
+    def __init__(self, width: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.patches, self.heads = nn.Conv2d(3, width, 3, 2, 1), heads
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({
+                "joint": nn.Linear(width, 3 * width),
+                "out": nn.Linear(width, width),
+                "norm": nn.LayerNorm(width),
+                "wide": nn.Linear(width, 2 * width),
+                "mixing": nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width),
+                "narrow": nn.Linear(2 * width, width),
+            })
+            for _ in range(2)
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """[N, 3, H, W] -> [N, width, H / 2, W / 2]"""
+        patches = self.patches(image)
+        x = patches.flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            parts = block["joint"](x).chunk(3, -1)
+            heads = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+            x = x + block["out"](nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+            wide = block["wide"](block["norm"](x)).transpose(1, 2)
+            mixed = nn.functional.gelu(block["mixing"](wide.unflatten(2, patches.shape[2:])))
+            x = x + block["narrow"](mixed.flatten(2).transpose(1, 2))
+        return x.transpose(1, 2).unflatten(2, patches.shape[2:])
+
+
 COMPARED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "second factor": lambda q, t: q @ t.transpose(-1, -2),
     "first factor": lambda q, t: t.transpose(-1, -2) @ q.transpose(-1, -2).flatten(1).view(-1, 8, 24),

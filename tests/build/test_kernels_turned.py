@@ -1,5 +1,5 @@
-"""TensorRT-RTX 1.4 copies the first batch for all where it computes a product transposed (an H100, an H200), so that
-our networks keep it from that. Plans tell which kernels there will be."""
+"""TensorRT-RTX copies the first batch for all where it computes a product transposed (an H100, an H200), so that our
+networks keep it from that: of float32 before 1.6, of halves in every version. Plans tell which kernels there will be."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import logging
 import pytest
 import torch
 from attrs import evolve
+from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY, of
 from pipeline.build.wrong_kernels import of_one_batch, sources
 from pipeline.impl import matmul
 from pipeline.trt import CAPABILITIES
-from tests.build.attentions import COMPARED, Compared, Mixed
+from tests.build.attentions import COMPARED, Compared, Mixed, Repeated
 
-pytestmark = pytest.mark.skipif(
-    CAPABILITIES.turned_products or CAPABILITIES.flavour != "tensorrt_rtx",
-    reason="this TensorRT has such kernels right",
-)
-WITH_THEM = evolve(CAPABILITIES, turned_products=True)
+pytestmark = pytest.mark.skipif(CAPABILITIES.turned_halves, reason="this TensorRT has such kernels right")
+OF_FLOATS = pytest.mark.skipif(CAPABILITIES.turned_products, reason="this TensorRT has none in float32")
+WITH_THEM = evolve(CAPABILITIES, turned_products=True, turned_halves=True)
 
 
 def compiled(batch: int = 2) -> pipeline.Compiled:
@@ -40,6 +39,24 @@ def copied(result: pipeline.Compiled) -> tuple[str, ...]:
     return of_one_batch(plan, sources(plan))
 
 
+def repeated(dtype: torch.dtype, vary: bool) -> pipeline.Compiled:
+    torch.manual_seed(0)
+    compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
+    shapes = ({0: Dim("batch", max=4), 2: 2 * Dim("height", max=16)},) if vary else None
+    return compile(Repeated().eval().to(dtype), args=(torch.randn(2, 3, 16, 16).to(dtype),), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_no_kernel_copies_one_batch_of_halves_for_all(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = repeated(dtype, vary=False)
+    assert copied(ours) == copied(repeated(dtype, vary=True)) == ()
+    monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
+    theirs = repeated(dtype, vary=False)
+    assert copied(theirs) != ()
+    assert len(of(ours)) <= len(of(theirs))
+
+
+@OF_FLOATS
 def test_no_kernel_copies_one_batch_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = compiled()
     assert copied(ours) == ()
@@ -49,6 +66,7 @@ def test_no_kernel_copies_one_batch_for_all(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(of(ours)) <= len(of(theirs))
 
 
+@OF_FLOATS
 @pytest.mark.parametrize("form", COMPARED)
 def test_no_product_copies_one_batch_of_a_factor_for_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = compared(form)
@@ -59,17 +77,42 @@ def test_no_product_copies_one_batch_of_a_factor_for_all(form: str, monkeypatch:
     assert len(of(ours)) <= len(of(theirs)) + (form == "result")
 
 
-def test_products_that_are_right_anyway_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = [compared("second factor", torch.float16), compared("second factor", batch=1)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_products_of_one_batch_stay_as_they_are(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = compared("second factor", dtype, batch=1)
     monkeypatch.setattr(matmul, "transposed", lambda net, x: x)
-    theirs = [compared("second factor", torch.float16), compared("second factor", batch=1)]
-    assert [str(each.networks[0]) for each in ours] == [str(each.networks[0]) for each in theirs]
-    assert not any(map(copied, theirs))
+    theirs = compared("second factor", dtype, batch=1)
+    assert str(ours.networks[0]) == str(theirs.networks[0])
+    assert not copied(theirs)
 
 
+@OF_FLOATS
 def test_one_batch_is_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
     assert copied(compiled(batch=1)) == ()
+
+
+INDICES = {
+    "numbers": ("(__v10 / (__myln_int32(32) * __myln_int32(16))) % 2", "16", "2"),
+    "sizes": ("(__v17 / (__myln_int32(32) * __myln_int32(__v12))) % __v11", "__v12", "__v11"),
+}
+"""How RTX 1.6 computes a batch, that divided by the rows, and below which number that is taken again."""
+
+
+@pytest.mark.parametrize("form", INDICES)
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "kept"])
+def test_a_batch_that_is_divided_by_rows_is_none(form: str, lost: bool) -> None:
+    batch, rows, batches = INDICES[form]
+    divided = "__v18" if lost else "__v23"
+    lines = (
+        f"__myln_int32 __v18 = {batch};",
+        "__myln_int32 __v23 = (__v22 * 16) + __v13;",
+        f"__myln_int32 __v25 = {divided} / {rows};",
+        f"__myln_int32 __v26 = __v25 % {batches};",
+        "__v32 = ((__myln_half*)__v1)[(0 + ((__v20) * 32) + ((2 == 1)?0:((__v26) * __v14)))];",
+    )
+    plan = "\n".join(("__global__ void __myl_MoveReshTran_0x1(__myln_half* __restrict__ __v1)\n{", *lines, "}\n\0"))
+    assert of_one_batch(plan.encode(), sources(plan.encode())) == ("__myl_MoveReshTran_0x1",) * lost
 
 
 def test_a_kernel_of_sizes_known_at_run_time_is_read_by_itself() -> None:
@@ -85,5 +128,5 @@ def test_a_kernel_of_sizes_known_at_run_time_is_read_by_itself() -> None:
 def test_what_would_be_wrong_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(matmul, "CAPABILITIES", WITH_THEM)
     with caplog.at_level(logging.WARNING):
-        kernel, *_ = copied(compiled())
+        kernel, *_ = copied(repeated(torch.float16, vary=False))
     assert f"TensorRT's kernel {kernel} copies one batch for all" in caplog.text

@@ -14,7 +14,7 @@ from torch.export import Dim
 import pipeline
 from pipeline.impl import matmul
 from pipeline.trt import CAPABILITIES
-from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Rounded
+from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Repeated, Rounded
 from tests.build.test_biases_before_relu import FORMS as SQUARES
 from tests.build.test_biases_before_relu import Convolved, Squared
 from tests.build.test_kernels_pools import Averages
@@ -26,6 +26,7 @@ DTYPES = pytest.mark.parametrize("dtype", BOUND, ids=str)
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "averages": (lambda: Averages(True, False, True), (2, 4, 9, 9)),
     "turned product": (Mixed, (3, 3, 32, 32)),
+    "turned products": (Repeated, (2, 3, 16, 16)),
     **{f"after ReLU, {form}": (partial(Squared, form), (2, 12, 64)) for form in SQUARES},
     **{f"after a convolution's, {form}": (partial(Convolved, form), (2, 16, 8, 8)) for form in SQUARES},
 }
@@ -66,6 +67,22 @@ def test_products_with_what_is_transposed(form: str, dtype: torch.dtype) -> None
 def test_products_whose_factor_is_copied_by_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, turned_products=True))
     assert compared("second factor", torch.float32) <= BOUND[torch.float32]
+
+
+@pytest.mark.skipif(CAPABILITIES.turned_halves, reason="this TensorRT is taken to have them right")
+@pytest.mark.xfail(strict=True, reason="what `impl.matmul.linear` is for")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_in_halves_whose_result_is_turned(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, turned_halves=True))
+    torch.manual_seed(0)
+    assert error(Repeated().eval().to("cuda", dtype), (torch.randn(2, 3, 16, 16).to("cuda", dtype),)) <= BOUND[dtype]
+
+
+@DTYPES
+def test_products_whose_result_is_turned_in_sizes_that_vary(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Repeated().eval().to("cuda", dtype), torch.randn(2, 3, 16, 16).to("cuda", dtype)
+    assert error(model, (x,), ({0: Dim("batch", max=4), 2: 2 * Dim("height", max=16)},)) <= BOUND[dtype]
 
 
 def rounded(form: str, dtype: torch.dtype, dynamic: bool, decompose: bool) -> float:
