@@ -103,7 +103,7 @@ class Capabilities:
     turned_halves: bool
     splits_sums: bool
     float32_sums: bool
-    biases_before_relu: bool
+    biases_of_products: bool
     factors_of_products: bool
     fast_sums: bool
     runtime_config: bool
@@ -148,7 +148,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         turned_halves=not rtx,  # likewise, with 1.6 on an H100, and by the plans of all versions
         splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
         float32_sums=not rtx or version < (1, 6),  # of float16, on an H200: in float16 since, `impl.matmul`
-        biases_before_relu=not rtx or version < (1, 6),  # of products, lost on 1.6.1, on an H100: `impl.activation`
+        biases_of_products=not rtx or version < (1, 6),  # of products, lost on 1.6.1, on an H100: `impl.activation`
         factors_of_products=not rtx or version >= (1, 6),  # lost before, on an H100: `impl.matmul`
         fast_sums=rtx and version < (1, 5),  # over products with weights that are inputs: `impl.one_row`
         runtime_config=hasattr(bindings.ICudaEngine, "create_runtime_config"),

@@ -97,15 +97,21 @@ def summed_in_halves(plan: Plan, sources: Sources) -> tuple[str, ...]:
 
 
 _WITH_BIAS = re.compile(rb'fully_connected=\{ name="(?P<name>[^"]*)"[^\n]* bias=true ')
+_FUSED = re.compile(rb"runtime_fusion=\{ name=(?P<name>\S+) input_args=\{(?P<args>[^}]*)\}")
+_OF_TWO = re.compile(rb"Add|Mul|Sub|Div|Max|Min|Pow|Sele|Equ|Gtr|Lt|And|Or")
 
 
 def with_biases(plan: Plan) -> tuple[str, ...]:
     """Find the products that have a bias of their own, which TensorRT-RTX 1.6 does not add on an H100
-    (docs/tensorrt.md, "Numbers"). It adds a bias that is a step of its own in the product's kernel."""
-    return tuple(each["name"].decode() for each in _each(_WITH_BIAS, b"fully_connected={ name=", plan))
+    (docs/tensorrt.md, "Numbers"). It adds a bias that is a step of its own in the product's kernel.
 
-
-_FUSED = re.compile(rb"runtime_fusion=\{ name=(?P<name>\S+) input_args=\{(?P<args>[^}]*)\}")
+    Where a plan does not tell, a bias is what a product's kernel reads for which its name has no step.
+    """
+    found = [each["name"].decode() for each in _each(_WITH_BIAS, b"fully_connected={ name=", plan)]
+    kernels = [each for each in _each(_FUSED, b"runtime_fusion={ name=", plan) if each["name"].startswith(b"__myl_Fc")]
+    read = [sum(b"proxy" not in name for name in _NAME.findall(each["args"])) for each in kernels]
+    more = (each for each, count in zip(kernels, read, strict=True) if count - 2 > len(_OF_TWO.findall(each["name"])))
+    return tuple(dict.fromkeys([*found, *(each["name"].decode() for each in more)]))
 
 
 def confused(plan: Plan) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
 BEHIND = 8
-"""Operators up to ReLU within which a product is looked for."""
+"""Operators up to ReLU or GELU within which a product is looked for."""
 PARTS = (Does.SELECTS, Does.MIXES)
 """Operators, beside views, that return elements of their inputs."""
 
@@ -58,22 +58,24 @@ def relu(net: Net, x: Value) -> ITensor:
     """``max(x, 0)``; of integers as well."""
     dtype = base.dtype_of(x)
     given = base.tensor(net, x, arithmetic(dtype))
-    return base.cast(
-        net, behind_product(net, given) if _is_behind_product(net) else activation(net, "RELU", given), dtype
-    )
+    return base.cast(net, activation(net, "RELU", _behind_product(net, given)), dtype)
+
+
+def _behind_product(net: Net, x: ITensor) -> ITensor:
+    return behind_product(net, x) if _is_behind_product(net) else x
 
 
 @block
 def behind_product(net: Net, x: ITensor) -> ITensor:
-    """ReLU of what a product with a bias gives: of the larger of ``x`` and itself where the bias may be lost."""
-    return activation(net, "RELU", x if CAPABILITIES.biases_before_relu else base.kept_apart(net, x))
+    """What a product with a bias gives, for ReLU or GELU: the larger of it and itself where the bias may be lost."""
+    return x if CAPABILITIES.biases_of_products else base.kept_apart(net, x)
 
 
 @fact
 def _is_behind_product(net: Net) -> bool:
-    """Whether a product's bias may be lost: RTX 1.6.1 makes it, and ReLU, part of the product, for which there is no
-    kernel on an H100 that adds it (docs/tensorrt.md, "Numbers"). Behind ReLU's input, kept apart, it is added."""
-    if CAPABILITIES.biases_before_relu:
+    """Whether a product's bias may be lost: RTX 1.6.1 makes it, and ReLU or GELU, part of the product, for which there
+    is no kernel on an H100 that adds it (docs/tensorrt.md, "Numbers"). If their input is kept apart, it is added."""
+    if CAPABILITIES.biases_of_products:
         return False
     before = [] if net.ctx.node is None else [net.ctx.node]
     for _ in range(BEHIND):
@@ -87,7 +89,9 @@ def _is_behind_product(net: Net) -> bool:
 @block
 def gelu(net: Net, x: Value, approximate: str) -> ITensor:
     """``x`` times the normal distribution's integral up to it, by erf or its tanh approximation."""
-    return tailed(net, "GELU_TANH" if approximate == "tanh" else "GELU_ERF", x)
+    x = floating(net, x)
+    given = x if base.dtype_of(x) == torch.bfloat16 else _behind_product(net, x)
+    return tailed(net, "GELU_TANH" if approximate == "tanh" else "GELU_ERF", given)
 
 
 @block

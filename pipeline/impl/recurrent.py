@@ -78,7 +78,8 @@ def _gru(net: Net, given: ITensor, state: State, weights: Weights) -> State:
 
 
 LSTM, GRU = Cell(_lstm), Cell(_gru, late_bias=True)
-RNN_TANH, RNN_RELU = _elman(lambda net, x: activation(net, "TANH", x)), _elman(behind_product)
+RNN_TANH = _elman(lambda net, x: activation(net, "TANH", x))
+RNN_RELU = _elman(lambda net, x: activation(net, "RELU", behind_product(net, x)))
 
 
 def _sigmoid(net: Net, x: ITensor) -> ITensor:

@@ -128,7 +128,7 @@ def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
     wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
     wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
     wrong += [(kernel, "sums a masked attention in float16") for kernel in summed_in_halves(data, found)]
-    if not CAPABILITIES.biases_before_relu:
+    if not CAPABILITIES.biases_of_products:
         wrong += [(kernel, "may leave out its bias") for kernel in with_biases(data)]
     if not CAPABILITIES.factors_of_products:
         wrong += [(kernel, "may take another one's factor") for kernel in confused(data)]

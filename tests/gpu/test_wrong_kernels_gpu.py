@@ -15,8 +15,8 @@ import pipeline
 from pipeline.impl import matmul
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Repeated, Rounded
-from tests.build.test_biases_before_relu import FORMS as SQUARES
-from tests.build.test_biases_before_relu import Convolved, Squared
+from tests.build.test_biases_of_products import FORMS as SQUARES
+from tests.build.test_biases_of_products import GATES, Convolved, Gated, Squared
 from tests.build.test_kernels_pools import Averages
 
 pytestmark = pytest.mark.gpu
@@ -28,6 +28,7 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "turned product": (Mixed, (3, 3, 32, 32)),
     "turned products": (Repeated, (2, 3, 16, 16)),
     **{f"after ReLU, {form}": (partial(Squared, form), (2, 12, 64)) for form in SQUARES},
+    **{f"after GELU, {form}": (partial(Gated, form), (2, 12, 64)) for form in GATES},
     **{f"after a convolution's, {form}": (partial(Convolved, form), (2, 16, 8, 8)) for form in SQUARES},
 }
 

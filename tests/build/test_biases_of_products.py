@@ -1,13 +1,17 @@
-"""What reads ReLU's result, or its input, after a product with a bias, which RTX 1.6.1 loses in the plain form."""
+"""What reads ReLU's or GELU's result, or its input, after a product with a bias, which RTX 1.6.1 loses in the plain
+form."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
 import torch
 from attrs import evolve
 from torch import nn
+from torch.export import Dim
+from torch.nn.functional import gelu
 
 import pipeline
 from pipeline.build.wrong_kernels import with_biases
@@ -62,22 +66,76 @@ class Convolved(nn.Module):
 @pytest.mark.parametrize("form", FORMS)
 def test_what_relu_reads_is_kept_apart(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a TensorRT that needs it; where TensorRT does, no product has a bias of its own."""
-    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_before_relu=False))
+    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=False))
     x, model = torch.randn(2, 12, 64), Squared(form).eval()
     compiled = pipeline.default(compute_capabilities=("8.9",))(model, args=(x,))
     assert str(compiled.networks[0]).count(MAXIMUM) == str(compiled.networks[0]).count(RELU) > 0
     torch.testing.assert_close(compiled.module("reference")(x), model(x))
-    if not CAPABILITIES.biases_before_relu:
+    if not CAPABILITIES.biases_of_products:
         assert not with_biases(bytes(compiled.engines[0].plan))
 
 
+GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "gate": lambda y, z: gelu(y) * z,
+    "halves": lambda y, z: (gelu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1]).repeat(1, 1, 2),
+    "square": lambda y, z: gelu(y) * gelu(y),
+    "its input": lambda y, z: gelu(y, approximate="tanh") * y,
+}
+"""Of the result of a product with a bias, and another."""
+
+
+class Gated(nn.Module):
+    """A gated feed-forward layer in one of `GATES`."""
+
+    def __init__(self, form: str, width: int = 64) -> None:
+        super().__init__()
+        self.form, self.up, self.other = form, nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, S, width] -> [N, S, width]"""
+        return self.down(GATES[self.form](self.up(x), self.other(x)))
+
+
+def gated(form: str, dtype: torch.dtype, vary: bool = False) -> pipeline.Compiled:
+    torch.manual_seed(0)
+    x, shapes = torch.randn(2, 12, 64).to(dtype), ({0: Dim("batch", max=8)},) if vary else None
+    return pipeline.default(compute_capabilities=("8.9",))(Gated(form).eval().to(dtype), args=(x,), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("vary", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", GATES)
+def test_what_gelu_reads_is_kept_apart(
+    form: str, dtype: torch.dtype, vary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=False))
+    compiled = gated(form, dtype, vary)
+    network = str(compiled.networks[0])
+    assert MAXIMUM in network or dtype == torch.bfloat16  # GELU of bfloat16 is in float32, and by itself
+    if not CAPABILITIES.biases_of_products:
+        assert not with_biases(bytes(compiled.engines[0].plan))
+
+
+@pytest.mark.skipif(CAPABILITIES.biases_of_products, reason="this TensorRT adds them")
+@pytest.mark.parametrize("vary", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("form", GATES)
+def test_a_bias_that_is_part_of_a_product_is_warned_of(
+    form: str, vary: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=True))
+    with caplog.at_level(logging.WARNING):
+        assert with_biases(bytes(gated(form, torch.float16, vary).engines[0].plan))
+    assert "may leave out its bias" in caplog.text
+
+
 def test_convolutions_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_before_relu=False))
+    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=False))
     converted = pipeline.default().until("convert")(Convolved("power").eval(), args=(torch.randn(2, 16, 8, 8),))
     assert MAXIMUM not in str(converted.networks[0])
 
 
 def test_nothing_is_added_where_tensorrt_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_before_relu=True))
+    monkeypatch.setattr(activation, "CAPABILITIES", evolve(CAPABILITIES, biases_of_products=True))
     converted = pipeline.default().until("convert")(Squared("power").eval(), args=(torch.randn(2, 12, 64),))
     assert MAXIMUM not in str(converted.networks[0])
