@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Final
 
@@ -15,12 +15,15 @@ from pipeline.aten.kinds import draws_random
 from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
-from pipeline.verification.bounds import Bound, Products, Varied, judged
+from pipeline.verification.bounds import Bound, Envelope, Products, Varied, judged
 from pipeline.verification.eager import Eager, ancestors, products_in_tf32
 from pipeline.verification.samples import Sample
 
 TRIES: Final = 6
 """How often products are rounded otherwise to see which elements rounding decides."""
+
+ROUNDINGS: Final = 12
+"""How often every product is rounded by at most half a unit, to see what that does to each element."""
 
 FLIPS: Final = 32.0
 """A float that rounding decides changes by so many times what it was rounded by; others change by a few times it."""
@@ -99,20 +102,37 @@ class Reference:
         exact = None if self.exact is None else self.exact[output]
         return judged(evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.varies, output))
 
-    def varies(self, output: int) -> Varied | None:
-        """The part of an output that rounding decides."""
-        return self._varying[output]
+    def varies(self, output: int) -> Iterator[Varied | Envelope]:
+        """The part of an output that rounding decides; then the range that each element has with other roundings."""
+        if (flips := self._flips[output]) is not None:
+            yield flips
+        if (envelope := self._envelopes[output]) is not None:
+            yield envelope
 
     @cached_property
-    def _varying(self) -> list[Varied | None]:
+    def _flips(self) -> list[Varied | None]:
         if self.exact is None:
             return [None] * len(self.eager)
-        noise = max((bound.floor for bound in self.bounds), default=0.0) / 2
-        runs = [
-            Eager(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
-            for seed in range(TRIES)
-        ]
+        noise = self._floor / 2
+        runs = [self._rounded(noise, seed) for seed in range(TRIES)]
         return [_varied(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
+
+    @cached_property
+    def _envelopes(self) -> list[Envelope | None]:
+        if self.exact is None:
+            return [None] * len(self.eager)
+        found = [_alone(exact) for exact in self.exact]
+        for seed in range(TRIES, TRIES + ROUNDINGS):
+            found = [_wider(each, value) for each, value in zip(found, self._rounded(self._floor / 8, seed), strict=True)]
+        return found
+
+    @property
+    def _floor(self) -> float:
+        return max((bound.floor for bound in self.bounds), default=0.0)
+
+    def _rounded(self, noise: float, seed: int) -> tuple[Leaf, ...]:
+        """The results in float64 with products rounded otherwise."""
+        return Eager(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
 
 
 class NotComparableError(PipelineError):
@@ -152,6 +172,19 @@ def _exact(
 
 def _line(error: BaseException | None) -> str:
     return next(iter(str(error).strip().splitlines()), "")
+
+
+def _alone(exact: object) -> Envelope | None:
+    """The range of the exact floats alone."""
+    is_float = isinstance(exact, torch.Tensor) and exact.is_floating_point()
+    return Envelope(exact, exact) if isinstance(exact, torch.Tensor) and is_float else None
+
+
+def _wider(range: Envelope | None, value: object) -> Envelope | None:
+    """The range with another value in it."""
+    if range is None or not isinstance(value, torch.Tensor) or value.shape != range.low.shape:
+        return None
+    return Envelope(torch.fmin(range.low, value), torch.fmax(range.high, value))
 
 
 def _varied(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from pipeline.agreement import OutputAgreement
-from pipeline.verification.bounds import FLOAT32, Bound, Products, Varied, judged
+from pipeline.verification.bounds import FLOAT32, Bound, Envelope, Products, Varied, judged
 
 ROW = OutputAgreement("y", "optimal")
 SINGLE = Bound(torch.float32)
 NAN, INF = math.nan, math.inf
 
 
-def row(ours: Any, eager: Any, exact: Any = None, bound: Bound = SINGLE, varied: Any = lambda: None) -> OutputAgreement:
+def row(ours: Any, eager: Any, exact: Any = None, bound: Bound = SINGLE, varied: Any = tuple) -> OutputAgreement:
     return judged(ROW, bound, ours, eager, exact, varied)
 
 
@@ -71,11 +71,11 @@ def test_integers_are_equal_to_eagers_or_to_the_exact_ones() -> None:
 def test_what_rounding_decides_is_left_out_and_counted() -> None:
     a, b, c = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4]), torch.tensor([0, 2, 4])
     unstable = Varied(torch.tensor([False, False, True]), torch.tensor([3, 4]))
-    found = row(b, a, a, varied=lambda: unstable)
+    found = row(b, a, a, varied=lambda: [unstable])
     assert found.holds and (found.undecided, found.elements) == (1, 3)
     assert "1 of 3 elements are decided by rounding" in str(found)
-    assert not row(c, a, a, varied=lambda: unstable).holds
-    assert not row(torch.tensor([1, 2, 7]), a, a, varied=lambda: unstable).holds
+    assert not row(c, a, a, varied=lambda: [unstable]).holds
+    assert not row(torch.tensor([1, 2, 7]), a, a, varied=lambda: [unstable]).holds
 
 
 def test_floats_behind_a_decision_are_between_those_that_it_chooses_from() -> None:
@@ -83,7 +83,19 @@ def test_floats_behind_a_decision_are_between_those_that_it_chooses_from() -> No
     unstable = Varied(torch.tensor([False, True, False]), torch.tensor([2.0, 5.0], dtype=torch.float64))
     for value, holds in ((5.0, True), (5.00001, True), (5.1, False), (1.9, False)):
         ours = torch.tensor([1.0, value, 8.0])
-        assert row(ours, exact.float(), exact, varied=lambda: unstable).holds == holds
+        assert row(ours, exact.float(), exact, varied=lambda: [unstable]).holds == holds
+
+
+def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
+    exact = torch.tensor([1.0, 2.0, 8.0], dtype=torch.float64)
+    range = Envelope(torch.tensor([1.0, 2.0, 8.0]).double(), torch.tensor([1.0, 3.0, 8.0]).double())
+    for values, holds in (((1.0, 3.0, 8.0), True), ((1.0, 3.1, 8.0), False), ((1.0, 1.9, 8.0), False)):
+        found = row(torch.tensor(values), exact.float(), exact, varied=lambda: [range])
+        assert found.holds == holds and found.undecided == holds
+    within = row(exact.float(), exact.float(), exact, varied=lambda: [range])
+    assert within.holds and not within.undecided
+    two = Envelope(exact - 1, exact + 1)
+    assert not row(torch.tensor([1.5, 2.5, 8.0]), exact.float(), exact, varied=lambda: [two]).holds
 
 
 def test_another_shape_dtype_or_number_is_wrong() -> None:

@@ -176,6 +176,38 @@ def test_a_near_tie_is_decided_by_rounding_and_a_wrong_choice_is_not() -> None:
         verify()(made)
 
 
+class Nudged(Choosing):
+    """Adds a little that depends on the choice to one number in four."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 8] -> [N, 4]"""
+        place = self.linear(x).argmax(1, keepdim=True)
+        return torch.cat([1 + 2e-5 * (place - 3), x[:, :3]], 1)
+
+
+def test_what_changes_by_little_with_a_near_tie_is_in_its_range_or_wrong() -> None:
+    """The change is beyond the bound, and less than what `FLIPS` takes for a decision."""
+    model = Nudged()
+    with torch.no_grad():
+        model.linear.weight[4] = model.linear.weight[3] = 1.0
+        model.linear.weight[4] *= 1 + 1e-7
+        model.linear.bias[3:5] = 50.0
+    made = program(model, torch.rand(4, 8))
+
+    def by(places: int) -> Any:
+        def moved(right: Any, layer: Any, inputs: Any, weights: Any) -> Any:
+            values, found = right(layer, inputs, weights)
+            return values, (torch.where(found == 3, 4, 3) if places else torch.full_like(found, 7)).to(found.dtype)
+
+        return moved
+
+    with planted(by(1), "TOPK"):
+        (row,) = verify(module=False)(made).agreement.rows
+    assert 0 < row.undecided <= 4
+    with planted(by(0), "TOPK"), pytest.raises(pipeline.AgreementError, match="1 of 1 outputs"):
+        verify(module=False)(made)
+
+
 class Stateful(nn.Module):
     """Counts in a buffer, and writes to its input."""
 
