@@ -93,6 +93,7 @@ class Capabilities:
     nonzero: bool
     strided_dilated_deconvolution: bool
     halves_after_products: bool
+    halves_after_deconvolutions: bool
     every_bfloat16_convolution: bool
     int8_activations: bool
     quantization: bool
@@ -138,6 +139,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         nonzero=not rtx,  # RTX: the network takes the layer, "no runners" at the build
         strided_dilated_deconvolution=not rtx,
         halves_after_products=not rtx or version >= (1, 6),  # garbage before, on an H200: `base.cast`, `impl.matmul`
+        halves_after_deconvolutions=not rtx or version < (1, 6),  # garbage since, on an H100: `impl.conv`
         every_bfloat16_convolution=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
         int8_activations=not rtx,
         quantization=not rtx or version >= (1, 6),  # "cudaDeviceProfile" before, and no engine

@@ -67,6 +67,19 @@ def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor in halves)
 
 
+_WIDENED_AGAIN = re.compile(
+    rb'runtime_fusion=\{ name=(?P<name>\S*Deco\S*Cast\S*Cast) [^\n]*output_args=\{ "(?P<tensor>[^"]*)"[^\n]*backbone=deconv'
+)
+
+
+def widened_again(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Find the kernels of transposed convolutions in a serialized engine that round to bfloat16 and end in a cast to
+    float32, (kernel, result), which TensorRT-RTX 1.6.1 gets wrong (docs/tensorrt.md, "Numbers")."""
+    found = [(each["name"], each["tensor"]) for each in _each(_WIDENED_AGAIN, b"runtime_fusion={ name=", plan)]
+    halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
+    return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor not in halves)
+
+
 _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 

@@ -331,6 +331,13 @@ def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
     return noted(net, layer.get_output(0), [None if s == -1 else s for s in shape])
 
 
+def by_itself(net: Net, x: ITensor) -> ITensor:
+    """The larger of ``x`` and itself in one dim: the same values, and nothing else is computed in the kernel of the
+    product or transposed convolution that makes ``x``."""
+    made = sizes(net, x)
+    return reshape(net, kept_apart(net, reshape(net, x, [-1])), made)
+
+
 def _with_wildcard(net: Net, shape: Sequence[Size]) -> list[Size]:
     """-1 in place of the size that would need most arithmetic, where that determines it."""
     costs = [s.expr.count_ops() if isinstance(s, SymbolicInt) else 0 for s in shape]

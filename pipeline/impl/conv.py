@@ -74,12 +74,16 @@ def deconvolution(
 
 
 def _widened(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
-    """The layer, which TensorRT does not have in bfloat16: that is computed in float32, and rounded in its kernel."""
+    """The layer, which TensorRT does not have in bfloat16: that is computed in float32, and rounded in its kernel.
+
+    RTX 1.6.1 gets that wrong if the kernel widens the result again (docs/tensorrt.md, "Numbers").
+    """
     if base.dtype_of(x) != torch.bfloat16:
         return _batched(net, x, weight, bias, layer)
 
     def rounded(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
-        return base.cast(net, layer(x, weight, bias, flat), torch.bfloat16)
+        result = base.cast(net, layer(x, weight, bias, flat), torch.bfloat16)
+        return result if CAPABILITIES.halves_after_deconvolutions else base.by_itself(net, result)
 
     x, weight = (base.tensor(net, v, torch.float32) for v in (x, weight))
     bias = None if bias is None else base.tensor(net, bias, torch.float32)

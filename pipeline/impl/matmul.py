@@ -55,7 +55,7 @@ def _accumulated(
     product = _product(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
         confused = _may_be_confused(net, product, base.dims(x)[dims[0]], scaled=scaled)
-        product = _by_itself(net, product) if confused else product
+        product = base.by_itself(net, product) if confused else product
     return base.cast(net, product, dtype)
 
 
@@ -92,13 +92,6 @@ def _is_softened(net: Net, node: torch.fx.Node, within: int = WITHIN) -> bool:
         return not inside or node.name in inside
     on = within and is_cheap(node) and node.users and (not inside or node.name in inside)
     return bool(on) and all(_is_softened(net, user, within - 1) for user in node.users)
-
-
-def _by_itself(net: Net, product: ITensor) -> ITensor:
-    """The product, in whose kernel nothing else is computed: it is the larger of itself and itself in one dim. That is
-    in the kernel that cuts off the padding, or in that of what follows."""
-    sizes = base.sizes(net, product)
-    return base.reshape(net, base.kept_apart(net, base.reshape(net, product, [-1])), sizes)
 
 
 @fact

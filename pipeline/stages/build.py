@@ -26,6 +26,7 @@ from pipeline.build.wrong_kernels import (
     sources,
     summed_in_halves,
     unwritten,
+    widened_again,
     with_biases,
 )
 from pipeline.compose.pipelines import report
@@ -125,6 +126,8 @@ def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
     wrong = [(kernel, f"never writes {tensor}") for kernel, tensor in unwritten(data, found)]
     if not CAPABILITIES.halves_after_products and _has_bfloat16(network):
         wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
+    if not CAPABILITIES.halves_after_deconvolutions and _has_bfloat16(network):
+        wrong += [(kernel, f"gives {tensor} by a cast from bfloat16 at its end") for kernel, tensor in widened_again(data)]
     wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
     wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
     wrong += [(kernel, "sums a masked attention in float16") for kernel in summed_in_halves(data, found)]

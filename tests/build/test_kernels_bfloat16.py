@@ -158,4 +158,4 @@ def test_long_windows_are_computed_in_float32(
     half = pipeline.default(require_full_compilation=True)(model, args=(x,))
     [layer] = [layer for layer in half.networks[0].layers if layer.kind == "CONVOLUTION"]
     assert (layer.outputs[0].dtype == "float32") is wide
-    assert rounded_last(half.engines[0].plan) == ()
+    assert CAPABILITIES.halves_after_products or rounded_last(half.engines[0].plan) == ()

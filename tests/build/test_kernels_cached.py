@@ -51,6 +51,7 @@ def test_a_step_copies_no_cache(max_batch: int) -> None:
     assert [kernel.role for kernel in prompt].count("attention") == 1
 
 
+@pytest.mark.skipif(CAPABILITIES.version_tuple >= (1, 6), reason="its plans do not tell what is a copy of a cache")
 def test_a_cache_that_the_same_engine_updates_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("pipeline.stages.partition"), "CACHE_UPDATE", object())
     token, _ = layer(1)

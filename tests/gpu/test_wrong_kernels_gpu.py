@@ -12,11 +12,13 @@ from attrs import evolve
 from torch.export import Dim
 
 import pipeline
-from pipeline.impl import matmul
+from pipeline.impl import conv, matmul
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Repeated, Rounded
 from tests.build.test_biases_of_products import FORMS as SQUARES
 from tests.build.test_biases_of_products import GATES, Convolved, Gated, Squared
+from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
+from tests.build.test_kernels_deconvolutions import Upward
 from tests.build.test_kernels_pools import Averages
 
 pytestmark = pytest.mark.gpu
@@ -27,6 +29,7 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "averages": (lambda: Averages(True, False, True), (2, 4, 9, 9)),
     "turned product": (Mixed, (3, 3, 32, 32)),
     "turned products": (Repeated, (2, 3, 16, 16)),
+    **{f"transposed convolutions, {form}": (partial(Upward, form), (2, 8, 8, 8)) for form in UPWARD},
     **{f"after ReLU, {form}": (partial(Squared, form), (2, 12, 64)) for form in SQUARES},
     **{f"after GELU, {form}": (partial(Gated, form), (2, 12, 64)) for form in GATES},
     **{f"after a convolution's, {form}": (partial(Convolved, form), (2, 16, 8, 8)) for form in SQUARES},
@@ -68,6 +71,14 @@ def test_products_with_what_is_transposed(form: str, dtype: torch.dtype) -> None
 def test_products_whose_factor_is_copied_by_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "CAPABILITIES", evolve(CAPABILITIES, turned_products=True))
     assert compared("second factor", torch.float32) <= BOUND[torch.float32]
+
+
+@pytest.mark.skipif(CAPABILITIES.halves_after_deconvolutions, reason="this TensorRT is taken to have them right")
+@pytest.mark.xfail(strict=True, reason="what `impl.conv` is for")
+def test_transposed_convolutions_that_are_rounded_and_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, halves_after_deconvolutions=True))
+    model, x = Upward("two").eval().to("cuda", torch.bfloat16), torch.randn(2, 8, 8, 8).to("cuda", torch.bfloat16)
+    assert error(model, (x,)) <= BOUND[torch.bfloat16]
 
 
 @pytest.mark.skipif(CAPABILITIES.turned_halves, reason="this TensorRT is taken to have them right")

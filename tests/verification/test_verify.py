@@ -190,7 +190,7 @@ def test_what_changes_by_little_with_a_near_tie_is_in_its_range_or_wrong() -> No
     model = Nudged()
     with torch.no_grad():
         model.linear.weight[4] = model.linear.weight[3] = 1.0
-        model.linear.weight[4] *= 1 + 1e-7
+        model.linear.weight[3] *= 1 + 2e-7  # eager's choice is float64's
         model.linear.bias[3:5] = 50.0
     made = program(model, torch.rand(4, 8))
 

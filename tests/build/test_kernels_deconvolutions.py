@@ -1,0 +1,64 @@
+"""TensorRT-RTX 1.6.1 gets a transposed convolution wrong whose kernel rounds to bfloat16 and widens the result again (an
+H100), so that our networks keep it from that. Plans tell which kernels there will be."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from attrs import evolve
+from torch import nn
+
+import pipeline
+from benchmarks.kernels import CAPABILITY
+from pipeline.build.wrong_kernels import widened_again
+from pipeline.impl import conv
+from pipeline.trt import CAPABILITIES
+
+FORMS = ("two", "normed", "normed, alone", "alone", "in float32")
+"""What is behind a transposed convolution."""
+
+
+class Upward(nn.Module):
+    """Transposed convolutions between others."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.form, self.first = form, nn.Conv2d(8, 16, 3, padding=1)
+        self.up, self.norm = nn.ConvTranspose2d(16, 32, 2, 2), nn.BatchNorm2d(32)
+        self.further, self.last = nn.ConvTranspose2d(32, 32, 2, 2), nn.Conv2d(32, 32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 8, H, W] -> [N, 32, 2 H, 2 W], or twice as many rows and columns"""
+        y = self.up(self.first(x))
+        if self.form == "in float32":
+            return y.float() * 2
+        if "normed" in self.form:
+            y = nn.functional.gelu(self.norm(y))
+        return self.last(y if "alone" in self.form else self.further(y))
+
+
+def compiled(form: str) -> pipeline.Compiled:
+    compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
+    return compile(Upward(form).eval().bfloat16(), args=(torch.randn(2, 8, 8, 8).bfloat16(),))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_computed_behind_the_rounding(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, halves_after_deconvolutions=False))
+    made, x = compiled(form), torch.randn(2, 8, 8, 8).bfloat16()
+    assert not widened_again(bytes(made.engines[0].plan))
+    torch.testing.assert_close(made.module("reference")(x), Upward(form).eval().bfloat16()(x), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.skipif(CAPABILITIES.halves_after_deconvolutions, reason="this TensorRT has such kernels right")
+@pytest.mark.parametrize("form", ["two", "normed"])
+def test_what_would_be_wrong_is_warned_of(
+    form: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, halves_after_deconvolutions=True))
+    with caplog.at_level(logging.WARNING):
+        ((kernel, tensor), *_) = widened_again(bytes(compiled(form).engines[0].plan))
+    assert f"TensorRT's kernel {kernel} gives {tensor} by a cast from bfloat16 at its end" in caplog.text
