@@ -68,7 +68,8 @@ def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 _WIDENED_AGAIN = re.compile(
-    rb'runtime_fusion=\{ name=(?P<name>\S*Deco\S*Cast\S*Cast) [^\n]*output_args=\{ "(?P<tensor>[^"]*)"[^\n]*backbone=deconv'
+    rb"runtime_fusion=\{ name=(?P<name>\S*Deco\S*Cast\S*Cast) "
+    rb'[^\n]*output_args=\{ "(?P<tensor>[^"]*)"[^\n]*backbone=deconv'
 )
 
 
@@ -141,7 +142,10 @@ def confused(plan: Plan) -> tuple[str, ...]:
 
 _COPIED = re.compile(rb"__myl_(?:Move|Resh|Tran)+_")
 _CAST = re.compile(rb"__myln_int32\((\w+)\)")
-_INDEX = re.compile(rb"__myln_int32 (?P<name>__v\d+) = \(?(?P<of>__v\d+)(?: / (?P<by>[\w *()]+?))?\)?(?: % (?P<within>\w+))?;")
+_INDEX = re.compile(
+    rb"__myln_int32 (?P<name>__v\d+) = "
+    rb"\(?(?P<of>__v\d+)(?: / (?P<by>[\w *()]+?))?\)?(?: % (?P<within>\w+))?;"
+)
 _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 

@@ -141,7 +141,6 @@ def transposed(net: Net, x: Value) -> Value:
     return base.kept_apart(net, x) if batches and batches[0] != 1 else x
 
 
-@fact
 def _is_turned_wrongly(dtype: torch.dtype) -> bool:
     """Whether TensorRT gets a product of this dtype wrong that it computes transposed."""
     return not (CAPABILITIES.turned_halves if dtype in HALVES else CAPABILITIES.turned_products)

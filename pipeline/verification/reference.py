@@ -123,7 +123,8 @@ class Reference:
             return [None] * len(self.eager)
         found = [_alone(exact) for exact in self.exact]
         for seed in range(TRIES, TRIES + ROUNDINGS):
-            found = [_wider(each, value) for each, value in zip(found, self._rounded(self._floor / 8, seed), strict=True)]
+            values = self._rounded(self._floor / 8, seed)
+            found = [_wider(each, value) for each, value in zip(found, values, strict=True)]
         return found
 
     @property

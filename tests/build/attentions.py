@@ -84,14 +84,16 @@ class Repeated(torch.nn.Module):
         super().__init__()
         self.patches, self.heads = nn.Conv2d(3, width, 3, 2, 1), heads
         self.blocks = nn.ModuleList(
-            nn.ModuleDict({
-                "joint": nn.Linear(width, 3 * width),
-                "out": nn.Linear(width, width),
-                "norm": nn.LayerNorm(width),
-                "wide": nn.Linear(width, 2 * width),
-                "mixing": nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width),
-                "narrow": nn.Linear(2 * width, width),
-            })
+            nn.ModuleDict(
+                {
+                    "joint": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "norm": nn.LayerNorm(width),
+                    "wide": nn.Linear(width, 2 * width),
+                    "mixing": nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width),
+                    "narrow": nn.Linear(2 * width, width),
+                }
+            )
             for _ in range(2)
         )
 

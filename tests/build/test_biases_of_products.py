@@ -100,7 +100,8 @@ class Gated(nn.Module):
 def gated(form: str, dtype: torch.dtype, vary: bool = False) -> pipeline.Compiled:
     torch.manual_seed(0)
     x, shapes = torch.randn(2, 12, 64).to(dtype), ({0: Dim("batch", max=8)},) if vary else None
-    return pipeline.default(compute_capabilities=("8.9",))(Gated(form).eval().to(dtype), args=(x,), dynamic_shapes=shapes)
+    compile = pipeline.default(compute_capabilities=("8.9",))
+    return compile(Gated(form).eval().to(dtype), args=(x,), dynamic_shapes=shapes)
 
 
 @pytest.mark.parametrize("vary", [False, True], ids=["static", "dynamic"])

@@ -1,5 +1,5 @@
-"""TensorRT-RTX 1.6.1 gets a transposed convolution wrong whose kernel rounds to bfloat16 and widens the result again (an
-H100), so that our networks keep it from that. Plans tell which kernels there will be."""
+"""TensorRT-RTX 1.6.1 gets a transposed convolution wrong whose kernel rounds to bfloat16 and widens the result again,
+on an H100, so that our networks keep it from that. Plans tell which kernels there will be."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ def test_what_would_be_wrong_is_warned_of(
     monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, halves_after_deconvolutions=True))
     with caplog.at_level(logging.WARNING):
         ((kernel, tensor), *_) = widened_again(bytes(compiled(form).engines[0].plan))
-    assert f"TensorRT's kernel {kernel} gives {tensor} by a cast from bfloat16 at its end" in caplog.text
+    assert f"TensorRT's kernel {kernel} gives {tensor} by a cast from bfloat16" in caplog.text

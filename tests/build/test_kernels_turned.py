@@ -1,5 +1,5 @@
 """TensorRT-RTX copies the first batch for all where it computes a product transposed (an H100, an H200), so that our
-networks keep it from that: of float32 before 1.6, of halves in every version. Plans tell which kernels there will be."""
+networks keep it from that: of float32 before 1.6, of halves in every one. Plans tell which kernels there will be."""
 
 from __future__ import annotations
 
