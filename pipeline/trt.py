@@ -40,7 +40,6 @@ __all__ = [
     "weights_pointer",
 ]
 
-FLAVOURS = ("tensorrt", "tensorrt_rtx")
 INSTALL = {
     "tensorrt": "pip install tensorrt (data-centre and other GPUs; the wheels come from NVIDIA's own index)",
     "tensorrt_rtx": "pip install tensorrt-rtx (ordinary wheels; builds without a GPU, runs on RTX GPUs)",
@@ -49,9 +48,9 @@ INSTALL = {
 
 def _flavour() -> str:
     forced = os.environ.get("PIPELINE_TENSORRT", "")
-    if forced and forced not in FLAVOURS:
-        raise ImportError(f"PIPELINE_TENSORRT is {forced!r}; it takes one of {', '.join(FLAVOURS)}")
-    candidates = (forced,) if forced else FLAVOURS
+    if forced and forced not in INSTALL:
+        raise ImportError(f"PIPELINE_TENSORRT is {forced!r}; it takes one of {', '.join(INSTALL)}")
+    candidates = (forced,) if forced else tuple(INSTALL)
     for candidate in candidates:
         if importlib.util.find_spec(candidate) is not None:
             return candidate
@@ -122,9 +121,8 @@ def _capabilities(bindings: Any) -> Capabilities:
     flavour, version = str(bindings.__name__), tuple(map(int, re.findall(r"\d+", bindings.__version__)))
     rtx = flavour == "tensorrt_rtx"
     targets = getattr(getattr(bindings, "ComputeCapability", None), "__members__", {})
-    attention: Attention = "v2" if hasattr(network, "add_attention_v2") else "none"
-    if attention == "none" and hasattr(network, "add_attention"):
-        attention = "v1"
+    older: Attention = "v1" if hasattr(network, "add_attention") else "none"
+    attention: Attention = "v2" if hasattr(network, "add_attention_v2") else older
     return Capabilities(
         flavour=flavour,
         version=bindings.__version__,

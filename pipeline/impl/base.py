@@ -331,6 +331,7 @@ def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
     return noted(net, layer.get_output(0), [None if s == -1 else s for s in shape])
 
 
+@block
 def by_itself(net: Net, x: ITensor) -> ITensor:
     """The larger of ``x`` and itself in one dim: the same values, and nothing else is computed in the kernel of the
     product or transposed convolution that makes ``x``."""
