@@ -15,7 +15,7 @@ from pipeline.aten.kinds import draws_random
 from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
-from pipeline.verification.bounds import Bound, Envelope, Products, Varied, judged
+from pipeline.verification.bounds import Bound, Drawn, Products, Varied, judged, largest
 from pipeline.verification.eager import Eager, ancestors, products_in_tf32
 from pipeline.verification.samples import Sample
 
@@ -102,12 +102,12 @@ class Reference:
         exact = None if self.exact is None else self.exact[output]
         return judged(evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.varies, output))
 
-    def varies(self, output: int) -> Iterator[Varied | Envelope]:
-        """The part of an output that rounding decides; then the range that each element has with other roundings."""
+    def varies(self, output: int) -> Iterator[Varied | Drawn]:
+        """The part of an output that rounding decides; then what other roundings make of it."""
         if (flips := self._flips[output]) is not None:
             yield flips
-        if (envelope := self._envelopes[output]) is not None:
-            yield envelope
+        if (drawn := self._drawn[output]) is not None:
+            yield drawn
 
     @cached_property
     def _flips(self) -> list[Varied | None]:
@@ -118,13 +118,15 @@ class Reference:
         return [_varied(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
 
     @cached_property
-    def _envelopes(self) -> list[Envelope | None]:
+    def _drawn(self) -> list[Drawn | None]:
         if self.exact is None:
             return [None] * len(self.eager)
-        found = [_alone(exact) for exact in self.exact]
+        limits = [_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]
+        found = [None if limit is None else Drawn(e, e) for limit, e in zip(limits, self.exact, strict=True)]
         for seed in range(TRIES, TRIES + ROUNDINGS):
             values = self._rounded(self._floor / 8, seed)
-            found = [_wider(each, value) for each, value in zip(found, values, strict=True)]
+            each = zip(found, values, self.exact, limits, strict=True)
+            found = [None if f is None or v.shape != e.shape else f.with_one(v, e, limit) for f, v, e, limit in each]
         return found
 
     @property
@@ -175,17 +177,14 @@ def _line(error: BaseException | None) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 
 
-def _alone(exact: object) -> Envelope | None:
-    """The range of the exact floats alone."""
-    is_float = isinstance(exact, torch.Tensor) and exact.is_floating_point()
-    return Envelope(exact, exact) if isinstance(exact, torch.Tensor) and is_float else None
-
-
-def _wider(range: Envelope | None, value: object) -> Envelope | None:
-    """The range with another value in it."""
-    if range is None or not isinstance(value, torch.Tensor) or value.shape != range.low.shape:
+def _limit(bound: Bound, eager: object, exact: object) -> float | None:
+    """The largest error of an output of floats, given eager's own; None of others."""
+    if not isinstance(eager, torch.Tensor) or not isinstance(exact, torch.Tensor) or exact.shape != eager.shape:
         return None
-    return Envelope(torch.fmin(range.low, value), torch.fmax(range.high, value))
+    if not exact.is_floating_point():
+        return None
+    size = largest(exact[exact.isfinite()]) or 1.0
+    return bound.of(largest(((eager - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0)))
 
 
 def _varied(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:

@@ -10,6 +10,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
 import pipeline
+from pipeline.trt import CAPABILITIES
 from tests.build.attentions import FORMS, Attend, Pooled
 from tests.converters.test_attention import Grouped
 

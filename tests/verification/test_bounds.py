@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.agreement import OutputAgreement
-from pipeline.verification.bounds import FLOAT32, Bound, Envelope, Products, Varied, judged
+from pipeline.verification.bounds import FLOAT32, Bound, Drawn, Products, Varied, judged
 
 ROW = OutputAgreement("y", "optimal")
 SINGLE = Bound(torch.float32)
@@ -87,15 +87,28 @@ def test_floats_behind_a_decision_are_between_those_that_it_chooses_from() -> No
 
 
 def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
-    exact = torch.tensor([1.0, 2.0, 8.0], dtype=torch.float64)
-    range = Envelope(torch.tensor([1.0, 2.0, 8.0]).double(), torch.tensor([1.0, 3.0, 8.0]).double())
-    for values, holds in (((1.0, 3.0, 8.0), True), ((1.0, 3.1, 8.0), False), ((1.0, 1.9, 8.0), False)):
-        found = row(torch.tensor(values), exact.float(), exact, varied=lambda: [range])
-        assert found.holds == holds and found.undecided == holds
-    within = row(exact.float(), exact.float(), exact, varied=lambda: [range])
+    exact = torch.tensor([1.0, 2.0, 8.0, 4.0], dtype=torch.float64)
+    other = torch.tensor([1.0, 3.0, 8.0, 4.0], dtype=torch.float64)
+    drawn = Drawn(exact, exact)
+    for value in (other, *[exact] * 9):
+        drawn = drawn.with_one(value, exact, 1e-5)
+    assert (drawn.count, drawn.beyond, drawn.most, drawn.worst) == (10, 1, 1, 1 / 8)
+    wrong: list[tuple[float, ...]] = [(1, 3.1, 8, 4), (1, 1.9, 8, 4), (1, 3, 7, 4)]
+    for values, holds in [((1, 3, 8, 4), True), *((each, False) for each in wrong)]:
+        found = row(torch.tensor(values).float(), exact.float(), exact, varied=lambda: [drawn])
+        assert found.holds == holds and bool(found.undecided) == (values[1] == 3)
+    within = row(exact.float(), exact.float(), exact, varied=lambda: [drawn])
     assert within.holds and not within.undecided
-    two = Envelope(exact - 1, exact + 1)
-    assert not row(torch.tensor([1.5, 2.5, 8.0]), exact.float(), exact, varied=lambda: [two]).holds
+
+
+def test_an_output_of_many_choices_may_differ_as_its_roundings_do() -> None:
+    exact = torch.arange(8, dtype=torch.float64)
+    drawn = Drawn(exact, exact)
+    for place in range(4):
+        drawn = drawn.with_one(exact + torch.eye(8)[place], exact, 1e-5)
+    elsewhere = [exact + change for change in (torch.eye(8)[6], 1.3 * torch.eye(8)[6], torch.eye(8)[5:7].sum(0))]
+    held = [row(ours.float(), exact.float(), exact, varied=lambda: [drawn]).holds for ours in elsewhere]
+    assert held == [True, False, False], "as large, larger, and in more elements"
 
 
 def test_another_shape_dtype_or_number_is_wrong() -> None:
