@@ -125,8 +125,7 @@ class Reference:
         found = [None if limit is None else Drawn(e, e) for limit, e in zip(limits, self.exact, strict=True)]
         for seed in range(TRIES, TRIES + ROUNDINGS):
             values = self._rounded(self._floor / 8, seed)
-            each = zip(found, values, self.exact, limits, strict=True)
-            found = [None if f is None or v.shape != e.shape else f.with_one(v, e, limit) for f, v, e, limit in each]
+            found = [_more(*each) for each in zip(found, values, self.exact, limits, strict=True)]
         return found
 
     @property
@@ -185,6 +184,13 @@ def _limit(bound: Bound, eager: object, exact: object) -> float | None:
         return None
     size = largest(exact[exact.isfinite()]) or 1.0
     return bound.of(largest(((eager - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0)))
+
+
+def _more(found: Drawn | None, value: Leaf, exact: Leaf, limit: float | None) -> Drawn | None:
+    """What was drawn, and another value; None if that has other sizes."""
+    if found is None or limit is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
+        return None
+    return found.with_one(value, exact, limit)
 
 
 def _varied(exact: object, others: Sequence[Leaf], noise: float) -> Varied | None:
