@@ -57,6 +57,27 @@ def test_tokens_are_eagers_in_every_family(family: str) -> None:
     check(family)
 
 
+def check_in_pieces(family: str) -> None:
+    """A prompt of more tokens than a call takes: in calls of three, and a last one of one."""
+    model, inputs = families.model(family), families.prompts(family, LENGTHS)
+    expected = families.generated(model, inputs, 8)
+    sizes = {**SIZES, "max_prompt_len": 3}
+    compiled = compile_for_generation(model, executor="reference", **sizes, **UNBUILT)
+    assert torch.equal(families.generated(compiled, inputs, 8), expected)
+    assert torch.equal(families.generated(compiled.new_state(), inputs, 8), expected)
+
+
+@pytest.mark.parametrize("family", EVERYDAY)
+def test_a_long_prompt_takes_several_calls(family: str) -> None:
+    check_in_pieces(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {*EVERYDAY}))
+def test_a_long_prompt_takes_several_calls_in_every_family(family: str) -> None:
+    check_in_pieces(family)
+
+
 def check_one_row(family: str, dtype: torch.dtype) -> Any:
     """Compile a family's model for one row in halves, and compare its logits with eager's, as long as tokens agree."""
     model, inputs = families.model(family, dtype), families.prompts(family, (5,))

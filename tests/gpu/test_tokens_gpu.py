@@ -23,12 +23,14 @@ def on_gpu(family: str, dtype: torch.dtype, lengths: tuple[int, ...]) -> tuple[A
     return model, inputs
 
 
-def check(family: str, dtype: torch.dtype, lengths: tuple[int, ...], max_cache_len: int) -> None:
+def check(
+    family: str, dtype: torch.dtype, lengths: tuple[int, ...], max_cache_len: int, max_prompt_len: int = 16
+) -> None:
     """Tokens are eager's, ties aside: where a row has the same tokens, its logits are as close as the dtype allows."""
     model, inputs = on_gpu(family, dtype, lengths)
     scored = {"return_dict_in_generate": True, "output_logits": True}
     want: Any = families.generated(model, inputs, 64, **scored)
-    sizes = {"max_cache_len": max_cache_len, "max_batch": len(lengths), "max_prompt_len": 16}
+    sizes = {"max_cache_len": max_cache_len, "max_batch": len(lengths), "max_prompt_len": max_prompt_len}
     got: Any = families.generated(compile_for_generation(model, **sizes), inputs, 64, **scored)
     bound = 16 * torch.finfo(dtype).eps
     equal = got.sequences[:, -64:] == want.sequences[:, -64:]
@@ -51,6 +53,11 @@ def test_logits_along_eagers_tokens(family: str, max_cache_len: int, dtype: torc
 @pytest.mark.parametrize("family", families.OF_ONE_ROW)
 def test_logits_of_one_row_along_eagers_tokens(family: str, dtype: torch.dtype) -> None:
     check(family, dtype, (5,), 160)
+
+
+@pytest.mark.parametrize("lengths", [(5,), (5, 3, 7)], ids=["one row", "three rows"])
+def test_logits_after_a_prompt_of_several_calls(lengths: tuple[int, ...]) -> None:
+    check("llama", torch.float16, lengths, 160, 3)
 
 
 class Rows(torch.nn.Module):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -53,7 +54,8 @@ def compile_for_generation(
             afterwards.
         max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
         max_batch: the most sequences at once.
-        max_prompt_len: the most tokens of one call; ``max_cache_len`` if None.
+        max_prompt_len: the most tokens of one call, for which engines are tuned; ``max_cache_len`` if None. A longer
+            prompt takes several calls, one after the other.
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
@@ -83,7 +85,7 @@ def compile_for_generation(
     else:
         compiled = {"decoder": _decoder(model, compile, max_cache_len, max_batch, limit)}
     runners = {name: each.module(executor) for name, each in compiled.items()}
-    return _shell(model)._with(compiled, runners, max_cache_len)
+    return _shell(model)._with(compiled, runners, max_cache_len, limit)
 
 
 def _check_sizes(max_cache_len: int, max_batch: int, max_prompt_len: int) -> None:
@@ -219,20 +221,25 @@ class CompiledGeneration:
         compiled: the programs by name; `Compiled` records.
         runners: the modules that run them; the decoder's has the cache as its state.
         max_cache_len: positions of the cache.
+        max_prompt_len: the most tokens of one call of the decoder.
     """
 
     compiled: Mapping[str, Compiled]
     runners: Mapping[str, CompiledModule]
     max_cache_len: int
+    max_prompt_len: int
     config: Any
 
     def _with(
-        self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], max_cache_len: int
+        self,
+        compiled: Mapping[str, Compiled],
+        runners: Mapping[str, CompiledModule],
+        max_cache_len: int,
+        max_prompt_len: int,
     ) -> CompiledGeneration:
         place = runners["decoder"].device
-        self.__dict__.update(
-            compiled=FrozenDict(compiled), runners=FrozenDict(runners), max_cache_len=max_cache_len, _place=place
-        )
+        self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), _place=place)
+        self.__dict__.update(max_cache_len=max_cache_len, max_prompt_len=max_prompt_len)
         self.__dict__["_starts"] = torch.arange(max_cache_len, device=place)
         return self
 
@@ -251,7 +258,7 @@ class CompiledGeneration:
         at the same time."""
         runners = {**self.runners, "decoder": self.runners["decoder"].new_state()}
         made = copy.copy(self)
-        return made._with(self.compiled, runners, self.max_cache_len)
+        return made._with(self.compiled, runners, self.max_cache_len, self.max_prompt_len)
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:
@@ -290,7 +297,8 @@ class CompiledGeneration:
         encoder_outputs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the logits of the last token, as the decoder's program computes them, and fill the cache further.
+        """Return the logits of the last token, as the decoder's program computes them, and fill the cache further. More
+        tokens than ``max_prompt_len`` take several calls of the program.
 
         Raises:
             ExecutionError: the cache has no room for the tokens, or the inputs are not tokens.
@@ -300,41 +308,46 @@ class CompiledGeneration:
         if tokens is None or not isinstance(past_key_values, Filled):
             raise ExecutionError("a compiled model takes token ids, and is called by its generate", "call generate")
         places = decoder_position_ids if crossed else position_ids
-        inputs: Dims = _step(self, tokens.to(self.device), mask, places, past_key_values)
+        beside: Dims = {}
         if crossed:
             past_key_values.cross = cross = encoder_outputs.get("cross") or past_key_values.cross
             encoded = cross[0].shape[0], cross[0].shape[2]
-            inputs |= {"encoder_mask": _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)}
-            inputs |= {"cross": cross}
-        logits = self.runners["decoder"](**inputs)
+            beside["encoder_mask"] = _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
+            beside["cross"] = cross
+        logits = None
+        for inputs in _steps(self, tokens.to(self.device), mask, places, past_key_values):
+            logits = self.runners["decoder"](**inputs, **beside)
         made: Any = Seq2SeqLMOutput if crossed else CausalLMOutputWithPast
         return made(logits=logits, past_key_values=past_key_values)
 
 
-def _step(
+def _steps(
     model: CompiledGeneration,
     tokens: torch.Tensor,
     mask: torch.Tensor | None,
     places: torch.Tensor | None,
     filled: Filled,
-) -> dict[str, torch.Tensor]:
-    """The inputs of a step, and the cache's count after it."""
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The inputs of each step of at most ``max_prompt_len`` tokens; the cache's count follows them."""
     rows, length = tokens.shape
-    start, end = filled.length, filled.length + length
-    if end > model.max_cache_len:
+    if filled.length + length > model.max_cache_len:
         raise ExecutionError(
-            f"{end} tokens, and the cache has {model.max_cache_len} positions",
+            f"{filled.length + length} tokens, and the cache has {model.max_cache_len} positions",
             "generate fewer (max_new_tokens), or compile with a larger max_cache_len",
         )
     if filled.mask is None:
         filled.mask = torch.zeros(rows, model.max_cache_len, dtype=torch.bool, device=model.device)
-    filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
-    if places is None:
-        places = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
-    filled.length = end
-    where = places.to(model.device).expand(rows, length).contiguous()
-    starts = model.__dict__["_starts"]
-    return {"input_ids": tokens, "attention_mask": filled.mask, "position_ids": where, "start": starts[start]}
+    each = model.max_prompt_len
+    wheres = repeat(None) if places is None else places.split(each, -1)
+    for piece, where in zip(tokens.split(each, 1), wheres, strict=False):
+        start, end = filled.length, filled.length + piece.shape[1]
+        filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
+        if where is None:
+            where = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
+        filled.length = end
+        where = where.to(model.device).expand(rows, end - start).contiguous()
+        starts = model.__dict__["_starts"]
+        yield {"input_ids": piece, "attention_mask": filled.mask, "position_ids": where, "start": starts[start]}
 
 
 def _mask(module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:
