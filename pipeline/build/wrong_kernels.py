@@ -68,14 +68,14 @@ def rounded_last(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 _WIDENED_AGAIN = re.compile(
-    rb"runtime_fusion=\{ name=(?P<name>\S*Deco\S*Cast\S*Cast) "
+    rb"runtime_fusion=\{ name=(?P<name>\S*Deco\S*Cast\S*Cast\S*) "
     rb'[^\n]*output_args=\{ "(?P<tensor>[^"]*)"[^\n]*backbone=deconv'
 )
 
 
 def widened_again(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Find the kernels of transposed convolutions in a serialized engine that round to bfloat16 and end in a cast to
-    float32, (kernel, result), which TensorRT-RTX 1.6.1 gets wrong (docs/tensorrt.md, "Numbers")."""
+    """Find the kernels of transposed convolutions in a serialized engine that round to bfloat16 and give another dtype,
+    (kernel, result), which TensorRT-RTX 1.6.1 gets wrong (docs/tensorrt.md, "Numbers")."""
     found = [(each["name"], each["tensor"]) for each in _each(_WIDENED_AGAIN, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if tensor not in halves)
@@ -119,7 +119,8 @@ def with_biases(plan: Plan) -> tuple[str, ...]:
     """Find the products that have a bias of their own, which TensorRT-RTX 1.6 does not add on an H100
     (docs/tensorrt.md, "Numbers"). It adds a bias that is a step of its own in the product's kernel.
 
-    Where a plan does not tell, a bias is what a product's kernel reads for which its name has no step.
+    Where a plan does not tell, a bias is what a product's kernel reads for which its name has no step; if a step reads
+    a number, it is missed.
     """
     found = [each["name"].decode() for each in _each(_WITH_BIAS, b"fully_connected={ name=", plan)]
     kernels = [each for each in _each(_FUSED, b"runtime_fusion={ name=", plan) if each["name"].startswith(b"__myl_Fc")]

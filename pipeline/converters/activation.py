@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.sigmoid.default: (activation.tailed, "SIGMOID"),
-    aten.tanh.default: (activation.smooth, "TANH"),
+    aten.tanh.default: (activation.tanh,),
     aten.relu.default: (activation.relu,),
     aten.relu6.default: (lambda net, x: elementwise.clamp(net, x, 0, 6),),
     aten.hardtanh.default: (elementwise.clamp,),

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.converters.binding import converts
 from pipeline.converters.results import by_row
-from pipeline.impl import elementwise, elementwise_bits, elementwise_power, unary
+from pipeline.impl import activation, elementwise, elementwise_bits, elementwise_power, unary
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 
@@ -31,7 +31,7 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.asinh.default: (unary.real, "ASINH"),
     aten.acosh.default: (unary.real, "ACOSH"),
     aten.atanh.default: (unary.real, "ATANH"),
-    aten.erf.default: (unary.real, "ERF"),
+    aten.erf.default: (activation.erf,),
     aten.abs.default: (unary.signed, "ABS"),
     aten.neg.default: (unary.signed, "NEG"),
     aten.sign.default: (unary.sign,),

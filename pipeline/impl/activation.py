@@ -87,6 +87,21 @@ def _is_behind_product(net: Net) -> bool:
 
 
 @block
+def erf(net: Net, x: Value) -> ITensor:
+    """The error function; TensorRT may take it for a part of GELU."""
+    return base.unary(net, "ERF", _behind_product(net, floating(net, x)))
+
+
+@block
+def tanh(net: Net, x: Value) -> ITensor:
+    """The hyperbolic tangent; TensorRT may take that of a multiple for a part of GELU."""
+    x, node = floating(net, x), net.ctx.node
+    given = node.args[0] if node is not None and node.args else None
+    is_multiple = isinstance(given, torch.fx.Node) and given.target is torch.ops.aten.mul.Tensor
+    return activation(net, "TANH", _behind_product(net, x) if is_multiple else x)
+
+
+@block
 def gelu(net: Net, x: Value, approximate: str) -> ITensor:
     """``x`` times the normal distribution's integral up to it, by erf or its tanh approximation."""
     x = floating(net, x)

@@ -132,9 +132,9 @@ def _rounded_apart(net: Net, product: ITensor) -> ITensor:
 
 @block
 def transposed(net: Net, x: Value) -> Value:
-    """Protect a factor or result of a float32 product that is transposed before or after the product. TensorRT-RTX 1.4
-    computes such a product transposed, and may use a factor's first batch for all (docs/tensorrt.md, "Numbers"). Taking
-    the maximum of the tensor and itself prevents that, in the same kernel."""
+    """Protect a factor or result of a product that is transposed before or after the product. TensorRT-RTX computes
+    such a product transposed, and may use a factor's first batch for all (docs/tensorrt.md, "Numbers"). Taking the
+    maximum of the tensor and itself prevents that."""
     if not isinstance(x, trt.ITensor) or not _is_turned_wrongly(base.dtype_of(x)):
         return x
     batches = base.dims(x)[:-2]
@@ -143,7 +143,9 @@ def transposed(net: Net, x: Value) -> Value:
 
 def _is_turned_wrongly(dtype: torch.dtype) -> bool:
     """Whether TensorRT gets a product of this dtype wrong that it computes transposed."""
-    return not (CAPABILITIES.turned_halves if dtype in HALVES else CAPABILITIES.turned_products)
+    if dtype in HALVES:
+        return not CAPABILITIES.turned_halves
+    return dtype == torch.float32 and not CAPABILITIES.turned_products
 
 
 def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
@@ -176,9 +178,9 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: bool = False) -> ITensor:
     """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed.
 
-    ``turned``: the result is transposed next. TensorRT-RTX 1.4 then computes it transposed, and may use the input's
-    first batch for all (docs/tensorrt.md, "Numbers"). Taking the maximum of the result and itself prevents that, in the
-    same kernel.
+    ``turned``: the result is transposed next. TensorRT-RTX then computes it transposed, and may use the input's first
+    batch for all (docs/tensorrt.md, "Numbers"). Taking the maximum of the result and itself prevents that, in the same
+    kernel.
     """
     if one_row.is_one_row(net, x, weight):
         return one_row.linear(net, x, weight, bias)

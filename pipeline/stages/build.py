@@ -127,7 +127,7 @@ def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
     if not CAPABILITIES.halves_after_products and _has_bfloat16(network):
         wrong += [(kernel, f"gives {tensor} by a cast to bfloat16 at its end") for kernel, tensor in rounded_last(data)]
     if not CAPABILITIES.halves_after_deconvolutions and _has_bfloat16(network):
-        wrong += [(kernel, f"gives {tensor} by a cast from bfloat16") for kernel, tensor in widened_again(data)]
+        wrong += [(kernel, f"rounds to bfloat16 before it gives {tensor}") for kernel, tensor in widened_again(data)]
     wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
     wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
     wrong += [(kernel, "sums a masked attention in float16") for kernel in summed_in_halves(data, found)]

@@ -27,7 +27,7 @@ SHARE: Final = 0.25
 """From this share on, roundings that are beyond the bound say that an output depends on choices."""
 
 MORE: Final = 1.25
-"""As many times as many elements as of one such rounding may be beyond the bound, and by as many times as much."""
+"""So many times the elements that are beyond the bound, and the error, of one such rounding are allowed."""
 
 HALVES: Final = 4
 """The floor in halves: units in the last place at the output's largest magnitude. Few operators round in a row."""
@@ -62,6 +62,8 @@ class Varied:
     def explains(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
         """Which of these elements another rounding can explain, whatever their errors are."""
         mask = self.mask.to(ours.device)
+        if mask.shape != ours.shape:
+            return torch.zeros_like(ours, dtype=torch.bool)
         if not _is_inexact(ours):
             return mask & torch.isin(ours, self.values.to(ours.device))
         low, high = float(self.values.min()) - bound * size, float(self.values.max()) + bound * size
@@ -70,37 +72,38 @@ class Varied:
 
 @frozen
 class Drawn:
-    """What other roundings, each by half a unit, make of an output of floats.
+    """What other roundings, each by at most half a unit, make of an output of floats.
 
-    low, high: the range of each element. count: of roundings; beyond: how many of them are beyond the bound, most: in
-    at most so many elements, worst: by an error of at most so much.
+    low, high: the range of each element. draws: of each rounding how many elements are beyond the bound, and the
+    largest error.
     """
 
     low: torch.Tensor
     high: torch.Tensor
-    count: int = 0
-    beyond: int = 0
-    most: int = 0
-    worst: float = 0.0
+    draws: tuple[tuple[int, float], ...] = ()
 
     def with_one(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Drawn:
-        """These and another rounding's."""
+        """These and another rounding's. What is infinite or no number there widens no range."""
         errors = _errors(value, exact, exact, largest(exact[exact.isfinite()]) or 1.0)
-        wrong = int((errors > bound).sum())
-        low, high = torch.fmin(self.low, value), torch.fmax(self.high, value)
-        worst = max(self.worst, largest(errors[errors.isfinite()]))
-        return Drawn(low, high, self.count + 1, self.beyond + bool(wrong), max(self.most, wrong), worst)
+        known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
+        drawn = int((errors > bound).sum()), largest(errors[errors.isfinite()])
+        return Drawn(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn))
 
     def explains(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Which elements beyond the bound lie in their range. All of them if `SHARE` of the roundings are beyond the
-        bound as well, and at most `MORE` times as many elements are so, and by as much, as of one of these: so it is
-        where several choices depend on rounding. None if that is more than half of the output: it is just sensitive."""
-        wrong = errors > bound
-        count, low, high = int(wrong.sum()), self.low.to(ours.device), self.high.to(ours.device)
-        alike = count <= MORE * self.most and largest(errors) <= MORE * self.worst
-        if self.beyond < SHARE * self.count or not alike:
-            wrong &= (ours >= low - bound * size) & (ours <= high + bound * size)
-        return wrong if 2 * int(wrong.sum()) <= wrong.numel() else torch.zeros_like(wrong)
+        """Which elements beyond the bound lie in their range, give or take the bound.
+
+        If `SHARE` of the roundings are beyond the bound too, several choices may depend on rounding, of which no two
+        roundings have the same. Then all elements that roundings move beyond the bound are explained, if ours are at
+        most `MORE` times as many, and as wrong, as those of one rounding.
+        """
+        wrong, low, high = errors > bound, self.low.to(ours.device), self.high.to(ours.device)
+        found = wrong & (ours >= low - bound * size) & (ours <= high + bound * size)
+        moved = wrong & (high - low > bound * size)
+        if sum(count > 0 for count, _ in self.draws) < SHARE * len(self.draws):
+            return found
+        many, most = int(moved.sum()), largest(errors[moved])
+        alike = any(many <= MORE * count and most <= MORE * worst for count, worst in self.draws)
+        return found | moved if alike else found
 
 
 def judged(
@@ -130,12 +133,15 @@ def judged(
     a, b, c = (_parts(v) for v in (ours, eager, exact))
     size = largest(c[c.isfinite()]) or 1.0
     errors = _errors(a, b, c, size) if _is_inexact(eager) else (ours != exact).double()
+    values = a if _is_inexact(eager) else ours
     left_out = torch.zeros_like(eager, dtype=torch.bool)
     for each in varied():
         before = None
         while not found.holds and before != found.undecided:  # the bound is less without those that eager gets wrong
-            before, left_out = found.undecided, left_out | each.explains(ours, errors, found.bound, size)
-            found = _measured(row, bound, ours, eager, exact, left_out)
+            before, more = found.undecided, left_out | each.explains(values, errors, found.bound, size)
+            if _is_inexact(eager) and 2 * int(more.sum()) > more.numel():
+                break  # it is just sensitive
+            left_out, found = more, _measured(row, bound, ours, eager, exact, more)
         if found.holds:
             break
     return found

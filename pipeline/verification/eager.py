@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch.fx.node import map_aggregate
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeline.aten.graphs import results
 from pipeline.aten.traits import CONTRACTIONS, Does, does
@@ -34,7 +35,7 @@ class Eager:
 
     program: the program as it was captured. parameters: the model's tensors, by their names. device: where it runs.
     dtype: narrower floating-point tensors are widened to it; None for the model's own dtypes. noise: the largest
-        relative error added to results of operators that round, drawn from ``seed``.
+        relative error added to results of operators that round, drawn from ``seed``; or what gives it by dtype.
     kept: names of nodes whose values are kept in ``values`` after the call.
     """
 
@@ -45,7 +46,7 @@ class Eager:
         device: torch.device,
         dtype: torch.dtype | None = None,
         *,
-        noise: float = 0.0,
+        noise: float | Callable[[torch.dtype], float] = 0.0,
         seed: int = 0,
         kept: Sequence[str] = (),
     ) -> None:
@@ -110,7 +111,7 @@ class Eager:
         if self.generator is None:
             return result
         inexact = does(target) in INEXACT or name_of(target) in INEXACT_NAMES
-        return tree_map(self.rounded, result) if inexact else result
+        return tree_map(partial(self.rounded, node), result) if inexact else result
 
     def argument(self, value: object) -> Argument:
         """An argument; a dtype is widened to ``dtype``, a device is replaced by the one where everything runs."""
@@ -123,12 +124,14 @@ class Eager:
             return wider(value, self.dtype)
         return self.device if isinstance(value, torch.device) else value
 
-    def rounded(self, value: object) -> Argument:
-        """A result as another rounding might give it."""
+    def rounded(self, node: torch.fx.Node, value: object) -> Argument:
+        """A result of an operator as another rounding might give it."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
+        own = next((v.dtype for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), value.dtype)
+        noise = self.noise(own) if callable(self.noise) else self.noise
         draw = torch.rand(value.shape, generator=self.generator, device=self.device, dtype=value.dtype)
-        return value * (1 + self.noise * (2 * draw - 1))
+        return value * (1 + noise * (2 * draw - 1))
 
 
 def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Final
 
@@ -23,7 +23,7 @@ TRIES: Final = 6
 """How often products are rounded otherwise to see which elements rounding decides."""
 
 ROUNDINGS: Final = 12
-"""How often every product is rounded by at most half a unit, to see what that does to each element."""
+"""How often every product is rounded by at most half a unit of its dtype, to see what that does to each element."""
 
 FLIPS: Final = 32.0
 """A float that rounding decides changes by so many times what it was rounded by; others change by a few times it."""
@@ -123,16 +123,25 @@ class Reference:
             return [None] * len(self.eager)
         limits = [_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]
         found = [None if limit is None else Drawn(e, e) for limit, e in zip(limits, self.exact, strict=True)]
-        for seed in range(TRIES, TRIES + ROUNDINGS):
-            values = self._rounded(self._floor / 8, seed)
-            found = [_more(*each) for each in zip(found, values, self.exact, limits, strict=True)]
+        try:
+            for seed in range(TRIES, TRIES + ROUNDINGS):
+                values = self._rounded(self._half_unit, seed)
+                found = [_more(*each) for each in zip(found, values, self.exact, limits, strict=True)]
+        except RuntimeError:  # no memory for them: then rounding explains nothing more
+            return [None] * len(self.eager)
         return found
 
     @property
     def _floor(self) -> float:
         return max((bound.floor for bound in self.bounds), default=0.0)
 
-    def _rounded(self, noise: float, seed: int) -> tuple[Leaf, ...]:
+    def _half_unit(self, dtype: torch.dtype) -> float:
+        """The largest relative error of rounding to a dtype; in float32 that of products, which may be in TF32."""
+        if dtype == torch.float32 and any(bound.products == "tf32" for bound in self.bounds):
+            return 2.0**-11
+        return torch.finfo(dtype).eps / 2
+
+    def _rounded(self, noise: float | Callable[[torch.dtype], float], seed: int) -> tuple[Leaf, ...]:
         """The results in float64 with products rounded otherwise."""
         return Eager(self.source, self.parameters, self.device, torch.float64, noise=noise, seed=seed)(self.inputs)
 
@@ -183,7 +192,7 @@ def _limit(bound: Bound, eager: object, exact: object) -> float | None:
     if not exact.is_floating_point():
         return None
     size = largest(exact[exact.isfinite()]) or 1.0
-    return bound.of(largest(((eager - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0)))
+    return bound.of(largest(((eager.double() - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0)))
 
 
 def _more(found: Drawn | None, value: Leaf, exact: Leaf, limit: float | None) -> Drawn | None:

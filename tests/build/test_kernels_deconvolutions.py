@@ -61,4 +61,4 @@ def test_what_would_be_wrong_is_warned_of(
     monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, halves_after_deconvolutions=True))
     with caplog.at_level(logging.WARNING):
         ((kernel, tensor), *_) = widened_again(bytes(compiled(form).engines[0].plan))
-    assert f"TensorRT's kernel {kernel} gives {tensor} by a cast from bfloat16" in caplog.text
+    assert f"TensorRT's kernel {kernel} rounds to bfloat16 before it gives {tensor}" in caplog.text

@@ -92,7 +92,7 @@ def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
     drawn = Drawn(exact, exact)
     for value in (other, *[exact] * 9):
         drawn = drawn.with_one(value, exact, 1e-5)
-    assert (drawn.count, drawn.beyond, drawn.most, drawn.worst) == (10, 1, 1, 1 / 8)
+    assert drawn.draws == ((1, 1 / 8), *[(0, 0.0)] * 9)
     wrong: list[tuple[float, ...]] = [(1, 3.1, 8, 4), (1, 1.9, 8, 4), (1, 3, 7, 4)]
     for values, holds in [((1, 3, 8, 4), True), *((each, False) for each in wrong)]:
         found = row(torch.tensor(values).float(), exact.float(), exact, varied=lambda: [drawn])
@@ -101,14 +101,48 @@ def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
     assert within.holds and not within.undecided
 
 
-def test_an_output_of_many_choices_may_differ_as_its_roundings_do() -> None:
-    exact = torch.arange(8, dtype=torch.float64)
+def test_a_rounding_without_a_number_widens_no_range() -> None:
+    exact = torch.tensor([1.0, 2.0, 8.0, 4.0], dtype=torch.float64)
+    drawn = Drawn(exact, exact)
+    for value in (INF, NAN, -INF):
+        drawn = drawn.with_one(torch.tensor([value, 2.0, 8.0, 4.0]).double(), exact, 1e-5)
+    assert torch.equal(drawn.low, exact) and torch.equal(drawn.high, exact)
+
+
+def moved(*places: int, by: float = 1.0) -> torch.Tensor:
+    """0 to 15, some of them larger."""
+    return torch.arange(16, dtype=torch.float64) + by * torch.eye(16)[list(places)].sum(0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "holds"),
+    [
+        (moved(0, 1), True),
+        (moved(0, by=-1.0), True),
+        (moved(6), False),
+        (moved(0, by=1.3), False),
+        (moved(0, 1, 2, 3), True),
+        (moved(0, 1, 2, by=-1.0), True),
+        (moved(0, 1, 2, 3, 4, by=-1.0), False),
+    ],
+    ids=["as drawn", "the other way", "elsewhere", "more", "each as drawn", "three the other way", "too many"],
+)
+def test_an_output_of_many_choices_may_differ_as_its_roundings_do(ours: torch.Tensor, holds: bool) -> None:
+    """Each rounding moves three elements out of six."""
+    exact = torch.arange(16, dtype=torch.float64)
     drawn = Drawn(exact, exact)
     for place in range(4):
-        drawn = drawn.with_one(exact + torch.eye(8)[place], exact, 1e-5)
-    elsewhere = [exact + change for change in (torch.eye(8)[6], 1.3 * torch.eye(8)[6], torch.eye(8)[5:7].sum(0))]
-    held = [row(ours.float(), exact.float(), exact, varied=lambda: [drawn]).holds for ours in elsewhere]
-    assert held == [True, False, False], "as large, larger, and in more elements"
+        drawn = drawn.with_one(moved(*(i % 6 for i in range(place, place + 3))), exact, 1e-5)
+    found = row(ours.float(), exact.float(), exact, varied=lambda: [drawn])
+    assert found.holds == holds
+
+
+def test_an_output_that_is_mostly_left_out_is_judged() -> None:
+    exact = torch.arange(8, dtype=torch.float64)
+    half = Varied(torch.arange(8) < 4, torch.tensor([0.0, 9.0], dtype=torch.float64))
+    drawn = Drawn(exact, exact + (torch.arange(8) > 3), ((4, 1 / 7),))
+    assert row((exact + (torch.arange(8) < 4)).float(), exact.float(), exact, varied=lambda: [half]).holds
+    assert not row((exact + 1).float(), exact.float(), exact, varied=lambda: [half, drawn]).holds
 
 
 def test_another_shape_dtype_or_number_is_wrong() -> None:

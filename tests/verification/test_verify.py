@@ -208,6 +208,31 @@ def test_what_changes_by_little_with_a_near_tie_is_in_its_range_or_wrong() -> No
         verify(module=False)(made)
 
 
+class Apart(nn.Module):
+    """Two linear layers, one in float32 and one in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wide, self.narrow = nn.Linear(64, 64), nn.Linear(64, 64).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, 64] -> two of [N, 64]"""
+        return self.wide(x), self.narrow(x.bfloat16())
+
+
+def test_what_rounding_does_to_halves_excuses_no_floats() -> None:
+    made = program(Apart(), torch.randn(8, 64))
+
+    def wrong(right: Any, layer: Any, inputs: Any, weights: Any) -> Any:
+        (y,) = right(layer, inputs, weights)
+        return ((torch.cat([y[..., :16] * 1.004, y[..., 16:]], -1) if y.dtype == torch.float32 else y),)
+
+    verify(module=False)(made)
+    with planted(wrong, "ELEMENTWISE"), pytest.raises(pipeline.AgreementError, match="1 of 2 outputs"):
+        verify(module=False)(made)
+
+
 class Stateful(nn.Module):
     """Counts in a buffer, and writes to its input."""
 

@@ -54,8 +54,7 @@ def compile_for_generation(
             afterwards.
         max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
         max_batch: the most sequences at once.
-        max_prompt_len: the most tokens of one call, for which engines are tuned; ``max_cache_len`` if None. A longer
-            prompt takes several calls, one after the other.
+        max_prompt_len: the most tokens of one call, of which a prompt may take several; ``max_cache_len`` if None.
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
