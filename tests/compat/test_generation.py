@@ -302,8 +302,11 @@ def test_what_needs_another_cache_is_refused_in_words(llama: Any, options: dict[
 def test_more_tokens_than_positions_are_an_error(llama: Any) -> None:
     with pytest.raises(pipeline.ExecutionError, match="161 tokens, and the cache has 160 positions"):
         families.generated(llama, families.prompts("llama", (7,)), 160)
-    with pytest.raises(pipeline.ShapeError, match="compiled for 1 to 16"):
-        llama.generate(**families.prompts("llama", (17,)), max_new_tokens=2)
+    long = llama.new_state()
+    with pytest.raises(pipeline.ExecutionError, match="161 tokens, and the cache has 160 positions"):
+        long.generate(**families.prompts("llama", (161,)), max_new_tokens=2)
+    caches = long.runners["decoder"].state_dict().values()
+    assert len(caches) == 4 and not any(cache.any() for cache in caches), "nothing was written"
     with pytest.raises(ValueError, match="max_prompt_len is 9"):
         compile_for_generation(families.model("llama"), max_cache_len=8, max_prompt_len=9)
 
