@@ -145,7 +145,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         codes_beside_floats=not rtx or version >= (1, 7),  # before: none of FP8, none of INT4 by float32 that runs
         lone_queries=not rtx,  # wrong for several batches, on an H200: `impl.attention`
         turned_products=not rtx or version >= (1, 6),  # of one batch for all before, on an H100: `impl.matmul.linear`
-        turned_halves=not rtx,  # likewise, with 1.6 on an H100, and by the plans of all versions
+        turned_halves=not rtx,  # likewise, with 1.4 and 1.6.1 on an H100, and by 1.5's plans
         splits_sums=not rtx,  # of products of few rows, over multiprocessors: `improvements.split_products`
         float32_sums=not rtx or version < (1, 6),  # of float16, on an H200: in float16 since, `impl.matmul`
         biases_of_products=not rtx or version < (1, 6),  # of products, lost on 1.6.1, on an H100: `impl.activation`

@@ -84,7 +84,7 @@ class Drawn:
 
     def with_one(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Drawn:
         """These and another rounding's. What is infinite or no number there widens no range."""
-        errors = _errors(value, exact, exact, largest(exact[exact.isfinite()]) or 1.0)
+        errors = _errors(value, exact, exact, scale(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest(errors[errors.isfinite()])
         return Drawn(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn))
@@ -131,7 +131,7 @@ def judged(
     if found.holds or eager.is_complex():
         return found
     a, b, c = (_parts(v) for v in (ours, eager, exact))
-    size = largest(c[c.isfinite()]) or 1.0
+    size = scale(c)
     errors = _errors(a, b, c, size) if _is_inexact(eager) else (ours != exact).double()
     values = a if _is_inexact(eager) else ours
     left_out = torch.zeros_like(eager, dtype=torch.bool)
@@ -172,9 +172,8 @@ def _measured(
         return evolve(row, error=error, eager_error=own, undecided=undecided)
     a, b, c = (_parts(v) for v in (ours, eager, exact))
     kept = kept.unsqueeze(-1).expand(a.shape) if eager.is_complex() else kept
-    size = largest(c[c.isfinite()]) or 1.0
-    own = largest(((b - c).abs() / size).nan_to_num(0.0, 0.0, 0.0)[kept])
-    error = largest(_errors(a, b, c, size)[kept])
+    own = own_error(b[kept], c[kept], scale(c))
+    error = largest(_errors(a, b, c, scale(c))[kept])
     return evolve(row, error=error, eager_error=own, bound=bound.of(own), undecided=undecided)
 
 
@@ -193,6 +192,16 @@ def _is_inexact(t: torch.Tensor) -> bool:
 def _parts(t: torch.Tensor) -> torch.Tensor:
     """Real numbers in float64; complex ones as pairs."""
     return torch.view_as_real(t.resolve_conj().to(torch.complex128)) if t.is_complex() else t.double()
+
+
+def own_error(eager: torch.Tensor, exact: torch.Tensor, size: float) -> float:
+    """Eager's largest error, relative to this size; where it is no number, or infinite, it counts as 0."""
+    return largest(((eager.double() - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0))
+
+
+def scale(t: torch.Tensor) -> float:
+    """The largest finite magnitude, to which errors are relative; 1 if that is 0."""
+    return largest(t[t.isfinite()]) or 1.0
 
 
 def largest(t: torch.Tensor) -> float:

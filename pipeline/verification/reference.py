@@ -15,7 +15,7 @@ from pipeline.aten.kinds import draws_random
 from pipeline.aten.types import Leaf
 from pipeline.errors import PipelineError
 from pipeline.program import Program
-from pipeline.verification.bounds import Bound, Drawn, Products, Varied, judged, largest
+from pipeline.verification.bounds import Bound, Drawn, Products, Varied, judged, own_error, scale
 from pipeline.verification.eager import Eager, ancestors, products_in_tf32
 from pipeline.verification.samples import Sample
 
@@ -191,8 +191,7 @@ def _limit(bound: Bound, eager: object, exact: object) -> float | None:
         return None
     if not exact.is_floating_point():
         return None
-    size = largest(exact[exact.isfinite()]) or 1.0
-    return bound.of(largest(((eager.double() - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0)))
+    return bound.of(own_error(eager, exact, scale(exact)))
 
 
 def _more(found: Drawn | None, value: Leaf, exact: Leaf, limit: float | None) -> Drawn | None:
@@ -217,9 +216,7 @@ def _varied(exact: object, others: Sequence[Leaf], noise: float) -> Varied | Non
 def _changed(value: torch.Tensor, exact: torch.Tensor, noise: float) -> torch.Tensor:
     if not exact.is_floating_point():
         return value != exact
-    finite = exact[exact.isfinite()]
-    size = float(finite.abs().max()) if finite.numel() else 1.0
-    return (value - exact).abs().nan_to_num(0.0) > FLIPS * noise * (size or 1.0)
+    return (value - exact).abs().nan_to_num(0.0) > FLIPS * noise * scale(exact)
 
 
 def bounds_of(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
