@@ -83,13 +83,15 @@ def compiled(
     pieces: int = 1,
     shared: bool = True,
     apart: bool = False,
+    fixed: Sequence[int] = (),
     **settings: Any,
 ) -> Any:
     """The model, compiled for generation, without the passes for one row if norms and sums are to be ``apart`` from
-    linear layers. Processes for pieces, of which each profile has an engine if weights are ``shared``, import what they
-    need while the model is exported."""
+    linear layers, and with engines of fixed sizes for prompts of ``fixed`` lengths. Processes for pieces, of which each
+    profile has an engine if weights are ``shared``, import what they need while the model is exported."""
     sizes = {"max_cache_len": positions, "max_batch": batch, "max_prompt_len": min(positions, PROMPTS)}
-    count = 2 * pieces if shared else pieces
+    sizes |= {"prompt_lens": fixed}
+    count = (2 + len(fixed)) * pieces if shared else pieces
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as processes:
         for _ in range(count if pieces > 1 else 0):
             processes.submit(pipeline.CompilationSettings)
@@ -100,9 +102,9 @@ def compiled(
         return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
 
-def ours(model: Any, batch: int, positions: int, tokens: int = 1, **how: Any) -> Call:
-    """A step of the compiled decoder."""
-    decoder = compiled(model, batch, positions, **how).runners["decoder"]
+def ours(model: Any, batch: int, positions: int, tokens: int = 1, fixed: bool = False, **how: Any) -> Call:
+    """A step of the compiled decoder, which may have engines for just so many tokens."""
+    decoder = compiled(model, batch, positions, fixed=(tokens,) * fixed, **how).runners["decoder"]
     given = step_inputs(batch, positions, tokens)
     return lambda: decoder(**given)
 
@@ -169,8 +171,10 @@ def bandwidth() -> float:
 
 
 OURS = "pipeline + graph"
+FIXED = "pipeline + graph, prompt_lens"
 METHODS: dict[str, Callable[..., Call]] = {
     OURS: ours,
+    FIXED: partial(ours, fixed=True),
     "pipeline + graph, norms apart": partial(ours, apart=True),
     "pipeline + graph, weights inside": partial(ours, shared=False),
     "static cache, reduce-overhead": partial(theirs, mode="reduce-overhead"),
@@ -233,7 +237,8 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", nargs="*", default=["float16", "bfloat16"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 8])
     parser.add_argument("--positions", nargs="*", type=int, default=list(LENGTHS))
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    methods = f"all by default, for single tokens all but {FIXED}: they have engines of fixed sizes anyway"
+    parser.add_argument("--methods", nargs="*", choices=list(METHODS), help=methods)
     parser.add_argument("--together", type=int, default=1, help="so many configurations get ready side by side")
     parser.add_argument("--limit", type=float, default=600, help="seconds for those to get ready, and for one's turn")
     instead = parser.add_mutually_exclusive_group()
@@ -248,6 +253,7 @@ def _options() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the options ask for, and write it down; 130 if that was ended, with what there was by then."""
     options = _options().parse_args(argv)
+    options.methods = options.methods or [m for m in METHODS if m != FIXED or options.tokens > 1]
     subjects = list(itertools.product(options.models, options.dtypes, options.batches, options.positions))
     prepare: together.Prepare = partial(readiness, options.pieces)
     pieces = Row({"pieces": options.pieces} if options.pieces > 1 else {})

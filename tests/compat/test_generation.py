@@ -57,27 +57,6 @@ def test_tokens_are_eagers_in_every_family(family: str) -> None:
     check(family)
 
 
-def check_in_pieces(family: str) -> None:
-    """A prompt of more tokens than a call takes: in calls of three, and a last one of one."""
-    model, inputs = families.model(family), families.prompts(family, LENGTHS)
-    expected = families.generated(model, inputs, 8)
-    sizes = {**SIZES, "max_prompt_len": 3}
-    compiled = compile_for_generation(model, executor="reference", **sizes, **UNBUILT)
-    assert torch.equal(families.generated(compiled, inputs, 8), expected)
-    assert torch.equal(families.generated(compiled.new_state(), inputs, 8), expected)
-
-
-@pytest.mark.parametrize("family", EVERYDAY)
-def test_a_long_prompt_takes_several_calls(family: str) -> None:
-    check_in_pieces(family)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", sorted(families.FAMILIES.keys() - {*EVERYDAY}))
-def test_a_long_prompt_takes_several_calls_in_every_family(family: str) -> None:
-    check_in_pieces(family)
-
-
 def check_one_row(family: str, dtype: torch.dtype) -> Any:
     """Compile a family's model for one row in halves, and compare its logits with eager's, as long as tokens agree."""
     model, inputs = families.model(family, dtype), families.prompts(family, (5,))
@@ -186,15 +165,6 @@ def test_the_cache_is_given_with_the_tokens(family: str) -> None:
 
 def _both(cache: Any) -> list[Any]:
     return [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_prompts_of_all_sizes_and_batches_run(shared: bool) -> None:
-    model = families.model("llama")
-    llama = compile_for_generation(model, executor="reference", shared_weights=shared, **SIZES)
-    for lengths in ((1,), (16,), (2, 9)):
-        inputs = families.prompts("llama", lengths)
-        assert torch.equal(families.generated(llama, inputs, 8), families.generated(model, inputs, 8))
 
 
 def test_pieces_are_built_side_by_side_and_keep_their_own_caches() -> None:

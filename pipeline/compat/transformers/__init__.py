@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.compat.transformers.generation import CompiledGeneration, compile_for_generation
+from pipeline.compat.transformers.compiled_model import CompiledGeneration
+from pipeline.compat.transformers.generation import compile_for_generation
 
 __all__ = ["CompiledGeneration", "compile_for_generation"]
