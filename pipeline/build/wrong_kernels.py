@@ -181,6 +181,32 @@ def _is_less(size: bytes, by: bytes) -> bool:
     return size.isdigit() and by.isdigit() and int(size) <= int(by)
 
 
+_KEPT = re.compile(rb"\[\(index - threadIdx\.x\) / \d+\]( = )?")
+_COUNTED = re.compile(rb"\(index/\w+\)%(\w+)")
+
+
+def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
+    """Find the kernels of reductions that read what their threads keep of the elements that they reduced, for other
+    elements: they broadcast it, and most threads hold nothing (docs/tensorrt.md, "Numbers")."""
+    found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
+    names = (name.decode().removesuffix("_com") for name, source in found if _is_read_elsewhere(source))
+    return tuple(dict.fromkeys(names))
+
+
+def _is_read_elsewhere(source: bytes) -> bool:
+    """Whether a function that writes results counts more sizes than those that read and keep inputs."""
+    known: set[tuple[bytes, ...]] = set()
+    used: list[tuple[bytes, ...]] = []
+    for function in source.split(b"template<> __device__ "):
+        uses = [each[1] for each in _KEPT.finditer(function)]
+        sizes = tuple(sorted(size for size in _COUNTED.findall(function) if size != b"1"))
+        if b"read_input" in function[: function.find(b"(")] and any(uses):
+            known.add(sizes)
+        elif b"write_output" in function[: function.find(b"(")] and uses:
+            used.append(sizes)
+    return any(sizes not in known for sizes in used)
+
+
 def _each(pattern: re.Pattern[bytes], start: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:
     """Each match in a plan of a pattern that begins with ``start``. Most of a plan is weights, and a search for a word
     gets through them twice as fast as one for a pattern: 0.02 s for 100 MB."""

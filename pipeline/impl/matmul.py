@@ -49,6 +49,8 @@ def _accumulated(
         row, column = base.unsqueeze(net, x, [0]), base.unsqueeze(net, y, [1])
         return base.squeeze(net, _product(net, row, column), [0, 1])
     dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
+    if base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
+        return base.cast(net, _outer(net, (a, x), (b, y), op_a, op_b), dtype)
     summed = _maybe_nothing(net, (x, y), dims) if empty else None
     if summed is not None:
         x, y = (sampled(net, v, [d], [0], [total([summed, 1])], mode="FILL") for v, d in zip((x, y), dims, strict=True))
@@ -162,6 +164,23 @@ def _matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -> I
     if operation == trt.MatrixOperation.TRANSPOSE:
         return base.permute(net, x, [*range(rank - 2), -1, -2])
     return x
+
+
+def _outer(
+    net: Net,
+    a: tuple[Value, ITensor],
+    b: tuple[Value, ITensor],
+    op_a: trt.MatrixOperation,
+    op_b: trt.MatrixOperation,
+) -> ITensor:
+    """A product that sums over a single element. TensorRT computes it as one that broadcasts both operands, which goes
+    wrong where the kernel of a reduction keeps one of them (`pipeline.impl.kept`): constants are in no such kernel."""
+    x, y = _matrix(net, a[1], op_a, -2), _matrix(net, b[1], op_b, -1)
+    rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
+    sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]
+    spread = (base.expand(net, v, sizes) if isinstance(given[0], trt.ITensor) else v for v, given in ((x, a), (y, b)))
+    product = base.elementwise(net, "PROD", *spread)
+    return base.squeeze(net, product, [rank - 2] * (op_a == vector) + [rank - 1] * (op_b == vector))
 
 
 def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b: trt.MatrixOperation) -> ITensor:

@@ -42,6 +42,8 @@ def is_one_row(net: Net, x: Value, weight: Value) -> bool:
     leading = base.known_sizes(net, x)[:-1]
     if not leading or None in leading or base.rank(weight) != 2 or min(base.dims(weight)) < 1:
         return False
+    if base.dims(weight)[1] == 1:  # a sum of a single product
+        return False
     if base.dtype_of(weight) not in HALVES:
         return False
     return bounds_of(net, expression(product(leading))) == (1, 1)

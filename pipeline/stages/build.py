@@ -20,6 +20,7 @@ from pipeline.build.plans import Order, Plan, PlanFile, mapped, serialize
 from pipeline.build.remote_build import Job, RemoteBuild
 from pipeline.build.wrong_kernels import (
     confused,
+    kept_elsewhere,
     of_one_batch,
     of_other_batches,
     rounded_last,
@@ -130,6 +131,7 @@ def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
         wrong += [(kernel, f"rounds to bfloat16 before it gives {tensor}") for kernel, tensor in widened_again(data)]
     wrong += [(kernel, "may attend to the keys of other batches") for kernel in of_other_batches(data, found)]
     wrong += [(kernel, "copies one batch for all") for kernel in of_one_batch(data, found)]
+    wrong += [(kernel, "reads what its threads keep of other elements") for kernel in kept_elsewhere(data, found)]
     wrong += [(kernel, "sums a masked attention in float16") for kernel in summed_in_halves(data, found)]
     if not CAPABILITIES.biases_of_products:
         wrong += [(kernel, "may leave out its bias") for kernel in with_biases(data)]

@@ -27,11 +27,13 @@ from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
+from pipeline.impl.kept import Kept, spread
 from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Weight, describe, weights_in
 from pipeline.network.handle import NetworkHandle, name_dimensions
 from pipeline.network.legacy import LegacyNetwork
+from pipeline.network.net import Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
@@ -90,6 +92,7 @@ class _Conversion:
         self.ctx.net.name = segment.name
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
+        self.kept = Kept(nodes[name] for name in segment.nodes)
         self.env: dict[str, Argument] = {}
         self.bindings = binding_names(self.program.outputs, segment)
         self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
@@ -174,10 +177,12 @@ class _Conversion:
         """The converter's result for the node's resolved arguments."""
         choice = self.verdicts[node.name].choice
         assert choice is not None
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.value)
+        net = Net(self.ctx, layer_name(node))
+        wide = {x: spread(net, self.value(x), node) for x in self.kept.broadcast_in(node)}
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else self.value(x))
         given = LegacyNetwork(self.ctx) if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
-        return choice.support.converter_implementation(given, node.target, args, kwargs, layer_name(node))
+        return choice.support.converter_implementation(given, node.target, args, kwargs, net.name)
 
     def value(self, node: torch.fx.Node) -> Argument:
         """The value that a converter receives for a node: its tensor, constant, or symbolic int."""

@@ -29,6 +29,7 @@ FAMILIES = (
         mutations.copied,
         expressions.branch,
         expressions.scalar,
+        expressions.row,
         expressions.unary,
         expressions.binary,
         views.view,

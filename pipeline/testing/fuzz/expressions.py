@@ -132,6 +132,26 @@ def reduce(scope: Scope) -> Value | None:
     return scope.assign(f"{x.text}.{kind}({dim}{keep})", exact=exact)
 
 
+ROWS = ("{x}[:1]", "{x}[..., :1, :]", "{x}[..., :1]", "{x}.amax(0, keepdim=True)", "{x}.narrow(-2, 0, 1)")
+"""Fewer of a tensor's elements, which broadcast to all of them."""
+
+NORMS = (
+    *("{x}.softmax(-1)", "{x} / ({x}.abs().sum(-1, keepdim=True) + 1)", "F.normalize({x}, dim=-1, eps=0.1)"),
+    *("{x} - {x}.mean(-1, keepdim=True)", "{x} / ({x}.std(-1, keepdim=True, correction=0) + 1)", "{x}.softmax(-2)"),
+    *("F.layer_norm({x}, {x}.shape[-1:], eps=0.1)", "torch.tanh({x}) / (torch.tanh({x}).amax(-1, keepdim=True) + 2)"),
+)
+"""Functions that reduce a tensor, and return as many elements."""
+
+
+def row(scope: Scope) -> Value | None:
+    """A normalized row, or what it is made of, beside the tensor that it is a row of."""
+    x = scope.pick(lambda v, t: is_float(v, t) and t.dim() >= 2)
+    if x is None:
+        return None
+    made = scope.assign(scope.choose(NORMS).format(x=scope.choose(ROWS).format(x=x.text)))
+    return made and scope.assign(scope.choose(("{x} * {y}", "{x} + {y}", "{y} - {x}")).format(x=x.text, y=made.text))
+
+
 def order(scope: Scope) -> Value | None:
     """Sorting, the largest, the index of the largest: of exact values only."""
     x = scope.pick(lambda v, t: t.dim() > 0 and t.dtype != torch.bool and scope.is_exact(v))

@@ -1,0 +1,116 @@
+"""Find the operands that have to be broadcast before an elementwise layer, not by it.
+
+A kernel of TensorRT-RTX that reduces keeps what it computes of each element in its threads' registers, for layers
+behind the reduction. Where one of these broadcasts such a value, 1.4, 1.5 and 1.6.1 read registers of threads that hold
+nothing: ``softmax(x) * y`` with 8 numbers in ``x`` and 40 in ``y`` has 32 wrong ones (docs/tensorrt.md, "Numbers"). A
+layer that repeats elements is in no such kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Final, Literal, TypeAlias
+
+import torch
+from torch.fx.node import map_arg
+
+from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.traits import Does, does
+from pipeline.impl import base
+from pipeline.impl.base import Value
+from pipeline.impl.shape import sizes_of
+from pipeline.network.net import Net
+from pipeline.shapes.environment import Shape, shape_of
+from pipeline.trt import trt
+
+Role: TypeAlias = Literal["reduced", "behind"]
+"""What a value is to the kernel of a reduction: its result, or computed from it and from elements that it reduced."""
+WHOLE: Final = (Does.NORMALIZES, Does.SOFTENS, Does.SCALES)
+"""Operators that reduce, and return an element for each of theirs."""
+REDUCING: Final = (*WHOLE, Does.REDUCES)
+
+
+class Kept:
+    """What the kernels of a segment may keep. Nodes that compute the same are one here, as they are to TensorRT.
+
+    nodes: the segment's, in order.
+    """
+
+    def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
+        self._first: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._users: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        self._roles: dict[torch.fx.Node, Role | None] = {}
+        self._read: set[torch.fx.Node] = set()
+        known: dict[str, torch.fx.Node] = {}
+        for node in nodes:
+            first = known.setdefault(self._key(node), node)
+            self._first[node] = first
+            for given in dict.fromkeys(map(self._one, node.all_input_nodes)):
+                self._users.setdefault(given, []).append(first)
+            self._roles[first] = self._role(first)
+        for given in reversed(self._users):
+            if any(self._leads_to_reduction(given, user) for user in self._users[given]):
+                self._read.add(given)
+
+    def broadcast_in(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """The inputs that an elementwise operator broadcasts, and that a kernel may keep."""
+        if not is_pointwise(node):
+            return []
+        size = _shape(node)
+        return [x for x in node.all_input_nodes if _is_broadcast(_shape(x), size) and self._is_kept(self._one(x))]
+
+    def _one(self, node: torch.fx.Node) -> torch.fx.Node:
+        return self._first.get(node, node)
+
+    def _key(self, node: torch.fx.Node) -> str:
+        """Equal for nodes that compute the same."""
+        if not (_passes(node) or does(node.target) in REDUCING):
+            return node.name
+        given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._one(x).name}")
+        return f"{node.target} {given}"
+
+    def _role(self, node: torch.fx.Node) -> Role | None:
+        kind = does(node.target)
+        if kind in REDUCING:
+            return "behind" if kind in WHOLE else "reduced"
+        if not _passes(node):
+            return None
+        roles = {self._roles.get(self._one(x)) for x in node.all_input_nodes if _holds_tensors(x)}
+        return "behind" if "behind" in roles or len(roles) > 1 else next(iter(roles), None)
+
+    def _is_kept(self, node: torch.fx.Node) -> bool:
+        role = self._roles.get(node)
+        return role == "behind" or (role is None and node in self._read)
+
+    def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
+        """Whether a user reduces, or one behind it, of the same elements."""
+        if does(user.target) in REDUCING:
+            return True
+        return user in self._read and (moves(user) or (is_pointwise(user) and _shape(user) == _shape(node)))
+
+
+def spread(net: Net, value: Value, node: torch.fx.Node) -> Value:
+    """An operand in the shape of a node's result; constants are kept by no kernel, and stay as they are."""
+    return base.expand(net, value, sizes_of(node.meta["val"])) if isinstance(value, trt.ITensor) else value
+
+
+def _passes(node: torch.fx.Node) -> bool:
+    """Whether an operator computes an element from one of each input, or none."""
+    return node.target is operator.getitem or is_pointwise(node) or moves(node)
+
+
+def _holds_tensors(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+
+
+def _shape(node: torch.fx.Node) -> Shape | None:
+    value = node.meta.get("val")
+    return shape_of(value) if isinstance(value, torch.Tensor) else None
+
+
+def _is_broadcast(given: Shape | None, size: Shape | None) -> bool:
+    """Whether a tensor has fewer elements than another that it is broadcast to."""
+    if given is None or size is None:
+        return False
+    return (1,) * (len(size) - len(given)) + given != size

@@ -1,0 +1,66 @@
+"""Programs that broadcast what the kernel of a reduction keeps of each element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch.export import Dim
+from torch.nn import functional
+
+Sizes: TypeAlias = tuple[int, ...]
+OUTER: Final = ((4, 1, 8), (4, 5, 8))
+FORMS: Final[dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tuple[Sizes, Sizes]]]] = {
+    "softmax": (lambda x, y: x.softmax(-1) * y, OUTER),
+    "softmax in front": (lambda x, y: x.softmax(-1) + y, ((1, 7, 64), (4, 7, 64))),
+    "softmax of a row": (lambda x, y: x.softmax(-1) * y, ((1, 8), (4, 8))),
+    "softmax of many": (lambda x, y: x.softmax(-1) * y, ((4, 1, 1000), (4, 5, 1000))),
+    "softmax in a condition": (lambda x, y: torch.where(y > 0, x.softmax(-1), y), OUTER),
+    "softmax in a view": (lambda x, y: x.softmax(-1).reshape(-1, 8).reshape(-1, 1, 8) * y, OUTER),
+    "softmax and more": (lambda x, y: torch.relu(x.softmax(-1) * 2 + 1) * y, OUTER),
+    "log_softmax of one": (lambda x, y: x.log_softmax(-1) + y, ((4, 1), (4, 5))),
+    "layer_norm": (lambda x, y: functional.layer_norm(x, (8,)) + y, OUTER),
+    "layer_norm of two dims": (lambda x, y: functional.layer_norm(x, (3, 1)) * y, ((4, 3, 1), (4, 3, 5))),
+    "rms_norm": (lambda x, y: functional.rms_norm(x, (8,), eps=1e-6) * y, OUTER),
+    "deviation": (lambda x, y: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1) * y, OUTER),
+    "largest": (lambda x, y: (x - x.amax(-1, keepdim=True)).exp() * y, ((4, 1), (4, 5))),
+    "before the reduction": (lambda x, y: (y - x.sigmoid()) / x.sigmoid().std(-1, keepdim=True), OUTER),
+    "product of one": (lambda x, y: x.softmax(-1) @ y, ((2, 4, 1), (2, 1, 5))),
+    "norm and product of one": (lambda x, y: functional.rms_norm(x, (1,), eps=1e-6) @ y, ((4, 1), (1, 5))),
+    "vector and product of one": (lambda x, y: functional.rms_norm(x, (1,), eps=1e-6) @ y, ((1,), (1, 5))),
+}
+RIGHT: Final = {
+    "same size": (lambda x, y: x.softmax(-1) * y, ((4, 5, 8), (4, 5, 8))),
+    "sum": (lambda x, y: y / x.sigmoid().sum(-1, keepdim=True), OUTER),
+    "nothing reduced": (lambda x, y: (x.exp() + 1) * y, OUTER),
+}
+"""Programs that keep their form: there is nothing that a reduction keeps, or it is not broadcast."""
+
+
+class Broadcast(torch.nn.Module):
+    """One of the programs."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        function, _ = {**FORMS, **RIGHT}[self.form]
+        return function(x, y)
+
+
+def inputs(form: str, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs of a program."""
+    torch.manual_seed(0)
+    _, (first, second) = {**FORMS, **RIGHT}[form]
+    return torch.randn(first).to(device, dtype), torch.randn(second).to(device, dtype)
+
+
+def dynamic(form: str) -> tuple[dict[int, Any], dict[int, Any]] | None:
+    """Sizes that vary: the first of both, and a size that is broadcast to; None if a form has none."""
+    _, (first, second) = {**FORMS, **RIGHT}[form]
+    if len(first) != 3 or first[0] != second[0]:
+        return None
+    batch = Dim("batch", min=2, max=8)
+    return ({0: batch}, {0: batch, **({1: Dim("rows", min=2, max=40)} if first[1] == 1 else {})})

@@ -1,0 +1,43 @@
+"""Which operands of elementwise operators are broadcast before: those that the kernel of a reduction may keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.frontend.capture import capture
+from pipeline.impl.kept import Kept
+
+CASES: dict[str, tuple[Callable[..., torch.Tensor], list[str]]] = {
+    "softmax": (lambda x, y: x.softmax(-1) * y, ["softmax"]),
+    "through casts and views": (lambda x, y: x.softmax(-1).float().reshape(8).reshape(1, 8) * y, ["reshape_1"]),
+    "sums are no elements": (lambda x, y: y / x.exp().sum(-1, keepdim=True), []),
+    "what a sum scales": (lambda x, y: x / x.sum(-1, keepdim=True) * y, ["div"]),
+    "sums of two kinds": (lambda x, y: (x.sum(-1, keepdim=True) / x.amax(-1, keepdim=True)) * y, []),
+    "the same, computed twice": (lambda x, y: (y - x.exp()) / x.exp().sum(-1, keepdim=True), ["exp"]),
+    "an input that is reduced": (lambda x, y: (y - x) / x.std(-1, keepdim=True), ["x"]),
+    "nothing is reduced": (lambda x, y: (x.exp() + 1) * y, []),
+    "reduced in another shape": (lambda x, y: (x.exp() * y).sum(-1), []),
+    "no broadcast": (lambda x, y: y.softmax(-1) * y, []),
+    "a product between": (lambda x, y: (x.softmax(-1) @ x.mT) * y, []),
+    "a condition": (lambda x, y: torch.where(y > 0, functional.layer_norm(x, (8,)), y), ["layer_norm"]),
+    "the first of several results": (lambda x, y: x.max(-1, keepdim=True).values * y, []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_broadcast_before(name: str) -> None:
+    function, due = CASES[name]
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return function(x, y)
+
+    graph = capture(Model().eval(), (torch.randn(1, 8), torch.randn(4, 8))).graph
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    kept = Kept(nodes)
+    found = [x.name for node in nodes for x in kept.broadcast_in(node)]
+    assert found == due
