@@ -7,6 +7,7 @@ without findings is not proved right.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -183,6 +184,7 @@ def _is_less(size: bytes, by: bytes) -> bool:
 
 _KEPT = re.compile(rb"\[\(index - threadIdx\.x\) / \d+\]( = )?")
 _COUNTED = re.compile(rb"\(index/\w+\)%(\w+)")
+_VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int64>\((live_inouts\[\d+\])\)")
 
 
 def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
@@ -194,17 +196,18 @@ def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
 
 
 def _is_read_elsewhere(source: bytes) -> bool:
-    """Whether a function that writes results counts more sizes than those that read and keep inputs."""
-    known: set[tuple[bytes, ...]] = set()
-    used: list[tuple[bytes, ...]] = []
+    """Whether a function that writes results counts sizes which none that reads and keeps inputs does."""
+    known: list[Counter[bytes]] = []
+    used: list[Counter[bytes]] = []
     for function in source.split(b"template<> __device__ "):
         uses = [each[1] for each in _KEPT.finditer(function)]
-        sizes = tuple(sorted(size for size in _COUNTED.findall(function) if size != b"1"))
+        varying = dict(_VARYING.findall(function))
+        sizes = Counter(varying.get(size, size) for size in _COUNTED.findall(function) if size != b"1")
         if b"read_input" in function[: function.find(b"(")] and any(uses):
-            known.add(sizes)
+            known.append(sizes)
         elif b"write_output" in function[: function.find(b"(")] and uses:
             used.append(sizes)
-    return any(sizes not in known for sizes in used)
+    return not all(any(sizes <= each for each in known) for sizes in used)
 
 
 def _each(pattern: re.Pattern[bytes], start: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:

@@ -103,13 +103,19 @@ MULTIPLE = frozenset(_PIECES)
 
 def _expanded(made: View, emit: Emit, before: Node, value: Node) -> Node | None:
     """Where nothing is repeated: PyTorch refuses to write to elements that share their memory."""
-    same = shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
-    return value if same else None
+    return value if _has_all(made) else None
+
+
+def _has_all(made: View) -> bool:
+    """Whether a view has the sizes of what it views."""
+    return shape_of(made.node.meta["val"]) == shape_of(made.source.meta["val"])
 
 
 def _scattered(target: object) -> Callable[..., Node]:
+    """Nothing is left of what is viewed if all of it is written."""
+
     def write(made: View, emit: Emit, before: Node, value: Node) -> Node:
-        return emit(target, before, value, *made.args, val=made.source.meta["val"])
+        return value if _has_all(made) else emit(target, before, value, *made.args, val=made.source.meta["val"])
 
     return write
 

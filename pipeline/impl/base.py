@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pipeline.impl.blocks import block, fact
-from pipeline.impl.expression import operation
+from pipeline.impl.expression import operation, solution
 from pipeline.impl.promotion import promoted
 from pipeline.network.context import NetworkError, SymbolicInt, literal_name
 from pipeline.network.net import Net
@@ -280,6 +280,8 @@ def _expression(net: Net, expr: Any) -> ITensor:
 def _compute(net: Net, expr: Any) -> ITensor:
     if isinstance(expr, int) or expr.is_Integer:
         return constant(net, np.array([int(expr)], dtype=np.int64))
+    if expr.is_Symbol and str(expr) not in net.ctx.symbols:
+        return _compute(net, solution(net.ctx, expr))
     if expr.is_Symbol or on_host(expr):
         source, dim = net.ctx.symbols[str(expr)]
         return size_tensor(net, source) if dim is None else _slice1(net, _shape(net, source), dim)

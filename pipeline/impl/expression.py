@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from pipeline.network.context import NetworkError
+from pipeline.network.context import ConversionContext, NetworkError
+from pipeline.shapes.environment import line_of
 
 Operation: TypeAlias = tuple[str, tuple[Any, ...]]
 """A name of ``trt.ElementWiseOperation``, and the expressions that it joins from left to right."""
@@ -25,6 +26,20 @@ def operation(expr: Any) -> Operation:
     if function not in _OPERATIONS:
         raise NetworkError(f"the size {expr} cannot be computed in an engine ({function} is not known)")
     return _OPERATIONS[function](*expr.args)
+
+
+def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
+    """The symbol, which is no size itself, in terms of a size that is a line of it. ``NetworkError`` if there is none.
+
+    The size becomes a symbol of its own, which can be read.
+    """
+    sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
+    for tensor, dim, size in sizes:
+        line = None if isinstance(size, int) else line_of(size, symbol.name)
+        if line is not None:
+            ctx.symbols.setdefault(str(size), (tensor, dim))
+            return FloorDiv(sympy.Symbol(str(size), integer=True) - line[1], sympy.Integer(line[0]))
+    raise NetworkError(f"the size {symbol} cannot be read from any input of the engine")
 
 
 def _fraction(expr: Any) -> tuple[Any, Any]:

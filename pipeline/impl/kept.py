@@ -19,6 +19,7 @@ from pipeline.aten.kinds import is_pointwise, moves
 from pipeline.aten.traits import Does, does
 from pipeline.impl import base
 from pipeline.impl.base import Value
+from pipeline.impl.blocks import block
 from pipeline.impl.shape import sizes_of
 from pipeline.network.net import Net
 from pipeline.shapes.environment import Shape, shape_of
@@ -90,6 +91,7 @@ class Kept:
         return user in self._read and (moves(user) or (is_pointwise(user) and _shape(user) == _shape(node)))
 
 
+@block
 def spread(net: Net, value: Value, node: torch.fx.Node) -> Value:
     """An operand in the shape of a node's result; constants are kept by no kernel, and stay as they are."""
     return base.expand(net, value, sizes_of(node.meta["val"])) if isinstance(value, trt.ITensor) else value

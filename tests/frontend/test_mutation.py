@@ -233,3 +233,20 @@ def test_sizes_that_data_decides_are_made_once() -> None:
     values = (n.meta.get("val") for n in program.graph.nodes)
     mode = next(v.fake_mode for v in values if isinstance(v, torch.Tensor))  # type: ignore[attr-defined]
     assert not mode.shape_env.pending_fresh_unbacked_symbols
+
+
+def test_what_is_written_whole_is_not_read() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(6, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.cache[: self.cache.shape[0]].add_(x)
+            return self.cache[:6] * 2
+
+    x = torch.randn(6, 4)
+    program = pipeline.capture(Model().eval(), (x,))
+    assert "slice_scatter" not in str(program)
+    module = pipeline.default()(program).module("reference")
+    assert torch.equal(module(x), 2 * x) and torch.equal(module(x), 4 * x)
