@@ -196,18 +196,19 @@ def kept_elsewhere(plan: Plan, sources: Sources) -> tuple[str, ...]:
 
 
 def _is_read_elsewhere(source: bytes) -> bool:
-    """Whether a function that writes results counts sizes which none that reads and keeps inputs does."""
+    """Whether a step of a function that writes results counts sizes which no function that reads and keeps inputs
+    does."""
     known: list[Counter[bytes]] = []
     used: list[Counter[bytes]] = []
     for function in source.split(b"template<> __device__ "):
-        uses = [each[1] for each in _KEPT.finditer(function)]
         varying = dict(_VARYING.findall(function))
-        sizes = Counter(varying.get(size, size) for size in _COUNTED.findall(function) if size != b"1")
-        if b"read_input" in function[: function.find(b"(")] and any(uses):
-            known.append(sizes)
-        elif b"write_output" in function[: function.find(b"(")] and uses:
-            used.append(sizes)
-    return not all(any(sizes <= each for each in known) for sizes in used)
+        steps = function.split(b"if(index < ")
+        sizes = [Counter(varying.get(n, n) for n in _COUNTED.findall(step) if n != b"1") for step in steps]
+        if b"read_input" in function[: function.find(b"(")] and any(each[1] for each in _KEPT.finditer(function)):
+            known += sizes[:1]
+        elif b"write_output" in function[: function.find(b"(")]:  # sizes are counted in front of a step's condition
+            used += [sizes[max(at - 1, 0)] for at, step in enumerate(steps) if _KEPT.search(step)]
+    return not all(any(size <= each for each in known) for size in used)
 
 
 def _each(pattern: re.Pattern[bytes], start: bytes, plan: Plan) -> Iterator[re.Match[bytes]]:

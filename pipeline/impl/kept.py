@@ -20,9 +20,9 @@ from pipeline.aten.traits import Does, does
 from pipeline.impl import base
 from pipeline.impl.base import Value
 from pipeline.impl.blocks import block
-from pipeline.impl.shape import sizes_of
+from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
-from pipeline.shapes.environment import Shape, shape_of
+from pipeline.shapes.environment import Expr, Shape, shape_of
 from pipeline.trt import trt
 
 Role: TypeAlias = Literal["reduced", "behind"]
@@ -92,9 +92,12 @@ class Kept:
 
 
 @block
-def spread(net: Net, value: Value, node: torch.fx.Node) -> Value:
-    """An operand in the shape of a node's result; constants are kept by no kernel, and stay as they are."""
-    return base.expand(net, value, sizes_of(node.meta["val"])) if isinstance(value, trt.ITensor) else value
+def spread(net: Net, value: Value, given: torch.fx.Node, node: torch.fx.Node) -> Value:
+    """The value of an input of a node, repeated as in its result; constants are kept by no kernel, and stay."""
+    if not isinstance(value, trt.ITensor):
+        return value
+    sizes = _repeated(shape_of(given.meta["val"]), shape_of(node.meta["val"]))
+    return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])
 
 
 def _passes(node: torch.fx.Node) -> bool:
@@ -112,7 +115,11 @@ def _shape(node: torch.fx.Node) -> Shape | None:
 
 
 def _is_broadcast(given: Shape | None, size: Shape | None) -> bool:
-    """Whether a tensor has fewer elements than another that it is broadcast to."""
-    if given is None or size is None:
-        return False
-    return (1,) * (len(size) - len(given)) + given != size
+    """Whether a tensor is repeated in some dim where another has this shape."""
+    return given is not None and size is not None and any(new != -1 for new in _repeated(given, size))
+
+
+def _repeated(given: Shape, size: Shape) -> list[Expr]:
+    """The size of each dim in which a tensor is repeated to get a shape, -1 for the others."""
+    padded = (1,) * (len(size) - len(given)) + given
+    return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, size, strict=True)]

@@ -178,7 +178,7 @@ class _Conversion:
         choice = self.verdicts[node.name].choice
         assert choice is not None
         net = Net(self.ctx, layer_name(node))
-        wide = {x: spread(net, self.value(x), node) for x in self.kept.broadcast_in(node)}
+        wide = {x: spread(net, self.value(x), x, node) for x in self.kept.broadcast_in(node)}
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else self.value(x))
         given = LegacyNetwork(self.ctx) if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
