@@ -10,20 +10,23 @@ import torch
 import pipeline
 from pipeline.impl import base
 from tests.build.kept import FORMS, RIGHT, Broadcast, dynamic, inputs
-from tests.gpu.test_wrong_kernels_gpu import BOUND, DTYPES, error
+from tests.gpu.test_wrong_kernels_gpu import BOUND, error
 
 pytestmark = pytest.mark.gpu
-EVERY = pytest.mark.parametrize("form", {**FORMS, **RIGHT})
+CASES = [
+    pytest.param(form, dtype, marks=() if (at + turn) % 3 == 0 else pytest.mark.slow, id=f"{form}-{dtype}")
+    for at, form in enumerate({**FORMS, **RIGHT})
+    for turn, dtype in enumerate(BOUND)
+]
+"""Every form in every dtype; every day each in one, in turn."""
 
 
-@DTYPES
-@EVERY
+@pytest.mark.parametrize(("form", "dtype"), CASES)
 def test_agrees_with_eager(form: str, dtype: torch.dtype) -> None:
     assert error(Broadcast(form).eval(), inputs(form, dtype, "cuda")) <= BOUND[dtype]
 
 
-@DTYPES
-@EVERY
+@pytest.mark.parametrize(("form", "dtype"), CASES)
 def test_agrees_with_eager_in_sizes_that_vary(form: str, dtype: torch.dtype) -> None:
     shapes = dynamic(form)
     if shapes is None:
