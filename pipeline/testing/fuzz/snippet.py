@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import linecache
 import sys
 import textwrap
@@ -17,8 +17,6 @@ from attrs import evolve, field, frozen
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.testing.models import ModelError
-
-_NUMBERS = itertools.count()
 
 HEADER = """\
 import torch
@@ -112,14 +110,16 @@ def _ran(text: str) -> Any:
 
 @contextmanager
 def _module(text: str) -> Iterator[Leaf]:
-    """A module for a script to run in, with its lines where tracebacks find them: torch imports and reads it."""
-    name = f"program_{next(_NUMBERS)}"
+    """A module for a script to run in, named by it, with its lines where tracebacks find them: torch imports and reads
+    it."""
+    name = f"program_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     sys.modules[name] = module = ModuleType(name)
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     try:
         yield module
     finally:
-        del sys.modules[name], linecache.cache[name]
+        sys.modules.pop(name, None)
+        linecache.cache.pop(name, None)
         if " cond(" in text:
             torch.compiler.reset()  # what eager mode compiled for it
 
