@@ -9,6 +9,7 @@ layer that repeats elements is in no such kernel.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
@@ -25,11 +26,20 @@ from pipeline.network.net import Net
 from pipeline.shapes.environment import Expr, Shape, shape_of
 from pipeline.trt import trt
 
+aten = torch.ops.aten
+
 Role: TypeAlias = Literal["reduced", "behind"]
 """What a value is to the kernel of a reduction: its result, or computed from it and from elements that it reduced."""
-WHOLE: Final = (Does.NORMALIZES, Does.SOFTENS, Does.SCALES)
+WHOLE: Final = (Does.NORMALIZES, Does.SOFTENS)
 """Operators that reduce, and return an element for each of theirs."""
-REDUCING: Final = (*WHOLE, Does.REDUCES)
+REDUCING: Final = (*WHOLE, Does.REDUCES, Does.POOLS)
+MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
+"""Operators that may move nothing at the sizes at hand, or only choose, as ``tril`` does."""
+ADDING: Final = {
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.addmv.default), 0),
+    aten.linear.default: 2,
+}
+"""Products that something is added to, and its place among their arguments."""
 
 
 class Kept:
@@ -53,13 +63,15 @@ class Kept:
         for given in reversed(self._users):
             if any(self._leads_to_reduction(given, user) for user in self._users[given]):
                 self._read.add(given)
+        self._kept = set(self._read)
+        for node in self._roles:
+            if self._roles[node] == "behind" or (_passes(node) and any(map(self._is_kept, node.all_input_nodes))):
+                self._kept.add(node)
 
     def broadcast_in(self, node: torch.fx.Node) -> list[torch.fx.Node]:
-        """The inputs that an elementwise operator broadcasts, and that a kernel may keep."""
-        if not is_pointwise(node):
-            return []
-        size = _shape(node)
-        return [x for x in node.all_input_nodes if _is_broadcast(_shape(x), size) and self._is_kept(self._one(x))]
+        """The inputs that an operator broadcasts element by element, and that a kernel may keep."""
+        given, size = node.all_input_nodes if is_pointwise(node) else _added(node), _shape(node)
+        return [x for x in given if _is_broadcast(_shape(x), size) and self._is_kept(x) and _keeps_dtype(x, node)]
 
     def _one(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
@@ -72,23 +84,26 @@ class Kept:
         return f"{node.target} {given}"
 
     def _role(self, node: torch.fx.Node) -> Role | None:
-        kind = does(node.target)
-        if kind in REDUCING:
-            return "behind" if kind in WHOLE else "reduced"
+        if _reduces(node):
+            return "reduced" if does(node.target) in (Does.REDUCES, Does.POOLS) else "behind"
         if not _passes(node):
             return None
-        roles = {self._roles.get(self._one(x)) for x in node.all_input_nodes if _holds_tensors(x)}
-        return "behind" if "behind" in roles or len(roles) > 1 else next(iter(roles), None)
+        inputs = [x for x in node.all_input_nodes if _holds_tensors(x)]
+        roles = {x: self._roles.get(self._one(x)) for x in inputs}
+        if "behind" in roles.values():
+            return "behind"
+        reduced = [x for x in inputs if roles[x] == "reduced"]
+        others = len(reduced) < len(inputs) and any(_is_broadcast(_shape(x), _shape(node)) for x in reduced)
+        return "behind" if others else "reduced" if reduced else None
 
     def _is_kept(self, node: torch.fx.Node) -> bool:
-        role = self._roles.get(node)
-        return role == "behind" or (role is None and node in self._read)
+        return self._one(node) in self._kept
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user reduces, or one behind it, of the same elements."""
-        if does(user.target) in REDUCING:
+        if _reduces(user):
             return True
-        return user in self._read and (moves(user) or (is_pointwise(user) and _shape(user) == _shape(node)))
+        return user in self._read and (moves(user) or (_passes(user) and _shape(user) == _shape(node)))
 
 
 @block
@@ -100,9 +115,31 @@ def spread(net: Net, value: Value, given: torch.fx.Node, node: torch.fx.Node) ->
     return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])
 
 
+def _added(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a product is added to, if it is, as a list."""
+    place = next((place for target, place in ADDING.items() if target is node.target), len(node.args))
+    return [x for x in node.args[place : place + 1] if isinstance(x, torch.fx.Node)]
+
+
+def _reduces(node: torch.fx.Node) -> bool:
+    """Whether an operator has a reduction: norms by groups have, unlike those of channels."""
+    kind = does(node.target)
+    return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
+
+
 def _passes(node: torch.fx.Node) -> bool:
-    """Whether an operator computes an element from one of each input, or none."""
-    return node.target is operator.getitem or is_pointwise(node) or moves(node)
+    """Whether an operator may compute each element from one of each input, or move none."""
+    if node.target is operator.getitem or is_pointwise(node) or moves(node):
+        return True
+    given = node.all_input_nodes
+    return does(node.target) in MOVING and bool(given) and _shape(given[0]) == _shape(node)
+
+
+def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Whether a node computes in the same dtype if an input has more dims: one without dims counts less than others."""
+    if _shape(given) != ():
+        return True
+    return len({x.meta["val"].dtype for x in node.all_input_nodes if _shape(x) is not None}) == 1
 
 
 def _holds_tensors(node: torch.fx.Node) -> bool:

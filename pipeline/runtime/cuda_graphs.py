@@ -23,7 +23,7 @@ from pipeline.runtime.engine_stream import Lane
 from pipeline.runtime.graph_copies import Instance
 from pipeline.runtime.graph_fills import instantiate
 from pipeline.runtime.graph_replays import Feed, Replays, Take, instance
-from pipeline.runtime.plan import CallPlan, Return
+from pipeline.runtime.plan import CallPlan, Return, to_write
 from pipeline.runtime.turn import Turn
 from pipeline.runtime.worker import SegmentExecutor
 
@@ -73,11 +73,11 @@ class CapturedCall:
         self._inside = graph_copies.available()
         moving = [given for given, _, _ in plan.moves if given not in still]
         self._fed = {i: Feed(i, self._executor.arrive(leaves[i]), self._inside) for i in moving}
+        self.written: list[tuple[int, Leaf]] = []
         self.graph = self._new_graph()
         values, results, self.takes = self._captured(leaves)
         taken = {id(take.value): i for i, take in enumerate(self.takes)}
         self.results = [(r.input_index, taken.get(id(v)), v) for r, v in zip(self.layout.returns, results, strict=True)]
-        self.written = [(w.input_index, values[w.slot]) for w in self.layout.writes if w.input_index is not None]
         self._large = self._written_at_once(values)
         random = any(step.segment.kind == "torch" for step in self.layout.steps)
         again = WeakMethod(self._captured_for) if self._large else None  # so that what is forgotten is freed at once
@@ -144,9 +144,12 @@ class CapturedCall:
                 feed.held.copy_(feed.example)
         values, results = self._run(leaves, turn)
         self.plan.noted(values, self.layout.checks)
-        for write in self.layout.writes:
-            if write.buffer is not None and values[write.buffer] is not values[write.slot]:
-                values[write.buffer].copy_(values[write.slot])
+        self.written = []
+        for write, value in zip(self.layout.writes, to_write(values, self.layout.writes), strict=True):
+            if write.input_index is not None:
+                self.written.append((write.input_index, value))
+            elif values[write.buffer or 0] is not value:
+                values[write.buffer or 0].copy_(value)
         given = {id(value) for value in turn.into.values()}
         made = zip(self.layout.returns, results, strict=True)
         found = {id(v): v for r, v in made if isinstance(v, torch.Tensor) and not self._is_itself(r, v)}

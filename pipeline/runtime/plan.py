@@ -14,6 +14,7 @@ import sympy
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.aten.kinds import moves
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.program import Output, Port, Program, Segment
@@ -69,11 +70,13 @@ class Return:
 @frozen
 class Write:
     """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``.
-    For a buffer that an engine updates in place, both slots hold the same tensor."""
+    For a buffer that an engine updates in place, both slots hold the same tensor. ``old``: the value is an old one of
+    what is written to itself, or a view of one, and is copied before the first write."""
 
     slot: int
     input_index: int | None = None
     buffer: int | None = None
+    old: bool = False
 
 
 @frozen
@@ -132,6 +135,11 @@ class CallPlan:
         return self.home is None or value.device == self.home
 
 
+def to_write(slots: Slots, writes: Iterable[Write]) -> list[Leaf]:
+    """The values that writes bring, taken before the first of them."""
+    return [slots[write.slot].clone() if write.old else slots[write.slot] for write in writes]
+
+
 class LayoutBuilder:
     """Numbers a program's values."""
 
@@ -142,7 +150,8 @@ class LayoutBuilder:
         self.constants: dict[int, Leaf] = {}
         self.late: list[tuple[int, Expr]] = []
         self.weights: dict[int, str] = {}
-        self.nodes = {n.name: n.meta.get("val") for n in program.graph.nodes}
+        self.graph = {n.name: n for n in program.graph.nodes}
+        self.nodes = {name: n.meta.get("val") for name, n in self.graph.items()}
         self.input_index = {p.name: i for i, p in enumerate(program.inputs)}
         self.from_inputs = frozenset(str(s) for p in program.inputs for s in _symbols(p))
         self.known = set(self.from_inputs)
@@ -157,7 +166,7 @@ class LayoutBuilder:
         outputs = self.program.outputs
         users = [o for o in outputs if o.kind == "user"]
         returns = _told_once(users, [self._return(o) for o in users])
-        writes = tuple(self._write(o) for o in outputs if o.kind in ("buffer", "input"))
+        writes = self._writes([o for o in outputs if o.kind in ("buffer", "input")])
         checks = tuple(self._value(o) for o in outputs if o.kind == "check")
         sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
         late, weights = tuple(self.late), tuple(self.weights.items())
@@ -230,11 +239,24 @@ class LayoutBuilder:
             return slot
         return self._slot(output.value)
 
-    def _write(self, output: Output) -> Write:
+    def _writes(self, outputs: Sequence[Output]) -> tuple[Write, ...]:
+        holders = {target: name for name, target in self.program.buffers.items()}
+        written = {o: o.target if o.kind == "input" else holders[o.target] for o in outputs}
+        old = {o: self._memory(o.value) in written.values() and o.value != written[o] for o in outputs}
+        return tuple(self._write(o, written[o], old[o]) for o in outputs)
+
+    def _write(self, output: Output, name: str, old: bool) -> Write:
         slot = self._value(output)
         if output.kind == "input":
-            return Write(slot, input_index=self.input_index[output.target])
-        return Write(slot, buffer=next(self._slot(p) for p, n in self.program.buffers.items() if n == output.target))
+            return Write(slot, input_index=self.input_index[name], old=old)
+        return Write(slot, buffer=self._slot(name), old=old)
+
+    def _memory(self, name: str) -> str:
+        """The value that one computes nothing from, and may share its memory with."""
+        node: torch.fx.Node = self.graph[name]
+        while node.op == "call_function" and moves(node) and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        return node.name
 
 
 def _told_once(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:

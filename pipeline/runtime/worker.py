@@ -12,7 +12,7 @@ import torch
 from pipeline.aten.types import Leaf
 from pipeline.program import Segment
 from pipeline.runtime.inputs import checked
-from pipeline.runtime.plan import CallPlan, Layout, Slots, Step
+from pipeline.runtime.plan import CallPlan, Layout, Slots, Step, to_write
 from pipeline.runtime.turn import ON_CPU, Told, Turn
 from pipeline.shapes.environment import number_of
 
@@ -99,10 +99,10 @@ class SegmentExecutor:
 
     def write(self, slots: Slots, leaves: Sequence[Leaf]) -> None:
         """Write mutations back to the buffers and the caller's inputs."""
-        for write in self.layout.writes:
+        for write, value in zip(self._writes, to_write(slots, self._writes), strict=True):
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
-            if target is not slots[write.slot]:
-                target.copy_(slots[write.slot])
+            if target is not value:
+                target.copy_(value)
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:

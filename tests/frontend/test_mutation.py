@@ -250,3 +250,35 @@ def test_what_is_written_whole_is_not_read() -> None:
     assert "slice_scatter" not in str(program)
     module = pipeline.default()(program).module("reference")
     assert torch.equal(module(x), 2 * x) and torch.equal(module(x), 4 * x)
+
+
+OLD: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "delay line": lambda s, x: (s.b * 1, s.b.copy_(s.a), s.a.copy_(x))[0],
+    "delay line of slices": lambda s, x: (s.b * 1, s.b[:6].copy_(s.a), s.a[:6].copy_(x))[0],
+    "the other order": lambda s, x: (s.a * 1, s.a.copy_(s.b), s.b.copy_(x))[0],
+    "views": lambda s, x: (s.b * 1, s.b.copy_(s.a.T), s.a.copy_(x))[0],
+    "exchange": lambda s, x: (t := s.a.clone(), s.a.copy_(s.b), s.b.copy_(t), s.a - s.b + x)[-1],
+    "an input": lambda s, x: (x.copy_(s.a), s.a.add_(1), s.a + x)[-1],
+    "an input and a buffer": lambda s, x: (t := x.clone(), x.copy_(s.a), s.a.copy_(t), s.a + x)[-1],
+}
+
+
+@pytest.mark.parametrize("fallback", [(), ("aten.mul.Tensor", "aten.clone.default", "aten.permute.default")], ids=str)
+@pytest.mark.parametrize("form", OLD)
+def test_old_values_are_written_before_they_change(form: str, fallback: tuple[str, ...]) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("a", torch.zeros(6, 6))
+            self.register_buffer("b", torch.ones(6, 6) * 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return OLD[form](self, x)
+
+    eager, compile = Model().eval(), pipeline.default(torch_executed_ops=fallback)
+    module = compile(copy.deepcopy(eager), args=(torch.zeros(6, 6),)).module("reference")
+    for step in range(4):
+        x = torch.arange(36.0).reshape(6, 6) + step
+        ours, theirs = x.clone(), x.clone()
+        assert torch.equal(module(ours), eager(theirs)) and torch.equal(ours, theirs)
+        assert all(torch.equal(value, eager.get_buffer(name)) for name, value in module.named_buffers())

@@ -20,7 +20,9 @@ from pipeline.errors import worded
 from pipeline.frontend.fakes import fake_result
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
+from pipeline.impl.kept import Kept, spread
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
+from pipeline.network.net import Net
 from pipeline.program import Output, Program, Validated
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import ShapeEnvironment, expression
@@ -59,13 +61,15 @@ def _converted(
 ) -> dict[str, Argument]:
     """Convert each node of a program; return the values in the network."""
     program, env, around = validated.program, dict(given), ctx.node
+    kept = Kept(program.graph.nodes)
     try:
         for node in program.graph.nodes:
             if node.op == "placeholder" and node.name not in env:
                 env[node.name] = program.constants[node.name].evaluate({})
             elif node.op == "call_function":
                 ctx.node = node
-                env[node.name] = _convert(ctx, name, node, validated, env)
+                wide = {x.name: spread(Net(ctx, name), env[x.name], x, node) for x in kept.broadcast_in(node)}
+                env[node.name] = _convert(ctx, name, node, validated, {**env, **wide} if wide else env)
                 ctx.note_result(env[node.name], node.meta.get("val"))
     finally:
         ctx.node = around

@@ -51,9 +51,9 @@ class Sizes:
                 raise ValueError(f"{name} is {size}; it is at least 1")
         if self.prompt > self.cache:
             raise ValueError(f"max_prompt_len is {self.prompt}, and the cache has {self.cache} positions")
-        for length in sorted(self.fixed):
-            if not 2 <= length <= self.prompt:
-                raise ValueError(f"prompt_lens has {length}; a prompt has 2 to {self.prompt} tokens (max_prompt_len)")
+        for length in self.fixed:
+            if not isinstance(length, int) or not 2 <= length <= self.prompt:
+                raise ValueError(f"prompt_lens has {length!r}; they are ints from 2 to max_prompt_len, {self.prompt}")
 
     @property
     def rows(self) -> Along:

@@ -139,6 +139,7 @@ NORMS = (
     *("{x}.softmax(-1)", "{x} / ({x}.abs().sum(-1, keepdim=True) + 1)", "F.normalize({x}, dim=-1, eps=0.1)"),
     *("{x} - {x}.mean(-1, keepdim=True)", "{x} / ({x}.std(-1, keepdim=True, correction=0) + 1)", "{x}.softmax(-2)"),
     *("F.layer_norm({x}, {x}.shape[-1:], eps=0.1)", "torch.tanh({x}) / (torch.tanh({x}).amax(-1, keepdim=True) + 2)"),
+    *("torch.tanh({x}.sigmoid()) / ({x}.sigmoid().amax(-1, keepdim=True) + 1)", "{x}.softmax(-1).tril()"),
 )
 """Functions that reduce a tensor, and return as many elements."""
 
