@@ -263,19 +263,24 @@ OLD: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 }
 
 
+class Delayed(torch.nn.Module):
+    """Two buffers, written in one of these forms."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.register_buffer("a", torch.zeros(6, 6))
+        self.register_buffer("b", torch.ones(6, 6) * 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[6, 6] -> [6, 6]"""
+        return OLD[self.form](self, x)
+
+
 @pytest.mark.parametrize("fallback", [(), ("aten.mul.Tensor", "aten.clone.default", "aten.permute.default")], ids=str)
 @pytest.mark.parametrize("form", OLD)
 def test_old_values_are_written_before_they_change(form: str, fallback: tuple[str, ...]) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("a", torch.zeros(6, 6))
-            self.register_buffer("b", torch.ones(6, 6) * 5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return OLD[form](self, x)
-
-    eager, compile = Model().eval(), pipeline.default(torch_executed_ops=fallback)
+    eager, compile = Delayed(form).eval(), pipeline.default(torch_executed_ops=fallback)
     module = compile(copy.deepcopy(eager), args=(torch.zeros(6, 6),)).module("reference")
     for step in range(4):
         x = torch.arange(36.0).reshape(6, 6) + step
