@@ -107,5 +107,5 @@ PROGRAM_FAULTS = (
     ProgramFault("sizes baked in", "runs|values", sizes_baked_in, 15),
     ProgramFault("alias lost", "aliasing", alias_lost),
     ProgramFault("constants mixed up", "values|mutation", constants_mixed_up),
-    ProgramFault("small blocks", "blocks", small_blocks, 7),
+    ProgramFault("small blocks", "blocks", small_blocks, 62),
 )

@@ -10,8 +10,8 @@ from pipeline.errors import CaptureError
 from pipeline.testing.fuzz import ModelError, Snippet, program
 from tests.meta.program_faults import PROGRAM_FAULTS, ProgramFault
 
-MOST = 40
-"""Programs that may be run until a fault shows; the suite runs 60."""
+MOST = 75
+"""Programs that may be run until a fault shows; the suite runs as many."""
 
 
 def first_failure(fault: ProgramFault) -> tuple[Snippet, ModelError]:
