@@ -153,7 +153,9 @@ def _shape(node: torch.fx.Node) -> Shape | None:
 
 def _is_broadcast(given: Shape | None, size: Shape | None) -> bool:
     """Whether a tensor is repeated in some dim where another has this shape."""
-    return given is not None and size is not None and any(new != -1 for new in _repeated(given, size))
+    if given is None or size is None or len(given) > len(size):
+        return False
+    return any(new != -1 for new in _repeated(given, size))
 
 
 def _repeated(given: Shape, size: Shape) -> list[Expr]:

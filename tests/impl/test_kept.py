@@ -24,6 +24,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[str]]] = {
     "a number of another dtype": (lambda x, y: y.half() - (x.softmax(-1) * 2).mean() * x.mean().exp(), []),
     "a parameter's share": (lambda x, y: y * (x.mean(-1, keepdim=True) * torch.ones(1, 1)).sigmoid(), []),
     "added to a product": (lambda x, y: torch.addmm(x.softmax(-1), y, y.mT.repeat(1, 2)), ["softmax"]),
+    "a view as another": (lambda x, y: y.sum(0, keepdim=True).reshape_as(x[0]) * y + y.mean().view_as(x[0, 0]), []),
     "nothing is reduced": (lambda x, y: (x.exp() + 1) * y, []),
     "reduced in another shape": (lambda x, y: (x.exp() * y).sum(-1), []),
     "no broadcast": (lambda x, y: y.softmax(-1) * y, []),
