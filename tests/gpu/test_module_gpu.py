@@ -11,6 +11,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline import Compiled, ShapeError
+from tests.frontend.test_mutation import OLD, Delayed
 
 pytestmark = pytest.mark.gpu
 
@@ -144,3 +145,15 @@ def test_results_are_not_shared_between_calls() -> None:
     run((X + 1).cuda())
     torch.cuda.synchronize()
     assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("form", OLD)
+def test_old_values_in_graphs(form: str) -> None:
+    """Buffers and inputs that are written with the old values of others."""
+    eager = Delayed(form).eval().cuda()
+    run = compiled(Delayed(form), torch.zeros(6, 6)).module(cuda_graphs=True)
+    for step in range(5):
+        x = torch.arange(36.0, device="cuda").reshape(6, 6) + step
+        ours, theirs = x.clone(), x.clone()
+        assert torch.equal(run(ours), eager(theirs)) and torch.equal(ours, theirs)
+        assert all(torch.equal(value, eager.get_buffer(name)) for name, value in run.named_buffers())

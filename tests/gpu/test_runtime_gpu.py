@@ -20,7 +20,6 @@ from pipeline import Compiled
 from pipeline.runtime import cuda_graphs, engine_session
 from pipeline.runtime.cuda_worker import CudaWorker
 from pipeline.trt import CAPABILITIES
-from tests.frontend.test_mutation import OLD, Delayed
 from tests.gpu.threads import in_threads
 
 pytestmark = pytest.mark.gpu
@@ -193,18 +192,6 @@ def test_mutation_in_graphs() -> None:
         assert (x.tolist(), after.tolist()) == ([2.0] * 3, [3.0] * 3)
     graphs = worker(run).graphs
     assert graphs is not None and len(graphs.kept) == 1
-
-
-@pytest.mark.parametrize("form", OLD)
-def test_old_values_in_graphs(form: str) -> None:
-    """Buffers and inputs that are written with the old values of others."""
-    eager = Delayed(form).eval().cuda()
-    run = compiled(Delayed(form).eval(), torch.zeros(6, 6)).module(cuda_graphs=True)
-    for step in range(5):
-        x = torch.arange(36.0, device="cuda").reshape(6, 6) + step
-        ours, theirs = x.clone(), x.clone()
-        assert torch.equal(run(ours), eager(theirs)) and torch.equal(ours, theirs)
-        assert all(torch.equal(value, eager.get_buffer(name)) for name, value in run.named_buffers())
 
 
 class Outputs(nn.Module):
