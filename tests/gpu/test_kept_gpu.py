@@ -26,11 +26,9 @@ def test_agrees_with_eager(form: str, dtype: torch.dtype) -> None:
     assert error(Broadcast(form).eval(), inputs(form, dtype, "cuda")) <= BOUND[dtype]
 
 
-@pytest.mark.parametrize(("form", "dtype"), CASES)
+@pytest.mark.parametrize(("form", "dtype"), [case for case in CASES if dynamic(str(case.values[0])) is not None])
 def test_agrees_with_eager_in_sizes_that_vary(form: str, dtype: torch.dtype) -> None:
-    shapes = dynamic(form)
-    if shapes is None:
-        pytest.skip("its sizes are fixed")
+    shapes: Any = dynamic(form)
     model, (x, y) = Broadcast(form).eval(), inputs(form, dtype, "cuda")
     compile = pipeline.default(require_full_compilation=True)
     module = compile(model, args=(x, y), dynamic_shapes=shapes).module("tensorrt")
