@@ -2,7 +2,7 @@
 
 A kernel of TensorRT-RTX that reduces keeps what it computes of each element in its threads' registers, for layers
 behind the reduction. Where one of these broadcasts such a value, 1.4, 1.5 and 1.6.1 read registers of threads that hold
-nothing: ``softmax(x) * y`` with 8 numbers in ``x`` and 40 in ``y`` has 32 wrong ones (docs/tensorrt.md, "Numbers"). A
+nothing: ``softmax(x) * y`` of [4, 1, 8] and [4, 5, 8] gave infinities (docs/tensorrt.md, "Numbers"). A
 layer that repeats elements is in no such kernel.
 """
 

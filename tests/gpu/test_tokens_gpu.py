@@ -24,13 +24,13 @@ def on_gpu(family: str, dtype: torch.dtype, lengths: tuple[int, ...]) -> tuple[A
 
 
 def check(
-    family: str, dtype: torch.dtype, lengths: tuple[int, ...], max_cache_len: int, max_prompt_len: int = 16
+    family: str, dtype: torch.dtype, lengths: tuple[int, ...], max_cache_len: int, max_prompt_len: int = 16, **more: Any
 ) -> None:
     """Tokens are eager's, ties aside: where a row has the same tokens, its logits are as close as the dtype allows."""
     model, inputs = on_gpu(family, dtype, lengths)
     scored = {"return_dict_in_generate": True, "output_logits": True}
     want: Any = families.generated(model, inputs, 64, **scored)
-    sizes = {"max_cache_len": max_cache_len, "max_batch": len(lengths), "max_prompt_len": max_prompt_len}
+    sizes = {"max_cache_len": max_cache_len, "max_batch": len(lengths), "max_prompt_len": max_prompt_len, **more}
     got: Any = families.generated(compile_for_generation(model, **sizes), inputs, 64, **scored)
     bound = 16 * torch.finfo(dtype).eps
     equal = got.sequences[:, -64:] == want.sequences[:, -64:]
@@ -58,6 +58,11 @@ def test_logits_of_one_row_along_eagers_tokens(family: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("lengths", [(5,), (5, 3, 7)], ids=["one row", "three rows"])
 def test_logits_after_a_prompt_of_several_calls(lengths: tuple[int, ...]) -> None:
     check("llama", torch.float16, lengths, 160, 3)
+
+
+@pytest.mark.parametrize("lengths", [(5,), (5, 3, 7)], ids=["one row", "three rows"])
+def test_logits_after_prompts_of_fixed_lengths(lengths: tuple[int, ...]) -> None:
+    check("llama", torch.float16, lengths, 160, prompt_lens=(5, 7))
 
 
 class Rows(torch.nn.Module):
