@@ -297,8 +297,8 @@ _LEVELS = {
 }
 # Without a GPU every error is followed by one about CUDA. A second logger is called ignored, and works.
 _NOISE = re.compile(r"checkMacros\.cpp::catchCudaError.*Cuda Runtime|logger passed into create\w+ differs", re.DOTALL)
-# What concerns the form of a network, and no user can change.
-_REMARKS = re.compile(r"^Unused Input|RemoveDeadLayers|for non-shape input|not self-consistent")
+# What concerns the form of a network, and no user can change; `build` gives tensors other names where two have one.
+_REMARKS = re.compile(r"^Unused Input|RemoveDeadLayers|for non-shape input|not self-consistent|duplicate tensor name")
 _VERBOSE = trt.ILogger.Severity.VERBOSE
 logger = logging.getLogger("pipeline.tensorrt")
 

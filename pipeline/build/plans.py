@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
+from pipeline.aten.naming import unlike
 from pipeline.build.heap import return_free_memory
 from pipeline.build.monitor import Monitor, interruptible
 from pipeline.errors import BuildError
+from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network, Profile
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Segment
@@ -82,10 +85,12 @@ class Order:
 
 @frozen
 class Plan:
-    """A finished plan: the SHA-256 of its bytes, and the library that made it."""
+    """A finished plan: the SHA-256 of its bytes, the library that made it, and its names of inputs and outputs by the
+    network's, if they differ."""
 
     digest: str
     library: str
+    bindings: FrozenDict[str, str] = field(factory=FrozenDict)
 
 
 def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Monitor) -> Plan:
@@ -101,18 +106,22 @@ def serialize(handle: NetworkHandle, order: Order, plan: PlanFile, monitor: Moni
             + (", and so one that has no weights (strip_engine_weights)" if order.stripped else ""),
             "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew",
         )
-    mark = handle.log.mark()
+    names: dict[str, str] = {}
     for weight in handle.weights if "REFIT_INDIVIDUAL" in order.refit_flags else ():
         if order.replaceable(weight):
             handle.net.mark_weights_refittable(weight)
     _name_in_plan(handle.net)
-    with interruptible(monitor), _repeated(handle.leave_memory):
-        built = _written(handle, _config(handle.builder, order, monitor), plan)
+    with interruptible(monitor), _repeated(handle.leave_memory), _renamed(handle.net, names):
+        mark = handle.log.mark()
+        while not (built := _written(handle, _config(handle.builder, order, names, monitor), plan)):
+            if not _rename(handle, names, handle.log.said_since(mark)):
+                break
+            mark = handle.log.mark()
     return_free_memory()
     if not built:
         raise refused(order, handle.log.said_since(mark))
     plan.file.flush()
-    return Plan(plan.sha256.hexdigest(), LIBRARY)
+    return Plan(plan.sha256.hexdigest(), LIBRARY, FrozenDict(names))
 
 
 def refused(order: Order, said: str) -> BuildError:
@@ -136,6 +145,36 @@ def _name_in_plan(net: Any) -> None:
     for index in range(net.num_layers):
         layer = net.get_layer(index)
         layer.metadata = layer.name
+
+
+_DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
+
+
+def _rename(handle: NetworkHandle, names: dict[str, str], said: str) -> bool:
+    """Give an input or output another name if TensorRT said that it has one of its own of that name: where sizes are
+    quotients or maxima it has, ``add``, ``sub`` and ``max`` (RTX 1.4 to 1.6). Return whether it did."""
+    tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(said)
+    if found is None or found[1] not in tensors:
+        return False
+    given = {plan: name for name, plan in names.items()}.get(found[1], found[1])
+    tensors[found[1]].name = names[given] = unlike(f"{given}_", {*tensors})
+    return True
+
+
+@contextmanager
+def _renamed(net: Any, names: Mapping[str, str]) -> Iterator[None]:
+    """The network has its names again afterwards."""
+    try:
+        yield
+    finally:
+        given = {plan: name for name, plan in names.items()}
+        for tensor in _bindings(net):
+            tensor.name = given.get(tensor.name, tensor.name)
+
+
+def _bindings(net: Any) -> Iterator[Any]:
+    yield from map(net.get_input, range(net.num_inputs))
+    yield from map(net.get_output, range(net.num_outputs))
 
 
 @contextmanager
@@ -203,7 +242,7 @@ def _mapped(file: Any) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _config(builder: trt.Builder, order: Order, monitor: Monitor) -> trt.IBuilderConfig:
+def _config(builder: trt.Builder, order: Order, names: Mapping[str, str], monitor: Monitor) -> trt.IBuilderConfig:
     config, settings = builder.create_builder_config(), order.settings
     streams = settings.weight_streaming_budget is not None
     wanted = {"VERSION_COMPATIBLE": settings.version_compatible, "WEIGHT_STREAMING": streams}
@@ -219,7 +258,7 @@ def _config(builder: trt.Builder, order: Order, monitor: Monitor) -> trt.IBuilde
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layers' metadata, for the inspector
     _set_targets(config, settings.compute_capabilities)
     for each in order.network.profiles:
-        _add_profile(builder, config, order, each)
+        _add_profile(builder, config, order, each, names)
     return config
 
 
@@ -233,12 +272,14 @@ def _set_targets(config: trt.IBuilderConfig, capabilities: tuple[str, ...]) -> N
         config.set_compute_capability(compute_capability(capability), i)
 
 
-def _add_profile(builder: trt.Builder, config: trt.IBuilderConfig, order: Order, given: Profile) -> None:
+def _add_profile(
+    builder: trt.Builder, config: trt.IBuilderConfig, order: Order, given: Profile, names: Mapping[str, str]
+) -> None:
     profile = builder.create_optimization_profile()
     for name, low, opt, high in given.ranges:
         tell = profile.set_shape_input if name in order.sizes else profile.set_shape
         try:
-            tell(name, low, opt, high)
+            tell(names.get(name, name), low, opt, high)
         except RuntimeError as error:
             raise BuildError(
                 f"{order.name}: TensorRT takes no sizes of {name} from {low} to {high}: {error}"

@@ -17,6 +17,7 @@ _CALL = re.compile(
 )
 _SOURCE = re.compile(rb"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
 _NAME = re.compile(rb'"([^"]*)"')
+_EMPTY = re.compile(rb'tensor=\{ [^\n]*?dims=\{(?: [^}]*)? 0 [^}]*\}[^\n]*? name="([^"]*)"')
 
 
 Plan: TypeAlias = Any
@@ -36,15 +37,18 @@ def unwritten(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
     """Find the results that kernels of a plan never write: (kernel, tensor).
 
     TensorRT-RTX 1.4 and 1.6 forget some of the results of a kernel that has several (docs/tensorrt.md, "Networks"), and
-    then whatever lay in memory is used instead. Kernels without a source are not examined.
+    then whatever lay in memory is used instead. Kernels without a source are not examined, and tensors without elements
+    are written by none.
     """
     calls = [call for call in _each(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
-    return tuple(
-        (call["name"].decode(), tensor.decode())
+    found = [
+        (call["name"], tensor)
         for call in calls
         if call["name"] in sources
         for tensor in _forgotten(plan, sources[call["name"]], call)
-    )
+    ]
+    empty = {each[1] for each in _each(_EMPTY, b"tensor={ ", plan)} if found else set()
+    return tuple((kernel.decode(), tensor.decode()) for kernel, tensor in found if tensor not in empty)
 
 
 def _forgotten(plan: Plan, start: int, call: re.Match[bytes]) -> list[bytes]:

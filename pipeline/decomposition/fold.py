@@ -8,7 +8,7 @@ left to the engine.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import torch
@@ -20,6 +20,7 @@ from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
 from pipeline.decomposition.quantized_forms import FORMS
+from pipeline.decomposition.sizes import read_from
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program, rewired
 from pipeline.recipes import Recipe, Ref, Step, qualified_name
@@ -60,7 +61,9 @@ def fold(program: Program) -> Program:
             constant[placeholder] = True
             recipes.add(placeholder.name, node)
             node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: not constant[user])
-    _drop_dead(graph, program)
+    inputs = {port.name for port in program.inputs} | set(program.buffers)
+    read_from([node for node in graph.nodes if node.name in inputs], graph)
+    _drop_dead(graph, inputs)
     alive = {n.name for n in graph.nodes}
     constants = FrozenDict({n: r for n, r in recipes.known.items() if n in alive})
     return evolve(program, constants=constants, outputs=rewired(program.outputs, graph))
@@ -172,9 +175,8 @@ def _plain(value: object) -> Argument:
     return value
 
 
-def _drop_dead(graph: torch.fx.Graph, program: Program) -> None:
+def _drop_dead(graph: torch.fx.Graph, kept: Collection[str]) -> None:
     """Erases what nobody reads: the graph is functional, so nothing has another effect. Inputs stay."""
-    kept = {port.name for port in program.inputs} | set(program.buffers)
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op != "output" and node.name not in kept:
             graph.erase_node(node)

@@ -118,7 +118,8 @@ def engine(order: Order, plan: Plan, data: bytes | mmap.mmap) -> Engine:
     if required and (apart := [pair for pair in pairs(order.network, data) if not pair.fused]):
         raise QuantizationError(order.name, apart)
     leave_memory(data)
-    return Engine(order.name, data, plan.library, order.refittable, plan.digest, stripped=order.stripped)
+    given = order.name, data, plan.library, order.refittable, plan.digest, plan.bindings
+    return Engine(*given, stripped=order.stripped)
 
 
 def faults(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
@@ -137,6 +138,23 @@ def test_what_is_forgotten_inside_an_engine_is_a_warning(caplog: pytest.LogCaptu
     compiled = compile(Gates().eval(), args=(torch.randn(16, 8),))
     found = forgotten(bytes(compiled.engines[0].plan))
     assert len(found) == caplog.text.count("never writes") == 2
+
+
+class Columns(nn.Module):
+    """Three results of one kernel, two of them without elements."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """[N, 1], [N, 1] -> [N, 0], [N, 0], [N, 1]"""
+        none = x[:, 1:]
+        return torch.minimum(none, y[:, 1:]), none * 0.5, nn.functional.pad(none, (1, 0)) + y
+
+
+@pytest.mark.parametrize("shapes", [None, ({0: Dim("n", max=9)},) * 2], ids=["static", "dynamic"])
+def test_tensors_without_elements_are_written_by_no_kernel(shapes: Any, caplog: pytest.LogCaptureFixture) -> None:
+    compile = pipeline.default(min_block_size=1, compute_capabilities=(CAPABILITY,))
+    compiled = compile(Columns().eval(), args=(torch.randn(5, 1), torch.randn(5, 1)), dynamic_shapes=shapes)
+    assert forgotten(bytes(compiled.engines[0].plan)) == ()
+    assert "never writes" not in caplog.text
 
 
 def test_what_has_no_sources_is_not_looked_at() -> None:

@@ -13,6 +13,7 @@ from pipeline.errors import CaptureError
 from pipeline.runtime.worker import SegmentExecutor
 from pipeline.testing import ModelError, TensorSpec, check_model
 from pipeline.testing.fuzz import Snippet, program, shrunk
+from pipeline.testing.fuzz.scope import Scope, Value
 from pipeline.testing.memory import Snapshot, sharing
 
 TEXTS = [str(program(seed)) for seed in range(40)]
@@ -48,6 +49,14 @@ def test_a_program_shrinks_to_what_fails() -> None:
     small = shrunk(found, fails)
     assert len(small.body) == 1
     assert not small.options and len(small.results) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "apart"), [("x", True), ("x[:]", True), ("x.mT", False), ("x[..., :1]", False), ("x.clone().mT", True)]
+)
+def test_what_a_write_reads_lies_apart_from_what_it_writes(given: str, apart: bool) -> None:
+    scope = Scope(choose=min, worlds=[{"x": torch.ones(2, 2)}, {"x": torch.ones(3, 3)}])
+    assert scope.is_apart(Value(given), Value("x")) is apart
 
 
 class Asks(nn.Module):

@@ -62,7 +62,7 @@ def update(scope: Scope) -> Any:
     """A value changed in place by another."""
     x = _writable(scope)
     y = x and scope.pick(lambda v, t: v is not x and broadcasts(scope.dims(v), scope.dims(x)))
-    if x is None or y is None:
+    if x is None or y is None or not scope.is_apart(y, x):
         return None
     text = scope.choose(tuple(t for t in WITH_OTHER if "out=" not in t and ".data" not in t))
     if not scope.tensor(x).is_floating_point():

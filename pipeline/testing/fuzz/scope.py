@@ -165,6 +165,14 @@ class Scope:
         self.written[target.text] = None
         return True
 
+    def is_apart(self, given: Value, target: Value) -> bool:
+        """Whether no element of a value lies in memory where another one of the target does.
+
+        What an operator reads there while it writes the target is undefined in PyTorch.
+        """
+        pairs = zip(self.all(given.text), self.all(target.text), strict=True)
+        return not any(_place(a) == _place(b) and _layout(a) != _layout(b) for a, b in pairs)
+
     def may_write(self, target: Value) -> bool:
         """Whether no fixed or expanded value shares memory with it, and its aliases are the same in every world.
 
@@ -194,6 +202,10 @@ def _place(tensor: torch.Tensor) -> int:
 def _shares(world: Mapping[str, object], value: Value, target: Value, scope: Scope) -> bool:
     a, b = (eval(v.text, _globals(scope.module), dict(world)) for v in (value, target))
     return _place(a) == _place(b)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _are_sound(made: list[Leaf]) -> bool:

@@ -1,0 +1,97 @@
+"""Compute sizes from those of inputs where nothing else of a tensor is read, so that nothing computes the tensor.
+
+``torch.full_like(layer(x), 0.5)`` needs no layer: its size follows from that of ``x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx.node import map_arg
+from torch.fx.proxy import GraphAppendingTracer, Proxy
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from pipeline.program import is_operator
+from pipeline.shapes.environment import expression, line_of
+
+aten = torch.ops.aten
+
+
+def read_from(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -> None:
+    """Change a graph so that no operator is computed for its sizes alone, if the inputs determine these."""
+    places = _places(inputs)
+    live, sizes = _live(graph, places)
+    for node in sizes:
+        if any(is_operator(n) and n not in live for n in node.all_input_nodes):
+            node.replace_all_uses_with(_computed(graph, node, places))
+
+
+Place: TypeAlias = tuple[torch.fx.Node, int | None, int, int]
+"""An input and its dim, None for a number, and the slope and offset of its size as an expression of a symbol."""
+
+
+def _places(inputs: Iterable[torch.fx.Node]) -> Mapping[str, Place]:
+    """Where the value of each symbol can be told: as it is, if it can."""
+    found: dict[str, Place] = {}
+    for node in inputs:
+        value = node.meta.get("val")
+        sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
+        for dim, size in sizes:
+            expr = expression(size) if isinstance(size, torch.SymInt) else 0
+            for symbol in () if isinstance(expr, int) else expr.free_symbols:
+                line = line_of(expr, symbol.name)
+                if line is not None and (symbol.name not in found or line == (1, 0) != found[symbol.name][2:]):
+                    found[symbol.name] = (node, dim, *line)
+    return found
+
+
+def _live(graph: torch.fx.Graph, places: Mapping[str, Place]) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
+    """The nodes that results depend on, other than by sizes that can be told; and these sizes, in order."""
+    live: set[torch.fx.Node] = set()
+    sizes: set[torch.fx.Node] = set()
+    waiting = [graph.output_node()]
+    while waiting:
+        node = waiting.pop()
+        if node in live or node in sizes:
+            continue
+        if _is_told(node, places):
+            sizes.add(node)
+        else:
+            live.add(node)
+            waiting += node.all_input_nodes
+    return live, [node for node in graph.nodes if node in sizes]
+
+
+def _is_told(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.SymInt) or isinstance(expr := expression(value), int):
+        return False
+    return all(symbol.name in places for symbol in expr.free_symbols)
+
+
+def _computed(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, Place]) -> torch.fx.Node:
+    """A size as arithmetic on those of inputs, in front of the node that told it."""
+    expr: Any = expression(node.meta["val"])
+    before = node.prev
+    with graph.inserting_before(node):
+        tracer = GraphAppendingTracer(graph)
+        known = {symbol: _symbol(tracer, places[symbol.name]) for symbol in sorted(expr.free_symbols, key=str)}
+        result: torch.fx.Node = sympy_interp(PythonReferenceAnalysis, known, expr).node
+    made: Any = before.next
+    while made is not node:
+        args, kwargs = map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
+        made.meta["val"] = made.target(*args, **kwargs)
+        made = made.next
+    return result
+
+
+def _symbol(tracer: GraphAppendingTracer, place: Place) -> Any:
+    node, dim, slope, offset = place
+    size: Any = Proxy(node, tracer)
+    if dim is not None:
+        size = Proxy(tracer.graph.call_function(aten.sym_size.int, (node, dim)), tracer)
+    size = size - offset if offset else size
+    return size // slope if slope != 1 else size
