@@ -162,7 +162,7 @@ def _rename(handle: NetworkHandle, names: dict[str, str], said: str) -> bool:
 
 
 @contextmanager
-def _renamed(net: Any, names: Mapping[str, str]) -> Iterator[None]:
+def _renamed(net: trt.INetworkDefinition, names: Mapping[str, str]) -> Iterator[None]:
     """The network has its names again afterwards."""
     try:
         yield
@@ -172,7 +172,7 @@ def _renamed(net: Any, names: Mapping[str, str]) -> Iterator[None]:
             tensor.name = given.get(tensor.name, tensor.name)
 
 
-def _bindings(net: Any) -> Iterator[Any]:
+def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
     yield from map(net.get_input, range(net.num_inputs))
     yield from map(net.get_output, range(net.num_outputs))
 

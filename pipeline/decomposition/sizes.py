@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.fx.node import map_arg
@@ -14,6 +14,7 @@ from torch.fx.proxy import GraphAppendingTracer, Proxy
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from pipeline.aten.types import Argument
 from pipeline.program import is_operator
 from pipeline.shapes.environment import expression, line_of
 
@@ -74,13 +75,13 @@ def _is_told(node: torch.fx.Node, places: Mapping[str, Place]) -> bool:
 
 def _computed(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, Place]) -> torch.fx.Node:
     """A size as arithmetic on those of inputs, in front of the node that told it."""
-    expr: Any = expression(node.meta["val"])
+    expr: Argument = expression(node.meta["val"])
     before = node.prev
     with graph.inserting_before(node):
         tracer = GraphAppendingTracer(graph)
         known = {symbol: _symbol(tracer, places[symbol.name]) for symbol in sorted(expr.free_symbols, key=str)}
         result: torch.fx.Node = sympy_interp(PythonReferenceAnalysis, known, expr).node
-    made: Any = before.next
+    made: Argument = before.next
     while made is not node:
         args, kwargs = map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
         made.meta["val"] = made.target(*args, **kwargs)
@@ -88,9 +89,9 @@ def _computed(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, P
     return result
 
 
-def _symbol(tracer: GraphAppendingTracer, place: Place) -> Any:
+def _symbol(tracer: GraphAppendingTracer, place: Place) -> Argument:
     node, dim, slope, offset = place
-    size: Any = Proxy(node, tracer)
+    size: Argument = Proxy(node, tracer)
     if dim is not None:
         size = Proxy(tracer.graph.call_function(aten.sym_size.int, (node, dim)), tracer)
     size = size - offset if offset else size

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, Literal, TypeAlias
 
 import torch
@@ -42,6 +42,10 @@ ADDING: Final = {
 """Products that something is added to, and its place among their arguments."""
 
 
+SHIFTED: Final = (aten.logsumexp.default,)
+"""Reductions that add what they computed from another one of the same elements."""
+
+
 class Kept:
     """What the kernels of a segment may keep. Nodes that compute the same are one here, as they are to TensorRT.
 
@@ -52,6 +56,7 @@ class Kept:
         self._first: dict[torch.fx.Node, torch.fx.Node] = {}
         self._users: dict[torch.fx.Node, list[torch.fx.Node]] = {}
         self._roles: dict[torch.fx.Node, Role | None] = {}
+        self._elements: dict[torch.fx.Node, Shape | None] = {}
         self._read: set[torch.fx.Node] = set()
         known: dict[str, torch.fx.Node] = {}
         for node in nodes:
@@ -60,10 +65,14 @@ class Kept:
             for given in dict.fromkeys(map(self._one, node.all_input_nodes)):
                 self._users.setdefault(given, []).append(first)
             self._roles[first] = self._role(first)
+            self._elements[first] = self._reduced(first)
+        shifts = {node for node in self._roles if node.target in SHIFTED}
         for given in reversed(self._users):
             if any(self._leads_to_reduction(given, user) for user in self._users[given]):
                 self._read.add(given)
-        self._kept = set(self._read)
+            elif any(self._shifts(given, user, shifts) for user in self._users[given]):
+                shifts.add(given)
+        self._kept = shifts | self._read
         for node in self._roles:
             if self._roles[node] == "behind" or (_passes(node) and any(map(self._is_kept, node.all_input_nodes))):
                 self._kept.add(node)
@@ -71,7 +80,8 @@ class Kept:
     def broadcast_in(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The inputs that an operator broadcasts element by element, and that a kernel may keep."""
         given, size = node.all_input_nodes if is_pointwise(node) else _added(node), _shape(node)
-        return [x for x in given if _is_broadcast(_shape(x), size) and self._is_kept(x) and _keeps_dtype(x, node)]
+        kept = [x for x in given if self._is_kept(x) and not self._has_a_thread_each(x, size)]
+        return [x for x in kept if _is_broadcast(_shape(x), size) and _keeps_dtype(x, node)]
 
     def _one(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
@@ -96,14 +106,35 @@ class Kept:
         others = len(reduced) < len(inputs) and any(_is_broadcast(_shape(x), _shape(node)) for x in reduced)
         return "behind" if others else "reduced" if reduced else None
 
+    def _reduced(self, node: torch.fx.Node) -> Shape | None:
+        """The shape of the elements that a value was reduced from, of which each thread may keep the value; None if
+        there are none, or several."""
+        if self._roles[node] != "reduced":
+            return None
+        if _reduces(node):
+            return _shape(node.all_input_nodes[0])
+        found = {self._elements.get(self._one(x)) for x in node.all_input_nodes} - {None}
+        return found.pop() if len(found) == 1 else None
+
     def _is_kept(self, node: torch.fx.Node) -> bool:
         return self._one(node) in self._kept
+
+    def _has_a_thread_each(self, node: torch.fx.Node, size: Shape | None) -> bool:
+        """Whether a size is that of the elements that a value was reduced from, whose threads all keep the value."""
+        first = self._one(node)
+        return first not in self._read and self._elements[first] == size if first in self._elements else False
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user reduces, or one behind it, of the same elements."""
         if _reduces(user):
             return True
         return user in self._read and (moves(user) or (_passes(user) and _shape(user) == _shape(node)))
+
+    def _shifts(self, node: torch.fx.Node, user: torch.fx.Node, shifts: Collection[torch.fx.Node]) -> bool:
+        """Whether a user leads to another reduction of the elements that the node was reduced from."""
+        if not _passes(user) or self._roles.get(node) != "reduced":
+            return False
+        return user in shifts or (user in self._read and _shape(user) == self._elements[node])
 
 
 @block
@@ -136,10 +167,13 @@ def _passes(node: torch.fx.Node) -> bool:
 
 
 def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Whether a node computes in the same dtype if an input has more dims: one without dims counts less than others."""
-    if _shape(given) != ():
+    """Whether a node computes in the same dtype if an input has more dims: one without dims counts less than others,
+    and a condition not at all."""
+    conditions = node.args[:1] if node.target is aten.where.self else ()
+    if _shape(given) != () or given in conditions:
         return True
-    return len({x.meta["val"].dtype for x in node.all_input_nodes if _shape(x) is not None}) == 1
+    counted = (x for x in node.all_input_nodes if x not in conditions and _shape(x) is not None)
+    return len({x.meta["val"].dtype for x in counted}) == 1
 
 
 def _holds_tensors(node: torch.fx.Node) -> bool:

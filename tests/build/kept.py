@@ -11,6 +11,14 @@ from torch.nn import functional
 
 Sizes: TypeAlias = tuple[int, ...]
 OUTER: Final = ((4, 1, 8), (4, 5, 8))
+LONGER: Final = ((4, 2, 8), (4, 2, 20))
+
+
+def _shifted(x: torch.Tensor, y: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """A reduction of what another one shifted, both for other elements."""
+    return y * shift + (x - shift).exp().sum(-1, keepdim=True)
+
+
 FORMS: Final[dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tuple[Sizes, Sizes]]]] = {
     "softmax": (lambda x, y: x.softmax(-1) * y, OUTER),
     "softmax in front": (lambda x, y: x.softmax(-1) + y, ((1, 7, 64), (4, 7, 64))),
@@ -42,8 +50,18 @@ FORMS: Final[dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor
     "product of one": (lambda x, y: x.softmax(-1) @ y, ((2, 4, 1), (2, 1, 5))),
     "norm and product of one": (lambda x, y: functional.rms_norm(x, (1,), eps=1e-6) @ y, ((4, 1), (1, 5))),
     "vector and product of one": (lambda x, y: functional.rms_norm(x, (1,), eps=1e-6) @ y, ((1,), (1, 5))),
+    "logsumexp": (lambda x, y: y - x.logsumexp(-1, keepdim=True), LONGER),
+    "logsumexp and more": (lambda x, y: y - torch.relu(x.logsumexp(-1, keepdim=True) * 2), LONGER),
+    "shifted by the largest": (lambda x, y: _shifted(x, y, x.amax(-1, keepdim=True)), LONGER),
+    "shifted by a mean": (lambda x, y: _shifted(x, y, x.mean(-1, keepdim=True)), LONGER),
+    "shifted by a sum and more": (lambda x, y: _shifted(x, y, torch.tanh(x.sum(-1, keepdim=True))), LONGER),
 }
 RIGHT: Final = {
+    "logsumexp of the same": (lambda x, y: y - x.logsumexp(-1, keepdim=True), ((4, 5, 8), (4, 5, 8))),
+    "shifted by the largest of the same": (
+        lambda x, y: _shifted(x, y, x.amax(-1, keepdim=True)),
+        ((4, 5, 8), (4, 5, 8)),
+    ),
     "same size": (lambda x, y: x.softmax(-1) * y, ((4, 5, 8), (4, 5, 8))),
     "sum": (lambda x, y: y / x.sigmoid().sum(-1, keepdim=True), OUTER),
     "nothing reduced": (lambda x, y: (x.exp() + 1) * y, OUTER),

@@ -11,6 +11,11 @@ from torch.nn import functional
 from pipeline.frontend.capture import capture
 from pipeline.impl.kept import Kept
 
+
+def _shifted(x: torch.Tensor, y: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    return y - shift + (x - shift).exp().sum(-1, keepdim=True)
+
+
 CASES: dict[str, tuple[Callable[..., torch.Tensor], list[str]]] = {
     "softmax": (lambda x, y: x.softmax(-1) * y, ["softmax"]),
     "through casts and views": (lambda x, y: x.softmax(-1).float().reshape(8).reshape(1, 8) * y, ["reshape_1"]),
@@ -25,6 +30,13 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[str]]] = {
     "a parameter's share": (lambda x, y: y * (x.mean(-1, keepdim=True) * torch.ones(1, 1)).sigmoid(), []),
     "added to a product": (lambda x, y: torch.addmm(x.softmax(-1), y, y.mT.repeat(1, 2)), ["softmax"]),
     "a view as another": (lambda x, y: y.sum(0, keepdim=True).reshape_as(x[0]) * y + y.mean().view_as(x[0, 0]), []),
+    "logsumexp": (lambda x, y: y[:, :3] - x.logsumexp(-1, keepdim=True), ["logsumexp"]),
+    "logsumexp of the same": (lambda x, y: x - x.logsumexp(-1, keepdim=True), []),
+    "a shift": (lambda x, y: _shifted(x, y[:, :3], x.amax(-1, keepdim=True) * 2), ["mul"]),
+    "a shift of the same": (lambda x, y: _shifted(x, x + 1, x.amax(-1, keepdim=True)), []),
+    "a sum that others shift": (lambda x, y: _shifted(x, y[:, :3], x.sum(-1, keepdim=True)), ["sum_1"]),
+    "a number where a condition is": (lambda x, y: torch.where(y[0] > 0, x[0].logsumexp(0), x[0]), []),
+    "a number under a condition": (lambda x, y: torch.where(y[0, :3] > 0, x[0].logsumexp(0), y[0, :3]), ["logsumexp"]),
     "nothing is reduced": (lambda x, y: (x.exp() + 1) * y, []),
     "reduced in another shape": (lambda x, y: (x.exp() * y).sum(-1), []),
     "no broadcast": (lambda x, y: y.softmax(-1) * y, []),
