@@ -47,11 +47,13 @@ def in_turns(
     """How long each call takes, by name, measured one after the other and again: what changes on the machine meanwhile
     changes them all. ``around`` gives what a turn of a call happens in.
 
-    ``gpu_ms`` on the GPU and ``host_us`` of the host, medians of calls that are each awaited; ``calls_per_second``, the
+    ``gpu_ms`` on the GPU and ``host_us`` of the host, medians of calls that are each awaited, and ``host_us_quiet``,
+    the median of the turn in which it was least: what else runs on a machine slows the host; ``calls_per_second``, the
     median of the turns', when none is awaited; ``loop_us`` for a loop of Python before each turn, which tells how fast
     the host was then.
     """
     awaited: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    hosts: dict[str, list[float]] = {name: [] for name in calls}
     rates: dict[str, list[float]] = {name: [] for name in calls}
     loops: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(ROUNDS + 1):
@@ -61,7 +63,9 @@ def in_turns(
                     call()
                 if number:
                     loops[name].append(_loop())
-                    awaited[name] += [_once(call) for _ in range(CALLS)]
+                    once = [_once(call) for _ in range(CALLS)]
+                    awaited[name] += once
+                    hosts[name].append(statistics.median(us for _, us in once))
                     rates[name].append(_rate(call))
         if calls and not number:
             torch.cuda.synchronize()
@@ -70,6 +74,7 @@ def in_turns(
         name: {
             "gpu_ms": round(statistics.median(ms for ms, _ in awaited[name]), 4),
             "host_us": round(statistics.median(us for _, us in awaited[name]), 1),
+            "host_us_quiet": round(min(hosts[name]), 1),
             "calls_per_second": round(statistics.median(rates[name]), 1),
             "loop_us": round(statistics.median(loops[name]), 1),
         }

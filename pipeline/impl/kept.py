@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
 import torch
@@ -66,22 +66,25 @@ class Kept:
                 self._users.setdefault(given, []).append(first)
             self._roles[first] = self._role(first)
             self._elements[first] = self._reduced(first)
-        shifts = {node for node in self._roles if node.target in SHIFTED}
+        self._shifting = {node for node in self._roles if node.target in SHIFTED}
         for given in reversed(self._users):
             if any(self._leads_to_reduction(given, user) for user in self._users[given]):
                 self._read.add(given)
-            elif any(self._shifts(given, user, shifts) for user in self._users[given]):
-                shifts.add(given)
-        self._kept = shifts | self._read
+            elif any(self._shifts(given, user) for user in self._users[given]):
+                self._shifting.add(given)
+        self._kept = set(self._read)
         for node in self._roles:
-            if self._roles[node] == "behind" or (_passes(node) and any(map(self._is_kept, node.all_input_nodes))):
+            inputs = {self._one(x) for x in node.all_input_nodes} if _passes(node) else set()
+            if self._roles[node] == "behind" or inputs & self._kept:
                 self._kept.add(node)
+            elif inputs & self._shifting:
+                self._shifting.add(node)
 
     def broadcast_in(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The inputs that an operator broadcasts element by element, and that a kernel may keep."""
         given, size = node.all_input_nodes if is_pointwise(node) else _added(node), _shape(node)
-        kept = [x for x in given if self._is_kept(x) and not self._has_a_thread_each(x, size)]
-        return [x for x in kept if _is_broadcast(_shape(x), size) and _keeps_dtype(x, node)]
+        wide = [x for x in given if _is_broadcast(_shape(x), size) and _keeps_dtype(x, node)]
+        return [x for x in wide if self._is_kept(self._one(x), size)]
 
     def _one(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
@@ -116,13 +119,10 @@ class Kept:
         found = {self._elements.get(self._one(x)) for x in node.all_input_nodes} - {None}
         return found.pop() if len(found) == 1 else None
 
-    def _is_kept(self, node: torch.fx.Node) -> bool:
-        return self._one(node) in self._kept
-
-    def _has_a_thread_each(self, node: torch.fx.Node, size: Shape | None) -> bool:
-        """Whether a size is that of the elements that a value was reduced from, whose threads all keep the value."""
-        first = self._one(node)
-        return first not in self._read and self._elements[first] == size if first in self._elements else False
+    def _is_kept(self, node: torch.fx.Node, size: Shape | None) -> bool:
+        """Whether threads may keep a value, and not each thread of as many elements as these: those from which a value
+        was reduced that shifts them have a thread each."""
+        return node in self._kept or (node in self._shifting and self._elements[node] != size)
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user reduces, or one behind it, of the same elements."""
@@ -130,11 +130,11 @@ class Kept:
             return True
         return user in self._read and (moves(user) or (_passes(user) and _shape(user) == _shape(node)))
 
-    def _shifts(self, node: torch.fx.Node, user: torch.fx.Node, shifts: Collection[torch.fx.Node]) -> bool:
+    def _shifts(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user leads to another reduction of the elements that the node was reduced from."""
         if not _passes(user) or self._roles.get(node) != "reduced":
             return False
-        return user in shifts or (user in self._read and _shape(user) == self._elements[node])
+        return user in self._shifting or (user in self._read and _shape(user) == self._elements[node])
 
 
 @block

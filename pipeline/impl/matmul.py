@@ -31,7 +31,14 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bo
 
 
 def _accumulated(
-    net: Net, a: Value, b: Value, *, transpose_b: bool = False, empty: bool = True, scaled: bool = False
+    net: Net,
+    a: Value,
+    b: Value,
+    *,
+    transpose_b: bool = False,
+    empty: bool = True,
+    scaled: bool = False,
+    kept: bool = True,
 ) -> ITensor:
     """The product; that of halves is in float32, and rounded, where TensorRT would sum in halves (`_is_widened`)."""
     op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
@@ -49,7 +56,7 @@ def _accumulated(
         row, column = base.unsqueeze(net, x, [0]), base.unsqueeze(net, y, [1])
         return base.squeeze(net, _product(net, row, column), [0, 1])
     dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
-    if base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
+    if kept and base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
         return base.cast(net, _outer(net, (a, x), (b, y), op_a, op_b), dtype)
     summed = _maybe_nothing(net, (x, y), dims) if empty else None
     if summed is not None:
@@ -194,16 +201,19 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
 
 
 @block
-def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, turned: bool = False) -> ITensor:
+def linear(
+    net: Net, x: Value, weight: Value, bias: Value | None, *, turned: bool = False, kept: bool = True
+) -> ITensor:
     """``x @ weight.T + bias``: the weight stays as it is, TensorRT reads it transposed.
 
+    ``kept``: the kernel of a reduction may keep the input (`pipeline.impl.kept`).
     ``turned``: the result is transposed next. TensorRT-RTX then computes it transposed, and may use the input's first
     batch for all (docs/tensorrt.md, "Numbers"). Taking the maximum of the result and itself prevents that, in the same
     kernel.
     """
     if one_row.is_one_row(net, x, weight):
         return one_row.linear(net, x, weight, bias)
-    result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2)
+    result = _accumulated(net, x, weight, transpose_b=base.rank(weight) == 2, kept=kept)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
     return base.kept_apart(net, result) if turned and _is_turned_wrongly(base.dtype_of(result)) else result

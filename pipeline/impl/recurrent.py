@@ -46,7 +46,13 @@ class Cell:
 
 
 def _hidden(net: Net, given: ITensor, state: State, weights: Weights) -> ITensor:
-    return binary(net, "SUM", given, linear(net, state[0], weights.hidden, None))
+    return binary(net, "SUM", given, _of_state(net, state[0], weights.hidden, None))
+
+
+def _of_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
+    """A product of the state. No reduction keeps it; and were it elementwise, which that of one number could be, then
+    TensorRT would repeat it for each gate of each step behind: the plan of eight steps of a GRU had 31 MB."""
+    return linear(net, state, weight, bias, kept=False)
 
 
 def _elman(activate: Callable[[Net, ITensor], ITensor]) -> Cell:
@@ -63,12 +69,12 @@ def _lstm(net: Net, given: ITensor, state: State, weights: Weights) -> State:
     cell = binary(net, "SUM", kept, added)
     output = binary(net, "PROD", _sigmoid(net, leave), activation(net, "TANH", cell))
     if weights.projection is not None:
-        output = linear(net, output, weights.projection, None)
+        output = _of_state(net, output, weights.projection, None)
     return output, cell
 
 
 def _gru(net: Net, given: ITensor, state: State, weights: Weights) -> State:
-    own = linear(net, state[0], weights.hidden, weights.biases[1])
+    own = _of_state(net, state[0], weights.hidden, weights.biases[1])
     pairs = list(zip(_gates(net, given, 3), _gates(net, own, 3), strict=True))
     reset, keep = (_sigmoid(net, binary(net, "SUM", *pair)) for pair in pairs[:2])
     remembered = binary(net, "PROD", reset, pairs[2][1])

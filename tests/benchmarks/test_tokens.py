@@ -40,12 +40,12 @@ def test_results_become_tables() -> None:
     times = {"host_us": 20.4, "bandwidth": 0.316}
     rows = [
         {**SUBJECT, "method": "pipeline + graph", "gpu_ms": 1.0, **times},
-        {**SUBJECT, "method": "static cache, reduce-overhead", "gpu_ms": 2.0, **times},
+        {**SUBJECT, "method": "static cache, reduce-overhead", "gpu_ms": 2.0, **times, "host_us_quiet": 18.6},
         {**SUBJECT, "method": "static cache, eager", "error": "a | b"},
     ]
     page = token_tables.tokens({**environment.environment(), "copy_gb_s": 4181, "tokens": rows})
     assert "| 1.1B, float16, batch 1, 1024 positions | pipeline + graph | 1.00 | 0.50 | 0.32 | 20 |" in page
-    assert "| static cache, reduce-overhead | 2.00 |  | 0.32 |" in page and "failed: a / b" in page
+    assert "| static cache, reduce-overhead | 2.00 |  | 0.32 | 20 (19) |" in page and "failed: a / b" in page
     stages = {"decompose": 1.0, "convert": 2.0, "build": 9.0, "improve": 0.5}
     ready = {**SUBJECT, "ready_s": 20.0, "export_s": 4.5, "stages_s": stages, "first_call_s": 1.0}
     ready |= {"host_peak_mb": 6100, "device_mb": 2300}

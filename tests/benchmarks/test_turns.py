@@ -39,7 +39,7 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order.count("a") == (turns.ROUNDS + 1) * turns.WARM_UP + turns.ROUNDS * 2 * turns.CALLS
     for times in found.values():
         assert times["gpu_ms"] == 2
-        assert times["loop_us"] > times["host_us"] > 0
+        assert times["loop_us"] > times["host_us"] >= times["host_us_quiet"] > 0
         assert times["calls_per_second"] > 0
 
 

@@ -35,6 +35,10 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[str]]] = {
     "a shift": (lambda x, y: _shifted(x, y[:, :3], x.amax(-1, keepdim=True) * 2), ["mul"]),
     "a shift of the same": (lambda x, y: _shifted(x, x + 1, x.amax(-1, keepdim=True)), []),
     "a sum that others shift": (lambda x, y: _shifted(x, y[:, :3], x.sum(-1, keepdim=True)), ["sum_1"]),
+    "a norm of norms": (
+        lambda x, y: y * (y.amax(0, keepdim=True) / y.amax(0, keepdim=True).mean()).relu(),
+        ["relu"],
+    ),
     "a number where a condition is": (lambda x, y: torch.where(y[0] > 0, x[0].logsumexp(0), x[0]), []),
     "a number under a condition": (lambda x, y: torch.where(y[0, :3] > 0, x[0].logsumexp(0), y[0, :3]), ["logsumexp"]),
     "nothing is reduced": (lambda x, y: (x.exp() + 1) * y, []),
