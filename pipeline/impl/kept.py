@@ -84,7 +84,7 @@ class Kept:
         """The inputs that an operator broadcasts element by element, and that a kernel may keep."""
         given, size = node.all_input_nodes if is_pointwise(node) else _added(node), _shape(node)
         wide = [x for x in given if _is_broadcast(_shape(x), size) and _keeps_dtype(x, node)]
-        return [x for x in wide if self._is_kept(self._one(x), size)]
+        return [x for x in wide if self._one(x) in self._kept or self._is_read_elsewhere(x, node, size)]
 
     def _one(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
@@ -119,10 +119,13 @@ class Kept:
         found = {self._elements.get(self._one(x)) for x in node.all_input_nodes} - {None}
         return found.pop() if len(found) == 1 else None
 
-    def _is_kept(self, node: torch.fx.Node, size: Shape | None) -> bool:
-        """Whether threads may keep a value, and not each thread of as many elements as these: those from which a value
-        was reduced that shifts them have a thread each."""
-        return node in self._kept or (node in self._shifting and self._elements[node] != size)
+    def _is_read_elsewhere(self, node: torch.fx.Node, user: torch.fx.Node, size: Shape | None) -> bool:
+        """Whether a value shifts the elements from which it was reduced, each of which has a thread that keeps it, and
+        a user in the same kernel broadcasts it to others."""
+        first = self._one(node)
+        if first not in self._shifting or self._elements[first] == size:
+            return False
+        return not any(_is_behind_product(x, node) for x in user.all_input_nodes if x is not node)
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user reduces, or one behind it, of the same elements."""
@@ -156,6 +159,24 @@ def _reduces(node: torch.fx.Node) -> bool:
     """Whether an operator has a reduction: norms by groups have, unlike those of channels."""
     kind = does(node.target)
     return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
+
+
+PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
+"""Operators that no kernel of a reduction has, but for products over a single element."""
+
+
+def _is_behind_product(node: torch.fx.Node, source: torch.fx.Node) -> bool:
+    """Whether a node depends on another through a product: then no kernel of a reduction has both."""
+    waiting, seen = [(node, False)], set[tuple[torch.fx.Node, bool]]()
+    while waiting:
+        each, behind = waiting.pop()
+        if each is source and behind:
+            return True
+        behind |= does(each.target) in PRODUCTS and (_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
+        found = {(given, behind) for given in each.all_input_nodes} - seen
+        seen |= found
+        waiting += found
+    return False
 
 
 def _passes(node: torch.fx.Node) -> bool:

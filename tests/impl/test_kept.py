@@ -34,6 +34,14 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[str]]] = {
     "logsumexp of the same": (lambda x, y: x - x.logsumexp(-1, keepdim=True), []),
     "a shift": (lambda x, y: _shifted(x, y[:, :3], x.amax(-1, keepdim=True) * 2), ["mul"]),
     "a shift of the same": (lambda x, y: _shifted(x, x + 1, x.amax(-1, keepdim=True)), []),
+    "a shift of what a product made of it": (
+        lambda x, y: (lambda m: (x - m).exp().sum(-1, keepdim=True) * ((x - m) @ y.mT) + m)(x.amax(-1, keepdim=True)),
+        [],
+    ),
+    "a shift of another product": (
+        lambda x, y: (lambda m: (x - m).exp().sum(-1, keepdim=True) * (x @ y.mT) + m)(x.amax(-1, keepdim=True)),
+        ["amax"],
+    ),
     "a sum that others shift": (lambda x, y: _shifted(x, y[:, :3], x.sum(-1, keepdim=True)), ["sum_1"]),
     "a norm of norms": (
         lambda x, y: y * (y.amax(0, keepdim=True) / y.amax(0, keepdim=True).mean()).relu(),
