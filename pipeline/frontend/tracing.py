@@ -13,11 +13,13 @@ from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import _trace, exported_program
+from torch.fx.experimental import symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.frontend import gpu_answers, known_numbers, recurrences, symbolic_kernels, violations
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
+from pipeline.shapes import questions
 
 aten = torch.ops.aten
 
@@ -63,6 +65,20 @@ TABLE: Final = (
         "dispatch",
         known_numbers.noting,
         "makes up a symbol for a number that is read from a tensor made of sizes",
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "evaluate_expr",
+        questions.noting,
+        "notes no condition where a model asks what an operator asked before it for a memory layout",
+        during="export",
+    ),
+    Replacement(
+        symbolic_shapes,
+        "uninteresting_files",
+        questions.placing,
+        "says that we asked: the row above passes questions on",
+        during="export",
     ),
     Replacement(
         _NonStrictTorchFunctionHandler,

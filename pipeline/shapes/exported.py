@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import sympy
@@ -35,6 +34,7 @@ from pipeline.shapes.environment import (
     solved_in_words,
     value_of,
 )
+from pipeline.shapes.guards import guards, values
 from pipeline.shapes.operator_conditions import of_operators
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,6 @@ UNBOUNDED_FACTOR = 4
 
 UNKNOWN = 1024
 """The least upper bound of an unbounded data-dependent size: the example's data do not bound others'."""
-
-_TORCH = Path(torch.__file__).parent
-_PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
-_MODULE = f"{_TORCH}/nn/modules/module.py"
-_OPERATORS = tuple(f"{_TORCH}/{part}" for part in _PARTS)
-"""Where torch is in the midst of an operator; in the mode of torch.export, of one that is written in C++."""
 
 ONE_SIZE = "give it as a static size, or write the model so that it takes others"
 
@@ -79,7 +73,7 @@ def environment(
         CaptureError: only one size of the requested range is left.
     """
     _check_varying(inputs, asked)
-    ranges = {**exported.range_constraints, **_marked(inputs), **exported.range_constraints}  # in torch.export's order
+    ranges = {**_marked(inputs), **exported.range_constraints}
     found = {str(s): _symbol(s, ranges, inputs, sizes, asked.get(str(s))) for s in _backed(ranges, inputs)}
     shapes = ShapeEnvironment(FrozenDict(found))
     told = {s.name: (place, expr) for place, expr, _ in _places(inputs, sizes) for s in expr.free_symbols}
@@ -114,9 +108,9 @@ def _check_varying(inputs: Mapping[str, object], asked: Mapping[str, Ends]) -> N
 
 
 def _backed(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, object]) -> list[Any]:
-    """The symbols in the inputs' sizes."""
-    known = {s for value in inputs.values() for expr in _sizes(value) for s in expr.free_symbols}
-    return [s for s in ranges if s in known and not free_unbacked_symbols(s)]
+    """The symbols in the inputs' sizes, in the inputs' order: that of torch.export's ranges differs from run to run."""
+    told = (s for value in inputs.values() for expr in _sizes(value) for s in sorted(expr.free_symbols, key=str))
+    return [s for s in dict.fromkeys(told) if s in ranges and not free_unbacked_symbols(s)]
 
 
 def _sizes(value: object) -> list[sympy.Expr]:
@@ -225,55 +219,14 @@ def _ends_of(expr: sympy.Expr, name: str, shapes: Mapping[str, Range]) -> tuple[
 
 def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """The program's assumptions about its inputs' sizes."""
-    for condition in (*_guards(graph), *of_operators(graph), *_not_negative(graph, shapes)):
+    for condition in (*guards(graph), *of_operators(graph), *_not_negative(graph, shapes)):
         if isinstance(condition, sympy.Basic) and {s.name for s in condition.free_symbols} <= set(shapes):
             yield condition
 
 
-def _guards(graph: torch.fx.Graph) -> Iterator[object]:
-    """What torch.export found on its way."""
-    mode = next((v.fake_mode for v in _values(graph) if hasattr(v, "fake_mode")), None)
-    if mode is None or mode.shape_env is None:
-        return
-    strides, others = set[object](), []
-    for guard in mode.shape_env.guards:
-        about = guard.size_oblivious or _about_strides(guard)
-        expr = mode.shape_env.replace(guard.expr)
-        if about:
-            strides.add(expr)
-        else:
-            others.append((guard, expr))
-    yield from (expr for guard, expr in others if expr not in strides or not _asked_again(guard))
-
-
-def _asked_again(guard: Argument) -> bool:
-    """Whether a module of torch.export's own asked, which asserts what was found before it."""
-    return str(getattr(guard.sloc.framework_loc, "filename", "")) == _MODULE
-
-
-def _about_strides(guard: Argument) -> bool:
-    """Whether an operator asked if a size is 1: that decides on strides, and no more. (Where results depend on it, see
-    ``operator_conditions``; what the model asks by itself is another matter.)"""
-    expr, file = guard.expr, getattr(guard.sloc.framework_loc, "filename", "")
-    if isinstance(expr, sympy.Ne):
-        one, other = expr.args  # a stride that is 8 * s is compared with 8
-        alike = ((a, b) for a, b in ((one, other), (other, one)) if b != 0)
-        asked = 1 in expr.args or any(sympy.cancel(a / b).is_Symbol for a, b in alike)
-    elif isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
-        asked = expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2)
-    else:
-        asked = False
-    return asked and file.startswith(_OPERATORS)
-
-
-def _values(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
-    for node in graph.nodes:
-        yield from tree_leaves(node.meta.get("val"))
-
-
 def _not_negative(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """``x[1:]`` has size ``s - 1``: torch.export takes ``s`` to be at least 1."""
-    compound = {e for v in _values(graph) if isinstance(v, torch.Tensor) for e in _sizes(v) if not e.is_Symbol}
+    compound = {e for v in values(graph) if isinstance(v, torch.Tensor) for e in _sizes(v) if not e.is_Symbol}
     for expr in sorted(compound, key=str):
         if {s.name for s in expr.free_symbols} <= set(shapes) and bounds(expr, shapes).min < 0:
             yield sympy.Ge(expr, 0, evaluate=False)

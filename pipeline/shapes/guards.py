@@ -1,0 +1,112 @@
+"""What torch.export found about sizes on its way, without what decides on memory layouts alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import sympy
+import torch
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.types import Argument
+from pipeline.shapes.environment import expression, shape_of
+from pipeline.shapes.questions import MODULE, asked
+
+_TORCH = Path(torch.__file__).parent
+_PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
+_OPERATORS = tuple(f"{_TORCH}/{part}" for part in _PARTS)
+"""Where torch is in the midst of an operator; in the mode of torch.export, of one that is written in C++."""
+
+Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
+"""A sum by its terms, each with its whole coefficient; two sums that are in proportion are alike."""
+
+
+def guards(graph: torch.fx.Graph) -> Iterator[object]:
+    """The conditions on sizes that hold for the graph, whose nodes carry fake tensors."""
+    mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
+    if mode is None or mode.shape_env is None:
+        return
+    layouts, replace = Layouts(graph), mode.shape_env.replace
+    dropped, kept = set[object](), []
+    for guard in mode.shape_env.guards:
+        expr = replace(guard.expr)
+        if guard.size_oblivious or layouts.decided(guard, expr):
+            dropped.add(expr)
+        else:
+            kept.append((guard, expr))
+    yield from (expr for guard, expr in kept if expr not in dropped or not _asked_again(guard))
+    hidden = {symbol for expr in dropped for symbol in expr.free_symbols}
+    yield from (expr for expr in map(replace, asked(mode.shape_env)) if expr.free_symbols & hidden)
+
+
+def values(graph: torch.fx.Graph) -> Iterator[Argument]:
+    """What the nodes of a graph give: fake tensors and numbers."""
+    for node in graph.nodes:
+        yield from tree_leaves(node.meta.get("val"))
+
+
+def _asked_again(guard: Argument) -> bool:
+    """Whether a module of torch.export's own asked, which asserts what was found before it."""
+    return str(getattr(guard.sloc.framework_loc, "filename", "")) == MODULE
+
+
+class Layouts:
+    """The memory layouts of a graph's tensors, read when they are first asked for."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph = graph
+        self.apart: set[Terms] | None = None
+
+    def decided(self, guard: Argument, expr: Argument) -> bool:
+        """Whether an operator asked something that decides on strides, and no more: if a size is 1 (where results
+        depend on it, see ``operator_conditions``), or if two dims of a tensor can be merged without a copy. What the
+        model asks by itself is another matter."""
+        if not getattr(guard.sloc.framework_loc, "filename", "").startswith(_OPERATORS):
+            return False
+        return _asks_for_one(guard.expr) or (isinstance(expr, sympy.Ne) and self._keeps_apart(expr))
+
+    def _keeps_apart(self, differ: sympy.Ne) -> bool:
+        """Whether a condition says that the stride of one dim is not what the next one spans. Which of its copies
+        torch makes depends on the order in which it keeps what it knows, and that on Python's hashes."""
+        if self.apart is None:
+            self.apart = set(_spans(self.graph))
+        terms = _terms(differ.lhs - differ.rhs)
+        return terms is not None and terms in self.apart
+
+
+def _asks_for_one(expr: object) -> bool:
+    if isinstance(expr, sympy.Ne):
+        one, other = expr.args  # a stride that is 8 * s is compared with 8
+        alike = ((a, b) for a, b in ((one, other), (other, one)) if b != 0)
+        return 1 in expr.args or any(sympy.cancel(a / b).is_Symbol for a, b in alike)
+    if isinstance(expr, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
+        return bool(expr.lts == (1 if isinstance(expr, sympy.Gt | sympy.Lt) else 2))
+    return False
+
+
+def _spans(graph: torch.fx.Graph) -> Iterator[Terms]:
+    """By how much the stride of a dim and what another dim spans differ, for the dims of each tensor: einsum and its
+    like merge any two."""
+    for value in values(graph):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
+            for (i, stride), (j, inner) in itertools.permutations(enumerate(strides), 2):
+                if not (isinstance(stride, int) and isinstance(sizes[j], int) and isinstance(inner, int)):
+                    terms = _terms(stride - sizes[j] * inner)
+                    if terms is not None:
+                        yield terms
+
+
+def _terms(difference: object) -> Terms | None:
+    """The terms of a sum, in lowest terms and by the sign of the first by name; None for a number, and for terms of
+    other than whole coefficients."""
+    found = sympy.expand(difference).as_coefficients_dict()
+    if not found or set(found) == {sympy.S.One} or not all(c.is_Integer for c in found.values()):
+        return None
+    factor = math.gcd(*map(int, found.values()))
+    sign = 1 if found[min(found, key=str)] > 0 else -1
+    return frozenset((term, sign * int(c) // factor) for term, c in found.items())

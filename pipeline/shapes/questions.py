@@ -1,0 +1,69 @@
+"""Keep what a model itself asks about sizes while it is traced.
+
+torch notes a condition once, with the place that asked first. If that was an operator that decides on a memory layout
+(``x.mT.reshape(-1)`` asks whether a size is 1), the answer that it gives to the model later leaves no trace, though
+there the results may depend on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from weakref import WeakKeyDictionary
+
+import sympy
+import torch
+from sympy.logic.boolalg import Boolean
+
+from pipeline.aten.types import Argument
+
+_TORCH = Path(torch.__file__).parent
+_OWN = Path(__file__).parents[1]
+MODULE = f"{_TORCH}/nn/modules/module.py"
+"""Where torch.export calls a module, and asserts what was found before it."""
+
+_PASSES = {
+    *(f"{_TORCH}/{name}.py" for name in ("__init__", "fx/experimental/sym_node", "fx/experimental/symbolic_shapes")),
+    *(f"{_TORCH}/{name}.py" for name in ("fx/experimental/recording", "_guards")),
+    *(f"{_OWN}/{name}.py" for name in ("shapes/questions", "frontend/replacement")),
+}
+"""Where a question passes by: the number in Python, its node, and the shape environment."""
+
+_MODELS = tuple(f"{_TORCH}/{part}" for part in ("nn/", "functional.py", "_dynamo/variables/"))
+"""The parts of torch that ask as a model does; all others ask for an operator, or for torch.export."""
+
+_asked: WeakKeyDictionary[object, dict[sympy.Basic, None]] = WeakKeyDictionary()
+
+
+def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
+    """Wrap `ShapeEnv.evaluate_expr` to keep a model's questions that torch can answer, and so notes no condition of."""
+
+    def evaluate_and_note(self: Argument, expr: Argument, *args: object, **kwargs: object) -> Argument:
+        known = len(self.guards)
+        answer = evaluate(self, expr, *args, **kwargs)
+        if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and _is_from_a_model():
+            holds = expr if answer else sympy.Not(expr)
+            _asked.setdefault(self, {})[holds] = None
+        return answer
+
+    return evaluate_and_note
+
+
+def placing(files: Callable[[], set[str]]) -> Callable[[], set[str]]:
+    """Wrap torch's list of files that ask for others, so that a condition's place is not `noting`."""
+    return lambda: files() | _PASSES
+
+
+def asked(shape_env: object) -> Iterable[sympy.Basic]:
+    """The conditions that a model asked for, in order, of those that torch knew the answer to."""
+    return tuple(_asked.get(shape_env, ()))
+
+
+def _is_from_a_model() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _PASSES:
+        frame = frame.f_back
+    file = "" if frame is None else frame.f_code.co_filename
+    return file.startswith(_MODELS) and file != MODULE if file.startswith(f"{_TORCH}/") else bool(file)
