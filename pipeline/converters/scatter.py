@@ -10,6 +10,7 @@ import torch
 from pipeline.aten.arguments import argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
+from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import scatter as _scatter
 from pipeline.impl.base import ITensor, Value
@@ -18,8 +19,10 @@ from pipeline.impl.shape import concatenate, negative, total
 from pipeline.impl.slice import diagonal_start, first, flattened, narrow
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
+from pipeline.shapes.environment import shape_of
 
 aten = torch.ops.aten
+Tensor = torch.Tensor
 
 MOST = (1 << 31) - 1
 """Elements that a tensor of TensorRT may have."""
@@ -110,6 +113,36 @@ def index_reduce(
     dim, index = base.axis(dim, base.rank(input)), base.tensor(net, index, rank=1)
     column = base.reshape(net, index, [-1 if i == dim else 1 for i in range(base.rank(input))])
     return _scatter.scatter_reduce(net, input, dim, column, source, reduce, include_self)
+
+
+@register_torch_trt_decomposition(aten.select_scatter.default)
+def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
+    """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor
+
+    Into a dim of size 1: nothing of what was there is left, so nothing reads it."""
+    return src.unsqueeze(dim).to(self.dtype, copy=True) if shape_of(self)[dim] == 1 else NotImplemented
+
+
+@register_torch_trt_decomposition(aten.slice_scatter.default)
+def whole_slice_scatter(
+    self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1)
+    -> Tensor
+
+    Of all there is."""
+    return src.to(self.dtype, copy=True) if shape_of(src) == shape_of(self) else NotImplemented
+
+
+@register_torch_trt_decomposition(aten.diagonal_scatter.default)
+def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor
+
+    Into matrices of one element."""
+    sizes = shape_of(self)
+    if (sizes[dim1], sizes[dim2], shape_of(src)[-1]) != (1, 1, 1):
+        return NotImplemented
+    return src.to(self.dtype, copy=True).reshape(self.shape)
 
 
 @converts(aten.select_scatter.default)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from typing import Any
 
 import pytest
@@ -23,9 +24,13 @@ MEGABYTES = 64
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 
 
-def taken(size: int) -> bytearray:
-    """So many bytes, each page written to."""
-    return bytearray(b"x" * size)
+def taken(size: int) -> mmap:
+    """So many bytes, each page written to, that go back to the system when they are closed: what an allocator is given
+    back it may keep."""
+    memory = mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS)
+    for page in range(0, size, PAGESIZE):
+        memory[page] = 1
+    return memory
 
 
 @linux
@@ -34,7 +39,7 @@ def test_a_stage_that_takes_memory_is_seen_to() -> None:
     ledger(Event("started", "greedy"))
     passing, kept = taken(MEGABYTES << 20), taken(MEGABYTES << 20)
     time.sleep(0.1)
-    del passing
+    passing.close()
     ledger(Event("finished", "greedy", 0.1))
     (entry,) = ledger.entries
     assert len(kept) * 0.9 <= entry.growth <= len(kept) * 1.5
@@ -127,7 +132,7 @@ def test_one_thread_reads_for_stages_that_follow_and_ends_by_itself() -> None:
             while sampler.anonymous - sampler.first.anonymous < (MEGABYTES << 20) * 0.9:
                 assert time.monotonic() < until, "memory is not read while a stage runs"
                 time.sleep(0.01)
-            del passing
+            passing.close()
         assert len(started) == 1
     (thread,) = started
     thread.join(30)

@@ -75,5 +75,5 @@ def test_a_program_prints_as_it_runs() -> None:
 @pytest.mark.parametrize("script", sorted(SHAPES_READ.glob("*.txt")), ids=lambda path: path.stem)
 def test_programs_in_which_only_a_shape_is_read(script: Path) -> None:
     """Their engines were given a tensor for its shape, which the network did not read (found on an H200); of 210 one
-    without elements, which is given still."""
+    without elements, which is given still. In written_over, a write left nothing of the tensor."""
     exec(script.read_text(encoding="utf-8"), {"__name__": script.stem})
