@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
@@ -116,7 +117,7 @@ def index_reduce(
 
 
 @register_torch_trt_decomposition(aten.select_scatter.default)
-def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
+def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argument:
     """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor
 
     Into a dim of size 1: nothing of what was there is left, so nothing reads it."""
@@ -126,7 +127,7 @@ def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
 @register_torch_trt_decomposition(aten.slice_scatter.default)
 def whole_slice_scatter(
     self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Any:
+) -> Argument:
     """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1)
     -> Tensor
 
@@ -135,7 +136,7 @@ def whole_slice_scatter(
 
 
 @register_torch_trt_decomposition(aten.diagonal_scatter.default)
-def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Argument:
     """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor
 
     Into matrices of one element."""

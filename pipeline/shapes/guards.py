@@ -31,7 +31,7 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
     if mode is None or mode.shape_env is None:
         return
     layouts, replace = Layouts(graph), mode.shape_env.replace
-    dropped, kept = set[object](), []
+    dropped, kept = set[sympy.Basic](), []
     for guard in mode.shape_env.guards:
         expr = replace(guard.expr)
         if guard.size_oblivious or layouts.decided(guard, expr):
@@ -91,20 +91,18 @@ def _asks_for_one(expr: object) -> bool:
 def _spans(graph: torch.fx.Graph) -> Iterator[Terms]:
     """By how much the stride of a dim and what another dim spans differ, for the dims of each tensor: einsum and its
     like merge any two."""
-    for value in values(graph):
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
-            for (i, stride), (j, inner) in itertools.permutations(enumerate(strides), 2):
-                if not (isinstance(stride, int) and isinstance(sizes[j], int) and isinstance(inner, int)):
-                    terms = _terms(stride - sizes[j] * inner)
-                    if terms is not None:
-                        yield terms
+    tensors = (v for v in values(graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
+    for sizes, strides in dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors):
+        for (_, outer), (size, stride) in itertools.permutations(zip(sizes, strides, strict=True), 2):
+            terms = _terms(outer - size * stride)
+            if terms is not None:
+                yield terms
 
 
 def _terms(difference: object) -> Terms | None:
     """The terms of a sum, in lowest terms and by the sign of the first by name; None for a number, and for terms of
     other than whole coefficients."""
-    found = sympy.expand(difference).as_coefficients_dict()
+    found = {} if isinstance(difference, int) else sympy.expand(difference).as_coefficients_dict()
     if not found or set(found) == {sympy.S.One} or not all(c.is_Integer for c in found.values()):
         return None
     factor = math.gcd(*map(int, found.values()))

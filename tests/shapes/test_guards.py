@@ -123,7 +123,8 @@ class Padded(torch.nn.Module):
         h, w = image.shape[2] // 8, image.shape[3] // 8
         rows = torch.nn.functional.pad(image, (0, (8 - w % 8) % 8, 0, (8 - h % 8) % 8))
         return rows.mean((2, 3)) + mask.sum(1, keepdim=True), rows[:, :, ::8, ::8]
-dims = ({0: Dim("b", min=1, max=4), 2: 8 * Dim("h", min=2, max=9), 3: 8 * Dim("w", min=2, max=9)}, {0: Dim("b", min=1, max=4), 1: Dim("n", max=9)})
+batch, h, w = Dim("b", min=1, max=4), 8 * Dim("h", min=2, max=9), 8 * Dim("w", min=2, max=9)
+dims = ({0: batch, 2: h, 3: w}, {0: batch, 1: Dim("n", max=9)})
 args = (torch.rand(2, 3, 32, 48), torch.rand(2, 5))
 program = pipeline.capture(Padded().eval(), args, dynamic_shapes=dims)
 compiled = pipeline.default().replace("build", unbuilt)(program)
