@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument
 from pipeline.shapes.environment import expression, shape_of
-from pipeline.shapes.questions import MODULE, asked
+from pipeline.shapes.operator_conditions import of_one_query
+from pipeline.shapes.questions import ATTENTION, MODULE, asked
 
 _TORCH = Path(torch.__file__).parent
 _PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
@@ -30,17 +31,29 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
     mode = next((v.fake_mode for v in values(graph) if hasattr(v, "fake_mode")), None)
     if mode is None or mode.shape_env is None:
         return
-    layouts, replace = Layouts(graph), mode.shape_env.replace
+    layouts, replace, noted = Layouts(graph), mode.shape_env.replace, asked(mode.shape_env)
+    indifferent = _is_indifferent([*((g.expr, _file(g)) for g in mode.shape_env.guards), *noted.items()])
     dropped, kept = set[sympy.Basic](), []
     for guard in mode.shape_env.guards:
         expr = replace(guard.expr)
-        if guard.size_oblivious or layouts.decided(guard, expr):
+        if guard.size_oblivious or indifferent(_file(guard)) or layouts.decided(guard, expr):
             dropped.add(expr)
         else:
             kept.append((guard, expr))
-    yield from (expr for guard, expr in kept if expr not in dropped or not _asked_again(guard))
+    yield from (expr for guard, expr in kept if expr not in dropped or _file(guard) != MODULE)
     hidden = {symbol for expr in dropped for symbol in expr.free_symbols}
-    yield from (expr for expr in map(replace, asked(mode.shape_env)) if expr.free_symbols & hidden)
+    others = (replace(expr) for expr, file in noted.items() if not indifferent(file))
+    yield from (expr for expr in others if expr.free_symbols & hidden)
+    if indifferent(ATTENTION):
+        yield from of_one_query(graph)
+
+
+def _is_indifferent(questions: Iterable[tuple[object, str]]) -> Callable[[str], bool]:
+    """Whether the answers to a file's questions are indifferent: to those of `ATTENTION`, if it asks for one query
+    alone, not whether there are more keys, of which it would take as many as there are queries."""
+    found = [expr for expr, file in questions if file.endswith(ATTENTION)]
+    alone = bool(found) and all(map(_asks_for_one, found))
+    return lambda file: alone and file.endswith(ATTENTION)
 
 
 def values(graph: torch.fx.Graph) -> Iterator[Argument]:
@@ -49,9 +62,9 @@ def values(graph: torch.fx.Graph) -> Iterator[Argument]:
         yield from tree_leaves(node.meta.get("val"))
 
 
-def _asked_again(guard: Argument) -> bool:
-    """Whether a module of torch.export's own asked, which asserts what was found before it."""
-    return str(getattr(guard.sloc.framework_loc, "filename", "")) == MODULE
+def _file(guard: Argument) -> str:
+    """Where a condition was asked for. That of `MODULE` was asked for before, and is asserted."""
+    return str(getattr(guard.sloc.framework_loc, "filename", ""))
 
 
 class Layouts:
@@ -65,7 +78,7 @@ class Layouts:
         """Whether an operator asked something that decides on strides, and no more: if a size is 1 (where results
         depend on it, see ``operator_conditions``), or if two dims of a tensor can be merged without a copy. What the
         model asks by itself is another matter."""
-        if not getattr(guard.sloc.framework_loc, "filename", "").startswith(_OPERATORS):
+        if not _file(guard).startswith(_OPERATORS):
             return False
         return _asks_for_one(guard.expr) or (isinstance(expr, sympy.Ne) and self._keeps_apart(expr))
 

@@ -70,6 +70,15 @@ def _attended(graph: torch.fx.Graph) -> Iterator[object]:
                 yield sympy.Eq(keys, values, evaluate=False)
 
 
+def of_one_query(graph: torch.fx.Graph) -> Iterator[object]:
+    """Conditions for which it is no matter whether transformers says ``is_causal`` of one query: there is one key."""
+    for node in graph.nodes:
+        if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
+            queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))
+            if not isinstance(queries, int) and queries != keys:
+                yield sympy.Or(sympy.Ne(queries, 1, evaluate=False), sympy.Eq(keys, 1, evaluate=False), evaluate=False)
+
+
 _SLICE: tuple[Argument, ...] = (None, 0, None, None, 1)
 """The defaults of the arguments of ``aten.slice``."""
 

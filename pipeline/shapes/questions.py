@@ -8,7 +8,7 @@ there the results may depend on it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from weakref import WeakKeyDictionary
@@ -28,13 +28,19 @@ _PASSES = {
     *(f"{_TORCH}/{name}.py" for name in ("__init__", "fx/experimental/sym_node", "fx/experimental/symbolic_shapes")),
     *(f"{_TORCH}/{name}.py" for name in ("fx/experimental/recording", "_guards")),
     *(f"{_OWN}/{name}.py" for name in ("shapes/questions", "frontend/replacement")),
+    "<string>",
 }
-"""Where a question passes by: the number in Python, its node, and the shape environment."""
+"""Where a question passes by: the number in Python, its node, and the shape environment; and torch.export's code that
+asserts what was found."""
 
 _MODELS = tuple(f"{_TORCH}/{part}" for part in ("nn/", "functional.py", "_dynamo/variables/"))
 """The parts of torch that ask as a model does; all others ask for an operator, or for torch.export."""
 
-_asked: WeakKeyDictionary[object, dict[sympy.Basic, None]] = WeakKeyDictionary()
+ATTENTION = "transformers/integrations/sdpa_attention.py"
+"""Asks whether there is one query: to take the heads of a group together, which gives the same, and not to say
+``is_causal``, which gives the same where there is one key too."""
+
+_asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 
 
 def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
@@ -43,9 +49,8 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
     def evaluate_and_note(self: Argument, expr: Argument, *args: object, **kwargs: object) -> Argument:
         known = len(self.guards)
         answer = evaluate(self, expr, *args, **kwargs)
-        if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and _is_from_a_model():
-            holds = expr if answer else sympy.Not(expr)
-            _asked.setdefault(self, {})[holds] = None
+        if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (file := _model()):
+            _asked.setdefault(self, {}).setdefault(expr if answer else sympy.Not(expr), file)
         return answer
 
     return evaluate_and_note
@@ -56,14 +61,18 @@ def placing(files: Callable[[], set[str]]) -> Callable[[], set[str]]:
     return lambda: files() | _PASSES
 
 
-def asked(shape_env: object) -> Iterable[sympy.Basic]:
-    """The conditions that a model asked for, in order, of those that torch knew the answer to."""
-    return tuple(_asked.get(shape_env, ()))
+def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
+    """The conditions that a model asked for, in order, of those that torch knew the answer to; with the file that asked
+    first."""
+    return _asked.get(shape_env, {})
 
 
-def _is_from_a_model() -> bool:
+def _model() -> str:
+    """The file of a model that asks; empty for others."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in _PASSES:
         frame = frame.f_back
     file = "" if frame is None else frame.f_code.co_filename
-    return file.startswith(_MODELS) and file != MODULE if file.startswith(f"{_TORCH}/") else bool(file)
+    if file.startswith(f"{_TORCH}/") and (file == MODULE or not file.startswith(_MODELS)):
+        return ""
+    return file

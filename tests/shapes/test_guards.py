@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import pipeline
 from pipeline.testing import TensorSpec, check_model
@@ -112,6 +114,41 @@ def test_what_a_model_asks_is_a_condition(name: str, caplog: pytest.LogCaptureFi
     (n,) = program.shapes.values()
     assert (n.min, n.max) == (least + 1, 32)
     assert f"from {least + 1} to 32, not {least} to 32" in caplog.text
+
+
+class Decoder(nn.Module):
+    """Asks whether there is one token, to choose how it attends; its groups of heads share keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+        self.model = LlamaForCausalLM(LlamaConfig(vocab_size=30, hidden_size=16, intermediate_size=8, **heads))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        return logits
+
+
+def test_how_transformers_attends_is_no_condition() -> None:
+    ids = TensorSpec(("b", "n"), torch.int64, ("below", 30))
+    compiled = check_model(Decoder, (ids,), sizes={"b": (1, 2, 4), "n": (1, 7, 16)})
+    assert [(r.min, r.max) for r in compiled.program.shapes.values()] == [(1, 4), (1, 16)]
+
+
+class Attends(nn.Module):
+    """Attends as transformers does, to keys of which there may be more than queries."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        module = nn.Module()
+        return sdpa_attention_forward(module, q, k, k, None)[0]
+
+
+def test_one_query_sees_all_keys(caplog: pytest.LogCaptureFixture) -> None:
+    """And the first of several sees one."""
+    sizes = {"n": (1, 4, 4), "m": (4, 5, 9)}
+    args = (TensorSpec((1, 2, "n", 8)), TensorSpec((1, 2, "m", 8), seed=1))
+    compiled = check_model(Attends, args, sizes=sizes)
+    assert [(r.min, r.max) for r in compiled.program.shapes.values()] == [(2, 4), (4, 9)]
 
 
 SEVERAL = """
