@@ -180,10 +180,12 @@ def wanted_engines(converted: Converted) -> Iterator[Wanted]:
 
 
 def _places(program: Program, segment: Segment) -> dict[str, str]:
-    """Which of the program's inputs and outputs an engine's are, by binding; of its other inputs which comes first.
-    A network alone does not distinguish ``x - y`` from ``y - x``: each has its inputs in the order of their use."""
+    """Which of the program's inputs, sizes and outputs an engine's are, by binding; of its other inputs which comes
+    first. A network alone does not distinguish ``x - y`` from ``y - x``: each has its inputs in the order of their
+    use."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
-    given = {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
+    given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
+    given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
     inner = sorted((port.name for port in segment.inputs if port.name not in given), key=lambda name: order[name])
     places = {port.name: given.get(port.name) or f"inner {inner.index(port.name)}" for port in segment.inputs}
     for name, binding in binding_names(program.outputs, segment).items():

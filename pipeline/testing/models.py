@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from pipeline.artifact.cached import wanted_engines
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
@@ -143,9 +144,9 @@ def check_model(
 ) -> Compiled:
     """Compile a model, and compare it with eager PyTorch at opt, min, max and a size between, twice in a row at each.
 
-    It checks that the model compiles, twice to the same networks, and that nothing passed in is changed; that no engine
-    has fewer operators than ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call
-    must return eager's pytree, dtypes, shapes and values (no further from float64 than eager's plus some units,
+    It checks that the model compiles, twice to the same networks, of which each can be kept, and that nothing passed in
+    is changed; that no engine has fewer operators than ``min_block_size`` (unless it has all), and there are at most
+    ``max_engines``. Each call must return eager's pytree, dtypes, shapes and values (no further from float64 than eager's plus some units,
     ``ulps.PROGRAM``); inputs and buffers must be as eager leaves them; results, inputs and later calls must not share
     memory that eager does not share; a returned input must be that input, and a result returned twice a single tensor
     (except ``memory.Echoes``).
@@ -236,6 +237,7 @@ def _compiled(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) 
         text = str(program)
         compiled: Compiled = compile(program)
         again = compile.until("convert")(program)
+        list(wanted_engines(again))  # each can be kept
     except CaptureError:
         raise
     except Exception as error:
