@@ -144,12 +144,12 @@ def check_model(
 ) -> Compiled:
     """Compile a model, and compare it with eager PyTorch at opt, min, max and a size between, twice in a row at each.
 
-    It checks that the model compiles, twice to the same networks, of which each can be kept, and that nothing passed in
-    is changed; that no engine has fewer operators than ``min_block_size`` (unless it has all), and there are at most
-    ``max_engines``. Each call must return eager's pytree, dtypes, shapes and values (no further from float64 than eager's plus some units,
-    ``ulps.PROGRAM``); inputs and buffers must be as eager leaves them; results, inputs and later calls must not share
-    memory that eager does not share; a returned input must be that input, and a result returned twice a single tensor
-    (except ``memory.Echoes``).
+    It checks that the model compiles, twice to the same networks, of which each can be kept, and that nothing
+    passed in is changed; that no engine has fewer operators than ``min_block_size`` (unless it has all), and there
+    are at most ``max_engines``. Each call must return eager's pytree, dtypes, shapes and values (no further from
+    float64 than eager's plus some units, ``ulps.PROGRAM``); inputs and buffers must be as eager leaves them;
+    results, inputs and later calls must not share memory that eager does not share; a returned input must be that
+    input, and a result returned twice a single tensor (except ``memory.Echoes``).
 
     Args:
         make: makes the model; called with a fixed seed. It may be a class.
