@@ -33,8 +33,11 @@ _PASSES = {
 """Where a question passes by: the number in Python, its node, and the shape environment; and torch.export's code that
 asserts what was found."""
 
-_MODELS = tuple(f"{_TORCH}/{part}" for part in ("nn/", "functional.py", "_dynamo/variables/"))
+_MODELS = (f"{_TORCH}/nn/", f"{_TORCH}/functional.py")
 """The parts of torch that ask as a model does; all others ask for an operator, or for torch.export."""
+
+_DYNAMO = f"{_TORCH}/_dynamo/variables/"
+"""What reads a model's Python, and asks in its place."""
 
 ATTENTION = "transformers/integrations/sdpa_attention.py"
 """Asks whether there is one query: to take the heads of a group together, which gives the same, and not to say
@@ -68,11 +71,15 @@ def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
 
 
 def _model() -> str:
-    """The file of a model that asks; empty for others."""
+    """The file of a model that asks in Python; empty for others, and for what C++ asks."""
     frame: FrameType | None = sys._getframe(2)
+    in_python = False
     while frame is not None and frame.f_code.co_filename in _PASSES:
+        in_python = in_python or frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
     file = "" if frame is None else frame.f_code.co_filename
-    if file.startswith(f"{_TORCH}/") and (file == MODULE or not file.startswith(_MODELS)):
+    if file.startswith(_DYNAMO):
+        return file
+    if not in_python or (file.startswith(f"{_TORCH}/") and (file == MODULE or not file.startswith(_MODELS))):
         return ""
     return file
