@@ -2,7 +2,7 @@
 
 torch notes a condition once, with the place that asked first. If that was an operator that decides on a memory layout
 (``x.mT.reshape(-1)`` asks whether a size is 1), the answer that it gives to the model later leaves no trace, though
-there the results may depend on it.
+there the results may depend on it. (With ``strict=True`` torch.export refuses such a range itself.)
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ asserts what was found."""
 _MODELS = (f"{_TORCH}/nn/", f"{_TORCH}/functional.py")
 """The parts of torch that ask as a model does; all others ask for an operator, or for torch.export."""
 
-_DYNAMO = f"{_TORCH}/_dynamo/variables/"
-"""What reads a model's Python, and asks in its place."""
-
 ATTENTION = "transformers/integrations/sdpa_attention.py"
 """Asks whether there is one query: to take the heads of a group together, which gives the same, and not to say
 ``is_causal``, which gives the same where there is one key too."""
@@ -53,7 +50,9 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
         known = len(self.guards)
         answer = evaluate(self, expr, *args, **kwargs)
         if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (file := _model()):
-            _asked.setdefault(self, {}).setdefault(expr if answer else sympy.Not(expr), file)
+            known_files, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
+            if known_files.get(holds, ATTENTION).endswith(ATTENTION):
+                known_files[holds] = file
         return answer
 
     return evaluate_and_note
@@ -66,7 +65,7 @@ def placing(files: Callable[[], set[str]]) -> Callable[[], set[str]]:
 
 def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
     """The conditions that a model asked for, in order, of those that torch knew the answer to; with the file that asked
-    first."""
+    first, other than `ATTENTION`."""
     return _asked.get(shape_env, {})
 
 
@@ -78,8 +77,6 @@ def _model() -> str:
         in_python = in_python or frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
     file = "" if frame is None else frame.f_code.co_filename
-    if file.startswith(_DYNAMO):
-        return file
     if not in_python or (file.startswith(f"{_TORCH}/") and (file == MODULE or not file.startswith(_MODELS))):
         return ""
     return file
