@@ -20,6 +20,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
 from pipeline.frontend.input_checks import bound, check_shapes
+from pipeline.frontend.keywords import together
 from pipeline.frontend.unaliased import unaliased
 from pipeline.inputs import Input
 from pipeline.shapes.environment import expression, solved
@@ -52,6 +53,7 @@ def merged_dynamic_shapes(
     check_shapes(model, inputs, given)
     if callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection
         given = given.dynamic_shapes(model, args, kwargs)
+    given = together(model, given)
     if any(map(is_dynamic, tree_flatten(inputs, is_leaf=is_input)[0])):
         specs = dict(zip(inputs, given, strict=False)) if isinstance(given, list | tuple) else dict(given or {})
         merger = _Merger({dim.__name__ for dim in tree_flatten(given)[0] if isinstance(dim, Dim)})

@@ -16,7 +16,7 @@ from torch.export import _trace, exported_program
 from torch.fx.experimental import symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
-from pipeline.frontend import gpu_answers, known_numbers, recurrences, symbolic_kernels, violations
+from pipeline.frontend import gpu_answers, keywords, known_numbers, recurrences, symbolic_kernels, violations
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
 from pipeline.shapes import questions
@@ -127,6 +127,20 @@ TABLE: Final = (
         "produce_guards_and_solve_constraints",
         violations.finishing,
         "gives no program where a range is wider than the model takes, after all of it is traced",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "get_class_if_classified_error",
+        lambda _: lambda error: None,
+        "prints a line about an error that it raises as well",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "make_constraints",
+        keywords.once,
+        "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
         during="export",
     ),
     Replacement(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import unittest
 from collections.abc import Callable, Mapping
 from threading import Thread
 from typing import Any
@@ -154,6 +157,31 @@ def gives_no_program() -> bool:
         return fails(exported, by_size)
 
 
+def does_not_fit(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(x.shape[0] + 2, 3)
+
+
+def is_printed() -> bool:
+    """Whether torch logs an error that it raises."""
+    with unittest.TestCase().assertLogs("torch.export", "ERROR") as logs:
+        logging.getLogger("torch.export").error("ours")
+        with tracing.exporting():
+            assert fails(functools.partial(export, Calls(does_not_fit), (ROW,), strict=True))
+    return len(logs.records) > 1
+
+
+class Keywords(torch.nn.Module):
+    """Takes all but its first input as it comes."""
+
+    def forward(self, x: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+        return x * 2 + others["y"]
+
+
+def keywords_are_counted_twice() -> bool:
+    rows = pipeline.Input(min_shape=(1, 3), opt_shape=(4, 3), max_shape=(9, 3))
+    return fails(lambda: pipeline.capture(Keywords(), (), {"x": rows, "y": rows}))
+
+
 def as_on_a_gpu(model: torch.nn.Module) -> None:
     pipeline.capture(model, (ROW,), device="cuda")
 
@@ -173,6 +201,8 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_remove_unnecessary_copy_op_pass": copy_is_lost,
     "_remove_unneccessary_copy_op_pass": copy_is_lost,
     "produce_guards_and_solve_constraints": gives_no_program,
+    "get_class_if_classified_error": is_printed,
+    "make_constraints": keywords_are_counted_twice,
     "get_device_capability": without_gpu(lambda: torch.cuda.get_device_capability() == (8, 9)),
     "is_bf16_supported": without_gpu(lambda: torch.cuda.is_bf16_supported()),
     "current_device": without_gpu(lambda: torch.cuda.current_device() is not None),

@@ -1,0 +1,45 @@
+"""Inputs that ``forward`` takes as ``**kwargs``: torch.export knows their dims by the name of the parameter, and counts
+them twice."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import torch
+
+from pipeline.aten.types import Argument, Spec
+
+
+def together(model: torch.nn.Module, given: Spec) -> Spec:
+    """``dynamic_shapes`` by the names of ``forward``'s parameters: ``{"other": …}`` is in ``{"kwargs": {"other": …}}``
+    if ``forward`` takes it as ``**kwargs``."""
+    parameters = inspect.signature(model.forward).parameters
+    name = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
+    others = {n: spec for n, spec in given.items() if n not in parameters} if isinstance(given, dict) else {}
+    if name is None or not others:
+        return given
+    own = {n: spec for n, spec in given.items() if n in parameters}
+    return {**own, name: {**(own.get(name) or {}), **others}}
+
+
+def once(own: Callable[..., Argument]) -> Callable[..., Argument]:
+    """Wrap torch.export's `make_constraints`: its inputs have what ``forward`` takes as ``**kwargs`` under the name of
+    that parameter, and again each under its own."""
+
+    def make_constraints(
+        mode: object, module: object, inputs: Mapping[str, Argument], shapes: Spec, *args: object, **kwargs: object
+    ) -> Argument:
+        twice = [name for name, value in inputs.items() if _is_of(value, inputs)]
+        if isinstance(shapes, dict):
+            inner = [(shapes[name] or {}).items() for name in twice if name in shapes]
+            shapes = {n: s for n, s in shapes.items() if n not in twice} | {n: s for rows in inner for n, s in rows}
+        inputs = {name: value for name, value in inputs.items() if name not in twice}
+        return own(mode, module, inputs, shapes, *args, **kwargs)
+
+    return make_constraints
+
+
+def _is_of(value: object, inputs: Mapping[str, object]) -> bool:
+    """Whether a value holds inputs that stand beside it."""
+    return type(value) is dict and bool(value) and all(n in inputs and inputs[n] is v for n, v in value.items())
