@@ -105,11 +105,12 @@ def _spans(graph: torch.fx.Graph) -> Iterator[Terms]:
     """By how much the stride of a dim and what another dim spans differ, for the dims of each tensor: einsum and its
     like merge any two."""
     tensors = (v for v in values(graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
-    for sizes, strides in dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors):
-        for (_, outer), (size, stride) in itertools.permutations(zip(sizes, strides, strict=True), 2):
-            terms = _terms(outer - size * stride)
-            if terms is not None:
-                yield terms
+    layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
+    pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
+    for outer, size, stride in {(outer, *inner) for rows in pairs for (_, outer), inner in rows}:
+        terms = _terms(outer - size * stride)
+        if terms is not None:
+            yield terms
 
 
 def _terms(difference: object) -> Terms | None:

@@ -7,6 +7,7 @@ there the results may depend on it. (With ``strict=True`` torch.export refuses s
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
 
 def placing(files: Callable[[], set[str]]) -> Callable[[], set[str]]:
     """Wrap torch's list of files that ask for others, so that a condition's place is not `noting`."""
-    return lambda: files() | _PASSES
+    return functools.cache(lambda: files() | _PASSES)
 
 
 def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
