@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TypeAlias
 
 import sympy
@@ -15,11 +14,10 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.types import Argument
 from pipeline.shapes.environment import expression, shape_of
 from pipeline.shapes.operator_conditions import of_one_query
-from pipeline.shapes.questions import ATTENTION, MODULE, asked
+from pipeline.shapes.questions import ATTENTION, MODULE, TORCH, asked
 
-_TORCH = Path(torch.__file__).parent
 _PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
-_OPERATORS = tuple(f"{_TORCH}/{part}" for part in _PARTS)
+_OPERATORS = tuple(f"{TORCH}/{part}" for part in _PARTS)
 """Where torch is in the midst of an operator; in the mode of torch.export, of one that is written in C++."""
 
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]

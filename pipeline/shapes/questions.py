@@ -20,21 +20,21 @@ from sympy.logic.boolalg import Boolean
 
 from pipeline.aten.types import Argument
 
-_TORCH = Path(torch.__file__).parent
+TORCH = Path(torch.__file__).parent
 _OWN = Path(__file__).parents[1]
-MODULE = f"{_TORCH}/nn/modules/module.py"
+MODULE = f"{TORCH}/nn/modules/module.py"
 """Where torch.export calls a module, and asserts what was found before it."""
 
 _PASSES = {
-    *(f"{_TORCH}/{name}.py" for name in ("__init__", "fx/experimental/sym_node", "fx/experimental/symbolic_shapes")),
-    *(f"{_TORCH}/{name}.py" for name in ("fx/experimental/recording", "_guards")),
+    *(f"{TORCH}/{name}.py" for name in ("__init__", "fx/experimental/sym_node", "fx/experimental/symbolic_shapes")),
+    *(f"{TORCH}/{name}.py" for name in ("fx/experimental/recording", "_guards")),
     *(f"{_OWN}/{name}.py" for name in ("shapes/questions", "frontend/replacement")),
     "<string>",
 }
 """Where a question passes by: the number in Python, its node, and the shape environment; and torch.export's code that
 asserts what was found."""
 
-_MODELS = (f"{_TORCH}/nn/", f"{_TORCH}/functional.py")
+_MODELS = (f"{TORCH}/nn/", f"{TORCH}/functional.py")
 """The parts of torch that ask as a model does; all others ask for an operator, or for torch.export."""
 
 ATTENTION = "transformers/integrations/sdpa_attention.py"
@@ -51,9 +51,9 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
         known = len(self.guards)
         answer = evaluate(self, expr, *args, **kwargs)
         if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (file := _model()):
-            known_files, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
-            if known_files.get(holds, ATTENTION).endswith(ATTENTION):
-                known_files[holds] = file
+            files, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
+            if files.get(holds, ATTENTION).endswith(ATTENTION):
+                files[holds] = file
         return answer
 
     return evaluate_and_note
@@ -78,6 +78,6 @@ def _model() -> str:
         in_python = in_python or frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
     file = "" if frame is None else frame.f_code.co_filename
-    if not in_python or (file.startswith(f"{_TORCH}/") and (file == MODULE or not file.startswith(_MODELS))):
+    if not in_python or (file.startswith(f"{TORCH}/") and (file == MODULE or not file.startswith(_MODELS))):
         return ""
     return file
