@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from pipeline.aten.arguments import argument
@@ -13,31 +11,23 @@ from pipeline.impl import sort as _sort
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
+from pipeline.shapes.environment import largest
 
 aten = torch.ops.aten
-
-
-def _largest(size: Any) -> float:
-    """The largest value that a size may take."""
-    if isinstance(size, torch.fx.Node):
-        size = size.meta["val"]
-    if not isinstance(size, torch.SymInt):
-        return float(size)
-    bound = size.node.shape_env.bound_sympy(size.node.expr).upper
-    return float(bound) if bound.is_number else float("inf")
 
 
 def k_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT's TopK takes k up to 3840."""
     k = argument(node, "k")
-    return _largest(k) <= _sort.MAX_K or Rejection(f"k is {k}, TensorRT takes at most {_sort.MAX_K}")
+    size = k.meta["val"] if isinstance(k, torch.fx.Node) else k
+    return largest(size) <= _sort.MAX_K or Rejection(f"k is {k}, TensorRT takes at most {_sort.MAX_K}")
 
 
 def length_up_to_3840(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A sort is a TopK of all elements; TensorRT takes up to 3840."""
     self, dim = argument(node, "self").meta["val"], argument(node, "dim")
     length = self.shape[dim] if self.dim() else 1
-    if _largest(length) <= _sort.MAX_K:
+    if largest(length) <= _sort.MAX_K:
         return True
     return Rejection(f"dim {dim} has up to {length} elements, TensorRT sorts at most {_sort.MAX_K}")
 

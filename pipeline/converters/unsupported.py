@@ -77,8 +77,8 @@ REASONS: Final[dict[Any, str]] = {
     ),
     **dict.fromkeys(
         (aten._fft_c2c.default, aten._fft_c2r.default, aten._fft_r2c.default),
-        "an engine's Fourier transforms are products with matrices, of a length that is known when compiling and has "
-        "no prime factor above 256",
+        "an engine's Fourier transforms are products with matrices, of a length that has no prime factor above 256, or "
+        "varies up to 1024",
     ),
     **dict.fromkeys(
         (aten.copysign.Tensor, aten.copysign.Scalar, aten.signbit.default),

@@ -2,21 +2,30 @@
 
 TensorRT has no Fourier transform. A length of at most ``LARGEST`` is one product; a longer one is split into two
 factors, and transforms of these lengths with a rotation between them (Cooley and Tukey), so that no matrix is larger
-than ``LARGEST`` by ``LARGEST``. The matrices are constants, made in float64: a length must be known when compiling.
+than ``LARGEST`` by ``LARGEST``. The matrices are constants, made in float64. That of a length that varies, of at most
+``LARGEST_VARYING``, is looked up in one turn's roots, which an engine computes for the length of the call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
 from pipeline.aten.types import Argument, Target
 from pipeline.decomposition.complex_pairs import Pair, bilinear, times
+from pipeline.shapes.environment import expression, largest
 
 LARGEST = 256
 """The longest transform that is one product; prime factors of a length may be as large."""
+
+LARGEST_VARYING = 1024
+"""The longest transform of a length that varies; it is one product whatever the length."""
+
+Size: TypeAlias = Argument
+"""An int, or torch's for a size that varies."""
 
 product = bilinear(torch.matmul)
 
@@ -51,13 +60,23 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
         return NotImplemented
     for d in dim[:-1]:
         z = _along(z, d, forward=False)
+    if varies(last_dim_size):
+        return _scaled(_from_half(z, dim[-1], last_dim_size), normalization, sizes).real
     whole = _along(_mirrored(z, dim[-1], last_dim_size), dim[-1], forward=False)
     return _scaled(whole, normalization, sizes).real
 
 
-def is_taken(size: object) -> bool:
-    """Whether a length is supported: known, with no prime factor above ``LARGEST``."""
-    return isinstance(size, int) and (size <= LARGEST or _factor(size) is not None)
+def is_taken(size: Size) -> bool:
+    """Whether a length is supported: one that has no prime factor above ``LARGEST``, or varies up to
+    ``LARGEST_VARYING``."""
+    if varies(size):
+        return largest(size) <= LARGEST_VARYING
+    return size <= LARGEST or _factor(size) is not None
+
+
+def varies(size: Size) -> bool:
+    """Whether a length is known only when the engine is called."""
+    return not isinstance(expression(size), int)
 
 
 def _factor(size: int) -> int | None:
@@ -77,7 +96,7 @@ def _last(z: Argument, sign: int) -> Argument:
     """The transform along the last dim, which is split into (a, b) if it is long: of what is b apart, then of these."""
     like = z.real if isinstance(z, Pair) else z
     size = like.shape[-1]
-    if size <= LARGEST:
+    if varies(size) or size <= LARGEST:
         return product(z, _roots(size, size, size, sign, like))
     a = _factor(size)
     assert a is not None
@@ -91,11 +110,26 @@ def _each(z: Argument, function: Target) -> object:
     return Pair(*map(function, z)) if isinstance(z, Pair) else function(z)
 
 
-def _roots(size: int, rows: int, columns: int, sign: int, like: torch.Tensor) -> Pair:
+def _roots(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
     """The size-th root of unity to the powers row times column."""
-    places = [torch.arange(n, device=like.device) for n in (rows, columns)]
-    turns = torch.outer(*places).remainder(size).double() * (2 * math.pi / size)
+    powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(size)
+    if varies(size):
+        cos, sin = _circle(size, like)
+        return Pair(cos[powers], sign * sin[powers])
+    turns = powers.double() * (2 * math.pi / size)
     return Pair(turns.cos().to(like.dtype), (sign * turns.sin()).to(like.dtype))
+
+
+def _circle(size: Size, like: torch.Tensor) -> Pair:
+    """All powers of the size-th root of unity. Angles are at most an eighth of a turn, and what remains are quarters:
+    float32 has no digits to lose at angles near a whole turn."""
+    powers = torch.arange(size, device=like.device) * 4
+    quarters = (powers + size // 2) // size
+    angles = (powers - quarters * size).float() / size * (math.pi / 2)
+    cos, sin, is_odd = angles.cos(), angles.sin(), quarters % 2 == 1
+    cos, sin = torch.where(is_odd, sin, cos), torch.where(is_odd, cos, sin)
+    cos, sin = torch.where((quarters + 1) % 4 >= 2, -cos, cos), torch.where(quarters % 4 >= 2, -sin, sin)
+    return Pair(cos.to(like.dtype), sin.to(like.dtype))
 
 
 def _mirrored(z: Pair, dim: int, size: int) -> Pair:
@@ -106,7 +140,23 @@ def _mirrored(z: Pair, dim: int, size: int) -> Pair:
     return Pair(torch.cat([first.real, rest.real], dim), torch.cat([first.imag, -rest.imag], dim))
 
 
-def _scaled(z: Pair, normalization: int, sizes: Sequence[int]) -> Pair:
+def _from_half(z: Pair, dim: int, size: Size) -> Pair:
+    """The transform back, of half of a spectrum of real numbers: what has its like in the other half counts twice."""
+    z = Pair(*(p.movedim(dim, -1) for p in z))
+    half = z.real.shape[-1]
+    places = torch.arange(half, device=z.real.device)
+    weights = torch.where((places == 0) | (places * 2 == size), 1.0, 2.0).to(z.real.dtype)
+    cos, sin = _roots(size, half, size, 1, z.real)
+    real = (z.real * weights) @ cos - (z.imag * weights) @ sin
+    return Pair(real.movedim(-1, dim), 0.0)
+
+
+def _scaled(z: Pair, normalization: int, sizes: Sequence[Size]) -> Pair:
     """Divided by nothing, by the root of the number of elements, or by that number."""
-    factor = math.prod(sizes) ** {0: 0.0, 1: -0.5, 2: -1.0}[normalization]
-    return z if normalization == 0 else Pair(z.real * factor, z.imag * factor)
+    count: Size = math.prod(sizes)
+    if normalization == 0:
+        return z
+    if varies(count):
+        count = torch.full((), count, dtype=torch.float32, device=z.real.device)
+    factor = count ** {1: -0.5, 2: -1.0}[normalization]
+    return Pair(z.real * factor, z.imag * factor)

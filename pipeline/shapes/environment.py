@@ -39,6 +39,14 @@ def expression(size: Argument) -> Expr:
     return int(size) if isinstance(size, int) or size.is_number else size
 
 
+def largest(size: Argument) -> float:
+    """The largest value that a size of a fake tensor may take; infinite if it has no bound."""
+    if not isinstance(size, torch.SymInt):
+        return float(size)
+    bound = size.node.shape_env.bound_sympy(size.node.expr).upper
+    return float(bound) if bound.is_number else math.inf
+
+
 def number(value: torch.SymInt | torch.SymFloat | torch.SymBool | sympy.Basic) -> Any:
     """A number that Python computes from sizes, as an expression."""
     return value if isinstance(value, sympy.Basic) else value.node.expr

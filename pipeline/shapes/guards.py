@@ -20,6 +20,9 @@ _PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_
 _OPERATORS = tuple(f"{TORCH}/{part}" for part in _PARTS)
 """Where torch is in the midst of an operator; in the mode of torch.export, of one that is written in C++."""
 
+_FOURIER = {"_exec_fft", "_sort_dims", "meta_fft_c2c", "meta_fft_r2c"}
+"""The functions of torch that lay out what a Fourier transform gives, by the order of strides."""
+
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
 """A sum by its terms, each with its whole coefficient; two sums that are in proportion are alike."""
 
@@ -74,10 +77,12 @@ class Layouts:
 
     def decided(self, guard: Argument, expr: Argument) -> bool:
         """Whether an operator asked something that decides on strides, and no more: if a size is 1 (where results
-        depend on it, see ``operator_conditions``), or if two dims of a tensor can be merged without a copy. What the
-        model asks by itself is another matter."""
+        depend on it, see ``operator_conditions``), if two dims of a tensor can be merged without a copy, or how a
+        Fourier transform lays out its result. What the model asks by itself is another matter."""
         if not _file(guard).startswith(_OPERATORS):
             return False
+        if getattr(guard.sloc.framework_loc, "name", "") in _FOURIER:
+            return True
         return _asks_for_one(guard.expr) or (isinstance(expr, sympy.Ne) and self._keeps_apart(expr))
 
     def _keeps_apart(self, differ: sympy.Ne) -> bool:

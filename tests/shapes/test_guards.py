@@ -57,6 +57,23 @@ def test_a_memory_layout_is_no_condition(name: str, caplog: pytest.LogCaptureFix
     assert "goes from" not in caplog.text
 
 
+FOURIER: dict[str, Callable[..., torch.Tensor]] = {
+    "real": lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape[-2:]),
+    "complex": lambda x: torch.fft.ifftn(torch.fft.fftn(x.mT)).real,
+    "of rows": lambda x: torch.fft.fft(x.mT, dim=1).abs(),
+    "of columns": lambda x: torch.fft.rfft(x, dim=0).abs(),
+    "in stacks": lambda x: torch.fft.fftn(torch.stack([x[:, :1] + x, x.exp()]).permute(2, 0, 1)).real,
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", FOURIER)
+def test_the_layout_of_a_fourier_transform_is_no_condition(name: str, device: str) -> None:
+    dims = {i: torch.export.Dim(name, min=1, max=40) for i, name in enumerate("hw")}
+    program = pipeline.capture(Calls(FOURIER[name]), (torch.randn(6, 12),), None, (dims,), device=device)
+    assert {(r.min, r.max) for r in program.shapes.values()} == {(1, 40)} and not program.shapes.relations
+
+
 def by_one(x: torch.Tensor) -> torch.Tensor:
     y = x.mT.reshape(-1)
     return y * 2 if x.shape[1] == 1 else y

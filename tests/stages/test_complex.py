@@ -115,21 +115,54 @@ def test_an_operator_without_a_rule_stays_in_pytorch_and_the_rest_does_not() -> 
     torch.testing.assert_close(compiled(x), filtered(x))
 
 
+def there_and_back(x: torch.Tensor) -> torch.Tensor:
+    """A filter of real numbers: half of a spectrum is enough."""
+    spectrum = torch.fft.rfft2(x, norm="ortho")
+    return torch.fft.irfft2(spectrum * torch.exp(-spectrum.abs()), s=x.shape[-2:], norm="ortho")
+
+
 @pytest.mark.parametrize("length", [12, 400])
 def test_fourier_transforms_are_one_engine(length: int) -> None:
     """There and back, along two dims, with a filter between; batch is dynamic."""
-
-    def filtered(x: torch.Tensor) -> torch.Tensor:
-        spectrum = torch.fft.rfft2(x, norm="ortho")
-        return torch.fft.irfft2(spectrum * torch.exp(-spectrum.abs()), s=x.shape[-2:], norm="ortho")
-
     compiled = FULL(
-        Function(filtered).eval(), args=(torch.randn(2, 6, length),), dynamic_shapes=(({0: DYNAMIC[0][0]},),)
+        Function(there_and_back).eval(), args=(torch.randn(2, 6, length),), dynamic_shapes=(({0: DYNAMIC[0][0]},),)
     )
     assert len(compiled.engines) == 1
     for batch in (1, 4):
         x = torch.randn(batch, 6, length)
-        torch.testing.assert_close(compiled(x), filtered(x))
+        torch.testing.assert_close(compiled(x), there_and_back(x))
+
+
+VARYING = {
+    "fft": lambda x: torch.view_as_real(torch.fft.fft(x)),
+    "ifft2": lambda x: torch.view_as_real(torch.fft.ifft2(x)),
+    "rfft": lambda x: torch.view_as_real(torch.fft.rfft(x, norm="forward")),
+    "irfft": lambda x: torch.fft.irfft(torch.fft.rfft(x) * (1 + 2j), n=x.shape[-1]),
+    "there and back": there_and_back,
+}
+
+
+@pytest.mark.parametrize("function", VARYING)
+def test_transforms_of_lengths_that_vary_are_one_engine(function: str) -> None:
+    """Lengths that are even, odd, prime, and the ends of the range; no worse than products of known lengths."""
+    model = Function(VARYING[function]).eval()
+    lengths = {0: torch.export.Dim("height", min=1, max=16), 1: torch.export.Dim("width", min=1, max=1024)}
+    compiled = FULL(model, args=(torch.randn(6, 12),), dynamic_shapes=((lengths,),))
+    assert len(compiled.engines) == 1
+    for height, width in ((1, 1), (2, 2), (16, 12), (5, 31), (3, 257), (7, 1024)):
+        x = torch.randn(height, width)
+        exact = model(x.double())
+        error, eager = ((found(x) - exact).norm() / exact.norm() for found in (compiled, model))
+        assert error <= 4 * eager + 2e-7, (height, width, float(error), float(eager))
+
+
+def test_a_length_that_varies_beyond_1024_stays_in_pytorch() -> None:
+    dims = ({0: torch.export.Dim("length", min=2, max=1025)},)
+    compiled = pipeline.default()(Function(VARYING["fft"]).eval(), args=(torch.randn(12),), dynamic_shapes=(dims,))
+    reasons = {f.target: f.reason for f in compiled.coverage.fallback}
+    assert "or varies up to 1024" in reasons["aten._fft_r2c.default"]
+    x = torch.randn(1025)
+    torch.testing.assert_close(compiled(x), VARYING["fft"](x))
 
 
 def test_a_spectrogram_is_one_engine() -> None:
