@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import sympy
@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.types import Argument
 from pipeline.shapes.environment import expression, shape_of
 from pipeline.shapes.operator_conditions import of_one_query
-from pipeline.shapes.questions import ATTENTION, MODULE, TORCH, asked
+from pipeline.shapes.questions import ATTENTION, MASKS, MODULE, TORCH, asked
 
 _PARTS = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta", "_export/non_strict_utils.py")
 _OPERATORS = tuple(f"{TORCH}/{part}" for part in _PARTS)
 """Where torch is in the midst of an operator; in the mode of torch.export, of one that is written in C++."""
 
-_FOURIER = {"_exec_fft", "_sort_dims", "meta_fft_c2c", "meta_fft_r2c"}
+_FOURIER = tuple(f":{name}" for name in ("_exec_fft", "_sort_dims", "meta_fft_c2c", "meta_fft_r2c"))
 """The functions of torch that lay out what a Fourier transform gives, by the order of strides."""
 
 Terms: TypeAlias = frozenset[tuple[sympy.Expr, int]]
@@ -33,28 +33,32 @@ def guards(graph: torch.fx.Graph) -> Iterator[object]:
     if mode is None or mode.shape_env is None:
         return
     layouts, replace, noted = Layouts(graph), mode.shape_env.replace, asked(mode.shape_env)
-    indifferent = _is_indifferent([*((g.expr, _file(g)) for g in mode.shape_env.guards), *noted.items()])
+    alone = _asks_alone([*((g.expr, _place(g)) for g in mode.shape_env.guards), *noted.items()])
     dropped, kept = set[sympy.Basic](), []
     for guard in mode.shape_env.guards:
         expr = replace(guard.expr)
-        if guard.size_oblivious or indifferent(_file(guard)) or layouts.decided(guard, expr):
+        if guard.size_oblivious or _is_indifferent(guard.expr, _place(guard), alone) or layouts.decided(guard, expr):
             dropped.add(expr)
         else:
             kept.append((guard, expr))
-    yield from (expr for guard, expr in kept if expr not in dropped or _file(guard) != MODULE)
+    yield from (expr for guard, expr in kept if expr not in dropped or not _place(guard).startswith(MODULE))
     hidden = {symbol for expr in dropped for symbol in expr.free_symbols}
-    others = (replace(expr) for expr, file in noted.items() if not indifferent(file))
+    others = (replace(expr) for expr, place in noted.items() if not _is_indifferent(expr, place, alone))
     yield from (expr for expr in others if expr.free_symbols & hidden)
-    if indifferent(ATTENTION):
+    if alone:
         yield from of_one_query(graph)
 
 
-def _is_indifferent(questions: Iterable[tuple[object, str]]) -> Callable[[str], bool]:
-    """Whether the answers to a file's questions are indifferent: to those of `ATTENTION`, if it asks for one query
-    alone, not whether there are more keys, of which it would take as many as there are queries."""
-    found = [expr for expr, file in questions if file.endswith(ATTENTION)]
-    alone = bool(found) and all(map(_asks_for_one, found))
-    return lambda file: alone and file.endswith(ATTENTION)
+def _asks_alone(questions: Iterable[tuple[object, str]]) -> bool:
+    """Whether `ATTENTION` asks for one query alone, not whether there are more keys, of which it would take as many as
+    there are queries."""
+    found = [expr for expr, place in questions if ATTENTION in place]
+    return bool(found) and all(map(_asks_for_one, found))
+
+
+def _is_indifferent(expr: object, place: str, alone: bool) -> bool:
+    """Whether what is computed does not depend on the answer to a question of transformers'."""
+    return (alone and ATTENTION in place) or (place.endswith(MASKS) and _asks_for_one(expr))
 
 
 def values(graph: torch.fx.Graph) -> Iterator[Argument]:
@@ -63,9 +67,10 @@ def values(graph: torch.fx.Graph) -> Iterator[Argument]:
         yield from tree_leaves(node.meta.get("val"))
 
 
-def _file(guard: Argument) -> str:
-    """Where a condition was asked for. That of `MODULE` was asked for before, and is asserted."""
-    return str(getattr(guard.sloc.framework_loc, "filename", ""))
+def _place(guard: Argument) -> str:
+    """Where a condition was asked for: file and function. That of `MODULE` was asked for before, and is asserted."""
+    found = guard.sloc.framework_loc
+    return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
 
 class Layouts:
@@ -79,9 +84,10 @@ class Layouts:
         """Whether an operator asked something that decides on strides, and no more: if a size is 1 (where results
         depend on it, see ``operator_conditions``), if two dims of a tensor can be merged without a copy, or how a
         Fourier transform lays out its result. What the model asks by itself is another matter."""
-        if not _file(guard).startswith(_OPERATORS):
+        place = _place(guard)
+        if not place.startswith(_OPERATORS):
             return False
-        if getattr(guard.sloc.framework_loc, "name", "") in _FOURIER:
+        if place.endswith(_FOURIER):
             return True
         return _asks_for_one(guard.expr) or (isinstance(expr, sympy.Ne) and self._keeps_apart(expr))
 

@@ -37,9 +37,12 @@ asserts what was found."""
 _MODELS = (f"{TORCH}/nn/", f"{TORCH}/functional.py")
 """The parts of torch that ask as a model does; all others ask for an operator, or for torch.export."""
 
-ATTENTION = "transformers/integrations/sdpa_attention.py"
+ATTENTION = "transformers/integrations/sdpa_attention.py:"
 """Asks whether there is one query: to take the heads of a group together, which gives the same, and not to say
 ``is_causal``, which gives the same where there is one key too."""
+
+MASKS = "transformers/masking_utils.py:_preprocess_mask_arguments"
+"""Asks whether there is one row where positions have one row, to expand them to as many, which gives the same."""
 
 _asked: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDictionary()
 
@@ -50,10 +53,10 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
     def evaluate_and_note(self: Argument, expr: Argument, *args: object, **kwargs: object) -> Argument:
         known = len(self.guards)
         answer = evaluate(self, expr, *args, **kwargs)
-        if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (file := _model()):
-            files, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
-            if files.get(holds, ATTENTION).endswith(ATTENTION):
-                files[holds] = file
+        if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model()):
+            places, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
+            if holds not in places or any(exempt in places[holds] for exempt in (ATTENTION, MASKS)):
+                places[holds] = place
         return answer
 
     return evaluate_and_note
@@ -65,19 +68,18 @@ def placing(files: Callable[[], set[str]]) -> Callable[[], set[str]]:
 
 
 def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
-    """The conditions that a model asked for, in order, of those that torch knew the answer to; with the file that asked
-    first, other than `ATTENTION`."""
+    """The conditions that a model asked for, in order, of those torch knew the answer to; with the place that asked
+    first, `ATTENTION` and `MASKS` apart."""
     return _asked.get(shape_env, {})
 
 
 def _model() -> str:
-    """The file of a model that asks in Python; empty for others, and for what C++ asks."""
+    """The place, a file and a function, where a model asks in Python; empty for others, and for what C++ asks."""
     frame: FrameType | None = sys._getframe(2)
     in_python = False
     while frame is not None and frame.f_code.co_filename in _PASSES:
         in_python = in_python or frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
-    file = "" if frame is None else frame.f_code.co_filename
-    if not in_python or (file.startswith(f"{TORCH}/") and (file == MODULE or not file.startswith(_MODELS))):
-        return ""
-    return file
+    place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
+    is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODELS)
+    return "" if not in_python or is_torch or place.startswith(f"{MODULE}:") else place

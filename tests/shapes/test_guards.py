@@ -134,21 +134,25 @@ def test_what_a_model_asks_is_a_condition(name: str, caplog: pytest.LogCaptureFi
 
 
 class Decoder(nn.Module):
-    """Asks whether there is one token, to choose how it attends; its groups of heads share keys."""
+    """Asks whether there is one token, to choose how it attends, and without a mask, whether there is one row; its
+    groups of heads share keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, masked: bool) -> None:
         super().__init__()
+        self.masked = masked
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
         self.model = LlamaForCausalLM(LlamaConfig(vocab_size=30, hidden_size=16, intermediate_size=8, **heads))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        mask = torch.ones_like(ids) if self.masked else None
+        logits: torch.Tensor = self.model(ids, attention_mask=mask, use_cache=False).logits
         return logits
 
 
-def test_how_transformers_attends_is_no_condition() -> None:
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "no mask"])
+def test_how_transformers_attends_is_no_condition(masked: bool) -> None:
     ids = TensorSpec(("b", "n"), torch.int64, ("below", 30))
-    compiled = check_model(Decoder, (ids,), sizes={"b": (1, 2, 4), "n": (1, 7, 16)})
+    compiled = check_model(lambda: Decoder(masked), (ids,), sizes={"b": (1, 2, 4), "n": (1, 7, 16)})
     assert [(r.min, r.max) for r in compiled.program.shapes.values()] == [(1, 4), (1, 16)]
 
 
