@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch.export import _trace, exported_program
 from torch.fx.experimental import symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
-from pipeline.frontend import gpu_answers, keywords, known_numbers, recurrences, symbolic_kernels, violations
+from pipeline.frontend import gpu_answers, keywords, known_numbers, quiet, recurrences, symbolic_kernels, violations
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
 from pipeline.shapes import questions
@@ -47,6 +48,7 @@ TABLE: Final = (
         )
         for target in (aten.pow.Tensor_Scalar, aten.pow.Scalar)
     ),
+    Replacement(logging.Logger, "handle", quiet.logs, "logs what it raises as well, and what it finds a way around"),
     Replacement(
         decompositions,
         "_compute_scale",
@@ -132,8 +134,8 @@ TABLE: Final = (
     Replacement(
         _trace,
         "get_class_if_classified_error",
-        lambda _: lambda error: None,
-        "prints a line about an error that it raises as well",
+        quiet.prints,
+        "prints the graph before an error, and a line about it",
         during="export",
     ),
     Replacement(

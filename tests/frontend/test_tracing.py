@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import logging
 import unittest
 from collections.abc import Callable, Mapping
@@ -157,16 +159,28 @@ def gives_no_program() -> bool:
         return fails(exported, by_size)
 
 
-def does_not_fit(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.ones(x.shape[0] + 2, 3)
+def by_a_sum(x: torch.Tensor) -> torch.Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def failed(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Export it with Dynamo, which fails."""
+    with tracing.exporting():
+        assert fails(functools.partial(export, Calls(function), (ROW,), dynamic_shapes=(ROWS,), strict=True))
 
 
 def is_printed() -> bool:
+    """Whether torch prints what it traced before an error."""
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        failed(by_a_sum)
+    return "GraphModule" in text.getvalue()
+
+
+def is_logged() -> bool:
     """Whether torch logs an error that it raises."""
-    with unittest.TestCase().assertLogs("torch.export", "ERROR") as logs:
-        logging.getLogger("torch.export").error("ours")
-        with tracing.exporting():
-            assert fails(functools.partial(export, Calls(does_not_fit), (ROW,), strict=True))
+    with unittest.TestCase().assertLogs("torch._guards", "ERROR") as logs:
+        logging.getLogger("torch._guards").error("ours")
+        failed(lambda x: x + torch.hann_window(x.shape[0])[:1])
     return len(logs.records) > 1
 
 
@@ -202,6 +216,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_remove_unneccessary_copy_op_pass": copy_is_lost,
     "produce_guards_and_solve_constraints": gives_no_program,
     "get_class_if_classified_error": is_printed,
+    "handle": is_logged,
     "make_constraints": keywords_are_counted_twice,
     "get_device_capability": without_gpu(lambda: torch.cuda.get_device_capability() == (8, 9)),
     "is_bf16_supported": without_gpu(lambda: torch.cuda.is_bf16_supported()),
