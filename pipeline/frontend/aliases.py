@@ -6,6 +6,7 @@ import operator
 from typing import TypeAlias
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
@@ -139,5 +140,7 @@ def _is_same(value: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """The storage of a tensor, also of a fake one; None for a sparse one, which has several."""
-    return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
+    """The storage of a tensor, also of a fake one; None for a sparse one, which has several, and for one that
+    ``torch.func`` wraps."""
+    has_storage = tensor.layout == torch.strided and not is_functorch_wrapped_tensor(tensor)
+    return int(tensor.untyped_storage()._cdata) if has_storage else None

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from attrs import evolve
 from torch._dynamo.exc import UserError, UserErrorType
+from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, OutputKind, OutputSpec
 from torch.utils._pytree import tree_flatten
@@ -41,6 +42,7 @@ from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import is_script
 from pipeline.frontend.torchscript.module import model as interpreted
 from pipeline.frontend.tracing import exporting, tracing_for
+from pipeline.frontend.transforms import check_values, has_transforms
 from pipeline.frontend.violations import kept_violations
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
@@ -57,6 +59,11 @@ HINT = "ExportedProgram.run_decompositions({}) alone shows the same; write to cl
 
 Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any]"
 """What can be captured."""
+
+Way: TypeAlias = Literal["python", "bytecode", "autograd"]
+"""How torch.export traces: by running Python; by its bytecode, which reads what Python keeps, as caches do, and numbers
+that ``int`` makes of sizes (not while ``torch.compile`` does so, which it would crash); or below autograd, where
+``torch.func`` has done its work."""
 
 
 def capture(
@@ -125,6 +132,7 @@ def _captured(
             )
         checks.check_values(chain(model.named_parameters(), model.named_buffers()))
         checks.check_apart(model)
+        check_values(model)
         checks.check_device(model, settings.device)
         exported, leaves, asked = model, checks.leaves(model, args, kwargs), dict[str, Any]()
     elif isinstance(model, torch.nn.Module):
@@ -182,11 +190,12 @@ def _export(
     ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
     tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
     looser = () if violations and not derived else ranges.relaxed(shapes)
-    others = [(other, False) for other in (tied, *looser) if other is not None]
-    dynamo = [(shapes, True)]  # traces what reads Python's own state, as caches do, and numbers made of sizes by `int`
-    for other, strict in (*dynamo, *others) if fixed else (*others, *dynamo):
+    others: list[tuple[Spec, Way]] = [(other, "python") for other in (tied, *looser) if other is not None]
+    dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if CompileContext.try_get() is None else []
+    tries = (*dynamo, *others) if fixed else (*others, *dynamo)
+    for other, way in (*tries, (shapes, "autograd")):
         with suppress(Exception):
-            exported = _exported(model, args, kwargs, other, device, strict=strict)
+            exported = _exported(model, args, kwargs, other, device, way)
             if _relaxed(exported, model, args, kwargs, shapes):
                 return exported, shapes
     raise blamed(first, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device)) from first
@@ -198,8 +207,7 @@ def _exported(
     kwargs: dict[str, Argument],
     shapes: Spec,
     device: str | None,
-    *,
-    strict: bool = False,
+    way: Way = "python",
 ) -> ExportedProgram:
     place = checks.places(model, (args, kwargs), device)
     positional, named = ranges.examples(model, args, kwargs, shapes, place)
@@ -207,7 +215,14 @@ def _exported(
         model, positional, named = shown_on(device, model, positional, named)
     with torch.no_grad(), warnings.catch_warnings(), exporting(), unwritten(model), quantizers_whole():
         warnings.simplefilter("ignore")
-        exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=strict)
+        exported: ExportedProgram
+        if way == "autograd":
+            exported = _trace._export(model, positional, named, shapes, strict=False, pre_dispatch=False)
+        else:
+            strict = way == "bytecode"
+            exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=strict)
+    if way != "autograd" and has_transforms(exported.graph_module):
+        return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)
     return exported
 

@@ -1,8 +1,8 @@
 """Functionalize an exported program: remove mutation, as every later stage expects.
 
 Rewriting (``frontend.mutation``) removes writes in linear time. Cases without a rule (writes to parameters, training,
-user-defined operators that write, autocast within the model) go through torch's own functionalization, which traces the
-whole program again.
+user-defined operators that write, autocast and ``torch.vmap`` within the model) go through torch's own
+functionalization, which traces the whole program again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pipeline.frontend.known_numbers import is_told
 from pipeline.frontend.mutation import without_mutation
 from pipeline.frontend.shared import shared
 from pipeline.frontend.tracing import exporting
+from pipeline.frontend.transforms import has_transforms
 
 
 def functional(
@@ -30,7 +31,7 @@ def functional(
     module, signature = shared(inlined(exported.graph_module), exported)
     nodes = list(module.graph.nodes)
     lost = [n for n in exported.graph.nodes if _has_own_size(n) or _is_unread(n)]
-    if not lost and not any(map(wraps, nodes)):
+    if not lost and not any(map(wraps, nodes)) and not has_transforms(module):
         if not any(map(mutates, nodes)):
             return exported, module, signature
         with suppress(Unknown):

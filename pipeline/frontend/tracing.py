@@ -20,6 +20,7 @@ from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.frontend import gpu_answers, keywords, known_numbers, quiet, recurrences, symbolic_kernels, violations
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
+from pipeline.frontend.transforms import levels_left
 from pipeline.shapes import questions
 
 aten = torch.ops.aten
@@ -200,7 +201,7 @@ def tracing() -> Iterator[None]:
 def exporting() -> Iterator[None]:
     """A context for exporting a model or making a program functional: our exports run one after the other, because
     torch.export itself changes global state; other exports do not wait."""
-    with _exports, tracing(), _places.taken("export"):
+    with _exports, tracing(), _places.taken("export"), levels_left():
         yield
 
 
