@@ -39,8 +39,7 @@ from pipeline.frontend.profiles import resolved, stated
 from pipeline.frontend.shared import unwritten
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
 from pipeline.frontend.subclasses import flattened
-from pipeline.frontend.torchscript.module import is_script
-from pipeline.frontend.torchscript.module import model as interpreted
+from pipeline.frontend.torchscript.module import interpreted
 from pipeline.frontend.tracing import exporting, tracing_for
 from pipeline.frontend.transforms import check_values, has_transforms
 from pipeline.frontend.violations import kept_violations
@@ -101,7 +100,7 @@ def capture(
         ValueError: ``dynamic_shapes`` names a missing input or dim; inputs given beside an ExportedProgram do not fit
             it; the number of ``output_names`` is not that of the outputs.
     """
-    given, model = model, interpreted(model) if is_script(model) else model
+    given, model = model, model if isinstance(model, ExportedProgram) else interpreted(model)
     settings = settings or CompilationSettings()
     settings = settings if device is None else settings.evolve(device=device)
     if is_autocast_on():

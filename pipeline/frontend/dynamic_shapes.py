@@ -20,8 +20,8 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
 from pipeline.frontend.input_checks import bound, check_shapes
-from pipeline.frontend.keywords import together
 from pipeline.frontend.unaliased import unaliased
+from pipeline.frontend.variadic import in_one, together
 from pipeline.inputs import Input
 from pipeline.shapes.environment import expression, solved
 
@@ -50,6 +50,7 @@ def merged_dynamic_shapes(
         CaptureError: both give a range for one dim, and the ranges differ.
     """
     inputs = bound(model, args, kwargs)
+    given = in_one(model, inputs, given)
     check_shapes(model, inputs, given)
     if callable(getattr(given, "dynamic_shapes", None)):  # a ShapesCollection
         given = given.dynamic_shapes(model, args, kwargs)

@@ -6,19 +6,17 @@ machine does not have. They have no values and take no memory; the program gets 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
+from pipeline.frontend.copied import copied
 from pipeline.frontend.device_guard import ensure_cuda_guard
 
 Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -42,8 +40,7 @@ def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs
     fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
     memo = {id(t): fakes.of(t) for t in (*model.parameters(), *model.buffers())}
     try:
-        with _Shared():
-            shown = copy.deepcopy(model, memo)
+        shown = copied(model, memo)
     except Exception as error:
         why = f"{type(model).__name__} cannot be captured as on {device}: it cannot be copied: {error}"
         raise CaptureError(
@@ -72,10 +69,3 @@ class _Fakes:
             fake = torch.nn.Parameter(fake, requires_grad=False)
         vars(fake).update({k: v for k, v in vars(tensor).items() if k.startswith("_dynamo_")})  # marks of dynamic dims
         return fake
-
-
-class _Shared(TorchFunctionMode):
-    """While a module is copied: its tensors are not."""
-
-    def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
-        return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))

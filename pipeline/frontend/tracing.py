@@ -17,7 +17,7 @@ from torch.export import _trace, exported_program
 from torch.fx.experimental import symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
-from pipeline.frontend import gpu_answers, keywords, known_numbers, quiet, recurrences, symbolic_kernels, violations
+from pipeline.frontend import gpu_answers, known_numbers, quiet, recurrences, symbolic_kernels, variadic, violations
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
 from pipeline.frontend.transforms import levels_left
@@ -142,7 +142,7 @@ TABLE: Final = (
     Replacement(
         _trace,
         "make_constraints",
-        keywords.once,
+        variadic.once,
         "counts inputs twice that forward takes as **kwargs, and then fails if any size varies",
         during="export",
     ),

@@ -215,3 +215,50 @@ def test_warnings_of_torch_are_kept_from_the_user(tmp_path: Path, recwarn: pytes
     recwarn.clear()
     pipeline.default()(script, (X,))
     assert not [str(w.message) for w in recwarn if "deprecated" in str(w.message)]
+
+
+class Part(nn.Module):
+    """A part with a flag, of which its owner reads a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, twice: bool = False) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        if twice:
+            y = y * 2
+        return y
+
+
+class Owner(nn.Module):
+    """A module in Python around a part."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([part])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part: Any = self.parts[0]
+        weight = getattr(getattr(part, "linear", None), "weight", torch.zeros(1))
+        return part(x, twice=True).relu() + weight.sum()
+
+
+PARTS: dict[str, nn.Module] = {
+    "scripted": torch.jit.script(Part()),
+    "frozen": torch.jit.freeze(torch.jit.script(Part().eval())),
+    "within": nn.Sequential(torch.jit.script(nn.Linear(4, 3)), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_may_be_a_script(name: str) -> None:
+    """torch.export fails on it. The user's module keeps it, and weights keep their names."""
+    owner = nn.Sequential(PARTS[name]) if name == "within" else Owner(PARTS[name])
+    dims = ({0: torch.export.Dim("n", min=2, max=8)},)
+    compiled = pipeline.default(min_block_size=1)(owner.eval(), (torch.randn(3, 4),), dynamic_shapes=dims)
+    assert len(compiled.engines) == 1
+    assert dict(owner.named_parameters()).keys() <= compiled.program.parameters.keys()
+    assert any(isinstance(part, torch.jit.ScriptModule) for part in owner.modules())
+    x = torch.randn(8, 4)
+    equal(compiled(x), owner(x))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias, TypeGuard
 
 import torch
@@ -12,6 +13,7 @@ from torch.fx import traceback as provenance
 
 from pipeline.aten.naming import unlike
 from pipeline.errors import CaptureError
+from pipeline.frontend.copied import copied
 from pipeline.frontend.torchscript.graph import Graph, read
 from pipeline.frontend.torchscript.interpreter import EVALUATORS, Interpreter
 from pipeline.frontend.torchscript.registry import Evaluators
@@ -51,6 +53,26 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
     kind = type(_name(script), (_Interpreted,), {"forward": forward})
     made: torch.nn.Module = kind(script if own else None, read(script, method), evaluators)
     return made
+
+
+def interpreted(given: Value) -> torch.nn.Module:
+    """The module with all TorchScript in it interpreted; itself if it has none, and if it cannot be copied."""
+    if is_script(given):
+        return model(given)
+    found: torch.nn.Module = given
+    scripts = list(_scripts(found)) if isinstance(found, torch.nn.Module) else []
+    with suppress(Exception):  # torch.export then says what it does not take
+        return copied(found, {id(script): model(script) for script in scripts}) if scripts else found
+    return found
+
+
+def _scripts(module: torch.nn.Module) -> Iterator[torch.jit.ScriptModule]:
+    """The outermost TorchScript modules within a module."""
+    for child in module.children():
+        if isinstance(child, torch.jit.ScriptModule):
+            yield child
+        else:
+            yield from _scripts(child)
 
 
 def _method(script: Value, name: str) -> Value:

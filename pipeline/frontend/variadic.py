@@ -1,5 +1,5 @@
-"""Inputs that ``forward`` takes as ``**kwargs``: torch.export knows their dims by the name of the parameter, and counts
-them twice."""
+"""Inputs that ``forward`` takes as ``*args`` or ``**kwargs``: torch.export knows their dims by that parameter, and
+counts those of ``**kwargs`` twice."""
 
 from __future__ import annotations
 
@@ -9,6 +9,26 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.aten.types import Argument, Spec
+
+
+def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) -> Spec:
+    """``dynamic_shapes`` by position: the entries of inputs that ``forward`` takes as ``*args`` become one entry.
+
+    inputs: by the names of parameters.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in inputs), None)
+    if name is None or not isinstance(given, list | tuple):
+        return given
+    first, count = list(inputs).index(name), len(inputs[name])
+    if len(given) != len(inputs) - 1 + count or (count == 1 and _is_of_one(given[first])):
+        return given
+    return (*given[:first], tuple(given[first : first + count]), *given[first + count :])
+
+
+def _is_of_one(spec: object) -> bool:
+    """Whether an entry is one for a tuple with one input, and not that input's own."""
+    return isinstance(spec, list | tuple) and len(spec) == 1 and isinstance(spec[0], Mapping | list | tuple | None)
 
 
 def together(model: torch.nn.Module, given: Spec) -> Spec:

@@ -1,4 +1,4 @@
-"""Models whose forward takes ``**kwargs``, with sizes that vary."""
+"""Models whose forward takes ``*args`` or ``**kwargs``, with sizes that vary."""
 
 from __future__ import annotations
 
@@ -54,3 +54,44 @@ def test_keywords_are_taken_with_sizes_that_vary(name: str) -> None:
 def test_a_keyword_that_is_not_given_has_no_dims() -> None:
     with pytest.raises(ValueError, match="other"):
         pipeline.capture(Takes().eval(), (), {"x": X}, {"x": {0: N}, "other": {0: N}})
+
+
+class Sums(nn.Module):
+    """Adds up all that it is given, the first one twice."""
+
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return sum(others, start=x * 2)
+
+
+POSITIONS: dict[str, tuple[int, Any]] = {
+    "one by one": (3, ({0: N}, {0: N}, {0: N})),
+    "in one": (3, ({0: N}, ({0: N}, {0: N}))),
+    "by name": (3, {"x": {0: N}, "others": ({0: N}, {0: N})}),
+    "one other": (2, ({0: N}, {0: N})),
+    "one other, by its dims": (2, ({0: N}, (N, None))),
+    "one other, in one": (2, ({0: N}, ({0: N},))),
+    "no other": (1, ({0: N},)),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions_are_taken_with_sizes_that_vary(name: str) -> None:
+    count, dims = POSITIONS[name]
+    compiled = pipeline.default().replace("build", unbuilt)(Sums().eval(), (X,) * count, None, dims)
+    module = compiled.module("reference")
+    for rows in (1, 9):
+        tensors = [torch.rand(rows, 4) for _ in range(count)]
+        torch.testing.assert_close(module(*tensors), Sums()(*tensors))
+
+
+def test_all_as_positions() -> None:
+    class All(nn.Module):
+        """As wrappers are written."""
+
+        def forward(self, *args: torch.Tensor) -> torch.Tensor:
+            return torch.cat(args, -1)
+
+    program = pipeline.capture(All().eval(), (X, X.clone()), None, ({0: N}, {0: N}))
+    assert [(r.min, r.max) for r in program.shapes.values()] == [(1, 9)]
+    with pytest.raises(ValueError, match="3 entries for"):
+        pipeline.capture(All().eval(), (X, X.clone()), None, ({0: N}, {0: N}, {0: N}))
