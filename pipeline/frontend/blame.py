@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from itertools import chain, product
 from typing import Any, TypeAlias
 
@@ -103,11 +104,17 @@ def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Capt
 
 
 def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:
-    """The error for an input that is nothing that torch.export takes, by its name."""
+    """The error for an input that is nothing that torch.export takes, by its name, and for such a result."""
     for path, value in tree_flatten_with_path(inputs, is_leaf=is_input)[0]:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass a tensor, a number, a string or containers of these; what never changes can be the model's own"
+            if is_dataclass(value):
+                hint = f"torch.export.register_dataclass({type(value).__name__}) makes torch look inside"
             return CaptureError(f"input {_name(model, path)} is a {type(value).__name__}: {worded(error)}", hint)
+    if returned := re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error)):
+        known = f"torch.export.register_dataclass({returned[1]}) makes torch look inside, if it is a dataclass"
+        hint = f"return tensors, numbers or containers of these; {known}"
+        return CaptureError(f"{type(model).__name__} returns a {returned[1]}, which torch.export does not know", hint)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -156,6 +157,27 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 def test_what_is_no_input_is_named(args: Any, kwargs: Any, says: str) -> None:
     with pytest.raises(pipeline.CaptureError, match=says):
         pipeline.capture(Several(), args, kwargs)
+
+
+@dataclass
+class Pair:
+    """What torch does not know."""
+
+    a: torch.Tensor
+
+
+class Returns(nn.Module):
+    """Returns a dataclass."""
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return Pair(x * 2)
+
+
+def test_a_dataclass_has_to_be_known() -> None:
+    with pytest.raises(pipeline.CaptureError, match=r"input x is a Pair: (.|\n)*hint: .*register_dataclass\(Pair\)"):
+        pipeline.capture(Several(), (Pair(X), X))
+    with pytest.raises(pipeline.CaptureError, match=r"Returns returns a Pair, (.|\n)*hint: .*register_dataclass\(Pair\)"):
+        pipeline.capture(Returns(), (X,))
 
 
 def test_a_module_is_no_input() -> None:
