@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 from torch._C import DispatchKey
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.types import Argument
@@ -62,7 +63,11 @@ def attention(own: Kernel) -> Kernel:
     """Choose the GPU's attention kernel for tensors on the GPU, torch's own choice elsewhere."""
 
     def by_device(query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
-        return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
+        if query.device.type != "cuda":
+            return own(query, *args, **kwargs)
+        mode = get_proxy_mode()
+        is_kept = mode is None or mode.pre_dispatch  # the graph has it as it is, and asks for its shape
+        return (_attention if is_kept else _written)(query, *args, **kwargs)
 
     return by_device
 
@@ -94,6 +99,28 @@ def _attention(
         return query.new_empty((*leading, query.shape[-2], value.shape[-1]))
     batch, heads, length, _ = query.shape
     return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
+
+
+def _written(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """An attention as torch writes it below autograd: a call of a kernel, or plain operators."""
+    aten, args = torch.ops.aten, (query, key, value, attn_mask)
+    if _has_kernel(query, key, value, attn_mask, enable_gqa):
+        found = aten._scaled_dot_product_efficient_attention(*args, False, dropout_p, is_causal, scale=scale)
+    else:
+        further = {"scale": scale, "enable_gqa": enable_gqa}
+        found = aten._scaled_dot_product_attention_math(*args, dropout_p, is_causal, None, **further)
+    result: torch.Tensor = found[0]
+    return result
 
 
 def _has_kernel(

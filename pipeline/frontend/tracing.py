@@ -17,7 +17,16 @@ from torch.export import _trace, exported_program
 from torch.fx.experimental import symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
-from pipeline.frontend import gpu_answers, known_numbers, quiet, recurrences, symbolic_kernels, variadic, violations
+from pipeline.frontend import (
+    flex_attention,
+    gpu_answers,
+    known_numbers,
+    quiet,
+    recurrences,
+    symbolic_kernels,
+    variadic,
+    violations,
+)
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
 from pipeline.frontend.transforms import levels_left
@@ -98,6 +107,13 @@ TABLE: Final = (
             during="export",
         )
         for target, shapes in RECURRENT.items()
+    ),
+    Replacement(
+        flex_attention.OPERATOR,
+        "__call__",
+        flex_attention.expanded,
+        "keeps flex_attention as a call of two graphs, for one query and one key",
+        during="export",
     ),
     Replacement(
         aten.lstm_cell.default,

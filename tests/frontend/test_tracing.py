@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch.export import Dim, export
+from torch.nn.attention.flex_attention import flex_attention
 
 import pipeline
 from pipeline.aten.whole import RECURRENT
@@ -159,6 +160,13 @@ def gives_no_program() -> bool:
         return fails(exported, by_size)
 
 
+def higher_order(function: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.fx.Node]:
+    """The calls of graphs in an export."""
+    with tracing.exporting():
+        nodes = export(Calls(function), (ROW,)).graph.nodes
+    return [node for node in nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
+
+
 def by_a_sum(x: torch.Tensor) -> torch.Tensor:
     return x if x.sum() > 0 else -x
 
@@ -217,6 +225,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "produce_guards_and_solve_constraints": gives_no_program,
     "get_class_if_classified_error": is_printed,
     "handle": is_logged,
+    "__call__": lambda: bool(higher_order(lambda x: flex_attention(*[x[None, None]] * 3)[0, 0])),
     "make_constraints": keywords_are_counted_twice,
     "get_device_capability": without_gpu(lambda: torch.cuda.get_device_capability() == (8, 9)),
     "is_bf16_supported": without_gpu(lambda: torch.cuda.is_bf16_supported()),

@@ -1,0 +1,92 @@
+"""``torch.nn.attention.flex_attention`` as what it computes, with operators that engines have.
+
+torch.export keeps it as a call with two graphs, of a score and of a mask for one query and one key. Below autograd,
+`torch.vmap` makes them graphs for all queries and keys; an attention whose scores stay what they are is one of
+``scaled_dot_product_attention`` with a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._higher_order_ops.flex_attention import math_attention
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.attention.flex_attention import _vmap_for_bhqkv
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.aten.types import Argument, Target
+
+OPERATOR = type(torch.ops.higher_order.flex_attention)
+
+Results: TypeAlias = tuple[torch.Tensor, ...]
+"""The result; and of each query, by the base 2, the logarithm of the sum of its scores' exponentials, and the largest
+score."""
+
+
+def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
+    """Replace the operator's call where a graph is written; torch asks for its shapes elsewhere."""
+
+    def call(
+        operator: object,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score: Target,
+        block_mask: Sequence[Argument],
+        scale: float,
+        kernel_options: Mapping[str, object],
+        score_buffers: Sequence[Argument] = (),
+        mask_buffers: Sequence[Argument] = (),
+    ) -> Results:
+        rest = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
+        if get_proxy_mode() is None:
+            return own(operator, query, key, value, *rest)
+        is_plain, others = _is_identity(score), (query.new_empty(0), query.new_empty(0))
+        if not is_plain or kernel_options.get("OUTPUT_LOGSUMEXP") or kernel_options.get("OUTPUT_MAX"):
+            result, *others = math_attention(query, key, value, *rest)
+        if is_plain:
+            mask = _mask(query, key, block_mask, mask_buffers)
+            grouped = bool(query.shape[1] != key.shape[1])
+            result = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
+        return result, *others
+
+    return call
+
+
+def _mask(
+    query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Argument], buffers: Sequence[Argument]
+) -> torch.Tensor | None:
+    """Which query sees which key: of as many rows and heads as the blocks have; None if each sees all."""
+    *blocks, one = block_mask
+    if _is_true(one):
+        return None
+    rows, heads, *_ = next(part for part in blocks if isinstance(part, torch.Tensor)).shape
+    sizes = (rows, heads, query.shape[2], key.shape[2])
+    places = (torch.arange(size, device=query.device) for size in sizes)
+    with TransformGetItemToIndex():
+        mask: torch.Tensor = _vmap_for_bhqkv(one, prefix=(), suffix=(None,) * len(buffers))(*places, *buffers)
+    return mask
+
+
+def _results(function: object) -> tuple[list[torch.fx.Node], Argument]:
+    """The placeholders of a function that torch traced, and what it returns."""
+    if not isinstance(function, torch.fx.GraphModule):
+        return [], None
+    nodes = list(function.graph.nodes)
+    [result] = torch.utils._pytree.tree_leaves(nodes[-1].args) or [None]
+    return [node for node in nodes if node.op == "placeholder"], result
+
+
+def _is_identity(score: object) -> bool:
+    """Whether a score stays what it is."""
+    inputs, result = _results(score)
+    return bool(inputs) and result is inputs[0]
+
+
+def _is_true(mask: object) -> bool:
+    """Whether a mask is true wherever it is asked."""
+    _, result = _results(mask)
+    return getattr(result, "target", None) in ("new_ones", torch.ops.aten.new_ones.default)
