@@ -41,10 +41,10 @@ def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
         score_buffers: Sequence[Argument] = (),
         mask_buffers: Sequence[Argument] = (),
     ) -> Results:
-        rest = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
+        rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
         if get_proxy_mode() is None:
             return own(operator, query, key, value, *rest)
-        is_plain, others = _is_identity(score), (query.new_empty(0), query.new_empty(0))
+        is_plain, result, others = _is_identity(score), query, [query.new_empty(0), query.new_empty(0)]
         if not is_plain or kernel_options.get("OUTPUT_LOGSUMEXP") or kernel_options.get("OUTPUT_MAX"):
             result, *others = math_attention(query, key, value, *rest)
         if is_plain:

@@ -63,11 +63,7 @@ def attention(own: Kernel) -> Kernel:
     """Choose the GPU's attention kernel for tensors on the GPU, torch's own choice elsewhere."""
 
     def by_device(query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
-        if query.device.type != "cuda":
-            return own(query, *args, **kwargs)
-        mode = get_proxy_mode()
-        is_kept = mode is None or mode.pre_dispatch  # the graph has it as it is, and asks for its shape
-        return (_attention if is_kept else _written)(query, *args, **kwargs)
+        return (_attention if query.device.type == "cuda" else own)(query, *args, **kwargs)
 
     return by_device
 
@@ -93,33 +89,25 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """The shape of an attention's result, and its memory layout: a kernel writes the heads of each position side by
-    side, plain attention the positions of each head."""
-    if not _has_kernel(query, key, value, attn_mask, enable_gqa):
+    side, plain attention the positions of each head. A graph that is written below autograd has it as it runs."""
+    has_kernel, mode = _has_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
+    if mode is not None and not mode.pre_dispatch:
+        given, flags = (query, key, value, attn_mask), (dropout_p, is_causal)
+        return _written(given, has_kernel, flags, {"scale": scale, "enable_gqa": enable_gqa})
+    if not has_kernel:
         leading = torch.broadcast_shapes(query.shape[:-2], value.shape[:-2]) if not enable_gqa else query.shape[:-2]
         return query.new_empty((*leading, query.shape[-2], value.shape[-1]))
     batch, heads, length, _ = query.shape
     return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
 
 
-def _written(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
+def _written(given: Argument, has_kernel: bool, flags: Argument, further: Argument) -> torch.Tensor:
     """An attention as torch writes it below autograd: a call of a kernel, or plain operators."""
-    aten, args = torch.ops.aten, (query, key, value, attn_mask)
-    if _has_kernel(query, key, value, attn_mask, enable_gqa):
-        found = aten._scaled_dot_product_efficient_attention(*args, False, dropout_p, is_causal, scale=scale)
+    if has_kernel:
+        call = torch.ops.aten._scaled_dot_product_efficient_attention
+        result: torch.Tensor = call(*given, False, *flags, scale=further["scale"])[0]
     else:
-        further = {"scale": scale, "enable_gqa": enable_gqa}
-        found = aten._scaled_dot_product_attention_math(*args, dropout_p, is_causal, None, **further)
-    result: torch.Tensor = found[0]
+        result = torch.ops.aten._scaled_dot_product_attention_math(*given, *flags, None, **further)[0]
     return result
 
 
