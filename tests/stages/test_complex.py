@@ -142,14 +142,18 @@ VARYING = {
 }
 
 
+LENGTHS = ({0: torch.export.Dim("height", min=1, max=16), 1: torch.export.Dim("width", min=1, max=1024)},)
+SIZES = ((1, 1), (2, 2), (16, 12), (5, 31), (3, 257), (7, 1024))
+"""Even, odd, prime, and the ends of the range."""
+
+
 @pytest.mark.parametrize("function", VARYING)
 def test_transforms_of_lengths_that_vary_are_one_engine(function: str) -> None:
-    """Lengths that are even, odd, prime, and the ends of the range; no worse than products of known lengths."""
+    """No worse than products of known lengths."""
     model = Function(VARYING[function]).eval()
-    lengths = {0: torch.export.Dim("height", min=1, max=16), 1: torch.export.Dim("width", min=1, max=1024)}
-    compiled = FULL(model, args=(torch.randn(6, 12),), dynamic_shapes=((lengths,),))
+    compiled = FULL(model, args=(torch.randn(6, 12),), dynamic_shapes=(LENGTHS,))
     assert len(compiled.engines) == 1
-    for height, width in ((1, 1), (2, 2), (16, 12), (5, 31), (3, 257), (7, 1024)):
+    for height, width in SIZES:
         x = torch.randn(height, width)
         exact = model(x.double())
         error, eager = ((found(x) - exact).norm() / exact.norm() for found in (compiled, model))
