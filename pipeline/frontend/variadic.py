@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pipeline.aten.types import Argument, Spec
+from pipeline.inputs import Input
 
 
 def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) -> Spec:
@@ -21,14 +22,17 @@ def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) 
     if name is None or not isinstance(given, list | tuple):
         return given
     first, count = list(inputs).index(name), len(inputs[name])
-    if len(given) != len(inputs) - 1 + count or (count == 1 and _is_of_one(given[first])):
+    if len(given) != len(inputs) - 1 + count or (count == 1 and _is_of_one(given[first], *inputs[name])):
         return given
     return (*given[:first], tuple(given[first : first + count]), *given[first + count :])
 
 
-def _is_of_one(spec: object) -> bool:
-    """Whether an entry is one for a tuple with one input, and not that input's own."""
-    return isinstance(spec, list | tuple) and len(spec) == 1 and isinstance(spec[0], Mapping | list | tuple | None)
+def _is_of_one(spec: object, value: object) -> bool:
+    """Whether an entry is one for a tuple with this input, and not the input's own: that of a tensor may be a tuple of
+    its dims."""
+    if not isinstance(spec, list | tuple) or len(spec) != 1:
+        return False
+    return not isinstance(value, torch.Tensor | Input) or isinstance(spec[0], Mapping | list | tuple | None)
 
 
 def together(model: torch.nn.Module, given: Spec) -> Spec:

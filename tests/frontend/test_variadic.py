@@ -84,6 +84,17 @@ def test_positions_are_taken_with_sizes_that_vary(name: str) -> None:
         torch.testing.assert_close(module(*tensors), Sums()(*tensors))
 
 
+def test_a_number_as_a_position() -> None:
+    class Twice(nn.Module):
+        """A number alone, whose entry is no dict."""
+
+        def forward(self, *args: Any) -> torch.Tensor:
+            return torch.ones(3) * args[0]
+
+    for dims in ((torch.export.Dim.DYNAMIC,), ((torch.export.Dim.DYNAMIC,),)):
+        assert pipeline.capture(Twice().eval(), (5,), None, dims).shapes
+
+
 def test_all_as_positions() -> None:
     class All(nn.Module):
         """As wrappers are written."""
