@@ -48,7 +48,7 @@ def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
         if not is_plain or kernel_options.get("OUTPUT_LOGSUMEXP") or kernel_options.get("OUTPUT_MAX"):
             result, *others = math_attention(query, key, value, *rest)
         if is_plain:
-            mask = _mask(query, key, block_mask, mask_buffers)
+            mask = _mask(query, key, block_mask[-1], mask_buffers)
             grouped = bool(query.shape[1] != key.shape[1])
             result = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
         return result, *others
@@ -56,14 +56,13 @@ def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
     return call
 
 
-def _mask(
-    query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Argument], buffers: Sequence[Argument]
-) -> torch.Tensor | None:
-    """Which query sees which key: of as many rows and heads as the blocks have; None if each sees all."""
-    *blocks, one = block_mask
+def _mask(query: torch.Tensor, key: torch.Tensor, one: Target, buffers: Sequence[Argument]) -> torch.Tensor | None:
+    """Which query sees which key, from the mask for one of each: of one row and one head where it does not depend on
+    these; None if each sees all."""
     if _is_true(one):
         return None
-    rows, heads, *_ = next(part for part in blocks if isinstance(part, torch.Tensor)).shape
+    inputs, _ = _results(one)
+    rows, heads = (query.shape[i] if not inputs or inputs[i].users else 1 for i in (0, 1))
     sizes = (rows, heads, query.shape[2], key.shape[2])
     places = (torch.arange(size, device=query.device) for size in sizes)
     with TransformGetItemToIndex():

@@ -71,6 +71,9 @@ FORMS: dict[str, Form] = {
     "a window": lambda m, q, k: flex_attention(q, k, k, block_mask=masked(q, k, lambda b, h, i, j: (i - j).abs() < 3)),
     "documents": of_documents,
     "heads, rows that see nothing": of_heads,
+    "heads that blocks do not tell": lambda m, q, k: flex_attention(
+        q, k, k, block_mask=masked(q, k, lambda b, h, i, j: i >= j + h)
+    ),
     "a bias": biased,
     "a bias, index by index": nested,
     "alibi": lambda m, q, k: flex_attention(q, k, k, lambda score, b, h, i, j: score + (j - i) * (h + 1) / 8),
