@@ -50,6 +50,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
 
 SAMPLED: Final[Mapping[str, int]] = {
     "tests/models/": 8,
+    "tests/frontend/test_flex_attention.py": 3,
     "tests/improvements/test_push_down_slices.py::test_models": 4,
     "tests/test_zoo_devices.py": 8,
     "tests/testing/test_fuzz.py": 4,
