@@ -8,18 +8,23 @@ torch.export keeps it as a call with two graphs, of a score and of a mask for on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.aten.types import Argument, Target
 
 OPERATOR = type(torch.ops.higher_order.flex_attention)
+
+_KERNELS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Those that give 0 where a query sees nothing, as ``flex_attention`` does. For cuDNN's, which torch prefers for halves
+on an H100, a mask is the number -65504."""
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 """The result; and of each query, by the base 2, the logarithm of the sum of its scores' exponentials, and the largest
@@ -50,7 +55,8 @@ def expanded(own: Callable[..., Results]) -> Callable[..., Results]:
         if is_plain:
             mask = _mask(query, key, block_mask[-1], mask_buffers)
             grouped = bool(query.shape[1] != key.shape[1])
-            result = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
+            with sdpa_kernel(_KERNELS):
+                result = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
         return result, *others
 
     return call
