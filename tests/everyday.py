@@ -54,14 +54,15 @@ SAMPLED: Final[Mapping[str, int]] = {
     "tests/improvements/test_push_down_slices.py::test_models": 4,
     "tests/test_zoo_devices.py": 8,
     "tests/testing/test_fuzz.py": 4,
-    "tests/gpu/test_agreement.py": 3,
+    "tests/gpu/test_agreement.py": 4,
     "tests/gpu/test_attention_gpu.py": 2,
     "tests/gpu/test_bfloat16_gpu.py": 2,
+    "tests/gpu/test_captured_gpu.py": 3,
     "tests/gpu/test_device_gpu.py::test_the_graph": 2,
     "tests/gpu/test_profile_gpu.py::test_the_sum": 2,
-    "tests/gpu/test_properties_gpu.py": 2,
+    "tests/gpu/test_properties_gpu.py": 3,
     "tests/gpu/test_runtime_gpu.py::test_architectures": 3,
-    "tests/gpu/test_tokens_gpu.py::test_logits": 2,
+    "tests/gpu/test_tokens_gpu.py::test_logits": 3,
 }
 """One test in so many, always the same, of those whose path begins so."""
 
@@ -74,6 +75,8 @@ IN_TURN: Final[Mapping[str, str]] = {
     "tests/gpu/test_verify_gpu.py::test_example_models": "dtype",
     "tests/gpu/test_attention_gpu.py": "dtype",
     "tests/gpu/test_bfloat16_gpu.py": "dtype",
+    "tests/gpu/test_expanded_gpu.py": "dtype",
+    "tests/gpu/test_wrong_kernels_gpu.py::test_agrees": "dtype",
     "tests/gpu/test_wrong_kernels_gpu.py::test_products": "dtype",
     "tests/gpu/test_device_gpu.py::test_the_graph": "gpu",
 }

@@ -27,6 +27,8 @@ from pipeline.compose.pipelines import report, stage
 from pipeline.errors import ConversionError, raised_at, source_line, worded
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
+from pipeline.impl.checked import check_tensor
+from pipeline.impl.expanded import Expanded, alone
 from pipeline.impl.kept import Kept, spread
 from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
@@ -36,8 +38,8 @@ from pipeline.network.legacy import LegacyNetwork
 from pipeline.network.net import Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
-from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
-from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_torch, to_trt, trt
+from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression
+from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
 
 T = TypeVar("T")
 
@@ -93,6 +95,7 @@ class _Conversion:
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
         self.kept = Kept(nodes[name] for name in segment.nodes)
+        self.expanded = Expanded(nodes[name] for name in segment.nodes)
         self.env: dict[str, Argument] = {}
         self.bindings = binding_names(self.program.outputs, segment)
         self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
@@ -182,7 +185,8 @@ class _Conversion:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else self.value(x))
         given = LegacyNetwork(self.ctx) if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
-        return choice.support.converter_implementation(given, node.target, args, kwargs, net.name)
+        made = choice.support.converter_implementation(given, node.target, args, kwargs, net.name)
+        return alone(net, made) if node in self.expanded else made
 
     def value(self, node: torch.fx.Node) -> Argument:
         """The value that a converter receives for a node: its tensor, constant, or symbolic int."""
@@ -199,7 +203,7 @@ class _Conversion:
         """Raise an error if TensorRT's dtype, rank or static dims differ from those of the node's fake tensor."""
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor):
-            _check_tensor(result, expected, self.ranges)
+            check_tensor(result, expected, self.ranges)
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
                 raise NetworkError(
@@ -207,7 +211,7 @@ class _Conversion:
                 )
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
-                    _check_tensor(made, wanted, self.ranges)
+                    check_tensor(made, wanted, self.ranges)
 
     def adopt(self, first: int) -> None:
         """Record weights that a converter passed to TensorRT directly, too: as the constant that they are, or by their
@@ -357,29 +361,6 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
         found[port.name] = wanted if wanted not in taken else port.name
         taken.add(found[port.name])
     return found
-
-
-def _check_tensor(made: object, expected: torch.Tensor, symbols: Symbols) -> None:
-    if not isinstance(made, (trt.ITensor, torch.Tensor)):
-        raise NetworkError(f"the converter returned a {type(made).__name__}, expected a tensor")
-    dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)
-    if dtype != base.network_dtype(expected.dtype):
-        raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
-    actual, wanted = base.dims(made), shape_of(expected)
-    if len(actual) != len(wanted):
-        raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
-    for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
-        if a >= 0 and a != w and not _is_only(w, a, symbols):
-            what = "is fixed" if not isinstance(w, int) else "differs"
-            raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
-
-
-def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
-    """Whether a size that varies in the graph has only one value in its range."""
-    if isinstance(size, int) or not all(s.name in symbols for s in size.free_symbols):
-        return False
-    given = bounds(size, symbols)
-    return given.min == given.max == value
 
 
 def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:

@@ -1,0 +1,34 @@
+"""Compare what a converter made with the operator's own result."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.impl import base
+from pipeline.network.context import NetworkError
+from pipeline.shapes.environment import Expr, Symbols, bounds, shape_of
+from pipeline.trt import to_torch, trt
+
+
+def check_tensor(made: object, expected: torch.Tensor, symbols: Symbols) -> None:
+    """Raise a `NetworkError` if a result is no tensor, or has another dtype, rank or static dim than expected."""
+    if not isinstance(made, (trt.ITensor, torch.Tensor)):
+        raise NetworkError(f"the converter returned a {type(made).__name__}, expected a tensor")
+    dtype = to_torch(made.dtype) if isinstance(made, trt.ITensor) else base.network_dtype(made.dtype)
+    if dtype != base.network_dtype(expected.dtype):
+        raise NetworkError(f"the network's dtype is {dtype}, the operator's {expected.dtype}")
+    actual, wanted = base.dims(made), shape_of(expected)
+    if len(actual) != len(wanted):
+        raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
+    for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
+        if a >= 0 and a != w and not _is_only(w, a, symbols):
+            what = "is fixed" if not isinstance(w, int) else "differs"
+            raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
+
+
+def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
+    """Whether a size that varies in the graph has only one value in its range."""
+    if isinstance(size, int) or not all(s.name in symbols for s in size.free_symbols):
+        return False
+    given = bounds(size, symbols)
+    return given.min == given.max == value

@@ -1,0 +1,131 @@
+"""Find the values that have to be computed by themselves, so that no kernel's expression grows without end.
+
+TensorRT-RTX writes what a kernel reads through views, reductions of few elements and products over few into the kernel,
+once for each place that it is read at. ``u[1:] + u[:-1]`` of the last result, 12 times, is an expression of 4,096
+terms, and 20 times one of a million: the builder takes 0.1 ms or more for a term, and gigabytes (docs/tensorrt.md). A
+reduction over a dim of size 1 is in no other kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.traits import Does, does
+from pipeline.impl import base, reduce
+from pipeline.impl.base import Value
+from pipeline.impl.blocks import block
+from pipeline.network.net import Net
+from pipeline.shapes.environment import Expr, Shape, shape_of
+from pipeline.trt import trt
+
+LIMIT: Final = 1024
+"""Terms of an expression that are written into a kernel, which takes up to half a second to build."""
+FEW: Final = 6
+"""Elements that are summed within an expression: sums of 7 have a kernel of their own (other reductions of 5)."""
+
+VIEWS: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES)
+DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+
+Views = frozenset[torch.fx.Node]
+"""What an elementwise expression reads at other places than its own."""
+
+
+class Expanded:
+    """The sizes of the expressions of a segment's values, and which values are computed apart to keep them small.
+
+    nodes: the segment's, in order.
+    """
+
+    def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
+        self._terms: dict[torch.fx.Node, int] = {}
+        self._views: dict[torch.fx.Node, Views] = {}
+        self._apart: set[torch.fx.Node] = set()
+        for node in nodes:
+            terms = self._read(node)
+            if terms > LIMIT and _can_be_reduced(node):
+                self._apart.add(node)
+                terms, self._views[node] = 1, frozenset()
+            self._terms[node] = terms
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._apart
+
+    def _read(self, node: torch.fx.Node) -> int:
+        """How many terms the expression of a node has."""
+        given = node.all_input_nodes
+        if is_pointwise(node) or (moves(node) and given and _shape(given[0]) == _shape(node)):
+            views = frozenset[torch.fx.Node]().union(*(self._seen(x, node) for x in given))
+            self._views[node] = views
+            return 1 + sum(self._terms.get(x, 1) for x in views)
+        within = sum(self._terms.get(x, 1) for x in given)
+        if node.target is operator.getitem or moves(node) or _selects(node):
+            self._views[node] = frozenset((node,))
+            return within
+        return within * few if (few := _summed(node)) is not None else 1
+
+    def _seen(self, given: torch.fx.Node, node: torch.fx.Node) -> Views:
+        """What an elementwise operator reads at other places if it reads this."""
+        is_place_for_place = given in self._views and _shape(given) == _shape(node)
+        return self._views[given] if is_place_for_place else frozenset((given,))
+
+
+@block
+def alone(net: Net, value: Value) -> Value:
+    """The value, computed in a kernel of its own: the product over a new dim of size 1."""
+    if not isinstance(value, trt.ITensor):
+        return value
+    rank = base.rank(value)
+    return reduce.reduce(net, "PROD", base.unsqueeze(net, value, [rank]), [rank], False)
+
+
+def _selects(node: torch.fx.Node) -> bool:
+    """Whether an operator reads elements at other places; one that joins tensors has a kernel that writes each."""
+    return does(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)
+
+
+def _summed(node: torch.fx.Node) -> int | None:
+    """How many elements each of a node's is computed from, if these are few; None for an operator with a kernel."""
+    kind, sizes = does(node.target), [shape for x in node.all_input_nodes if (shape := _shape(x)) is not None]
+    if kind in (Does.MULTIPLIES, Does.PROJECTS) and sizes:
+        return _few(sizes[0][-1:])
+    if kind is Does.REDUCES and sizes:
+        made = node.meta["val"]
+        kept = math.prod(shape_of(made[0] if isinstance(made, tuple | list) else made))
+        total = math.prod(sizes[0])
+        return _few([total // kept]) if isinstance(total, int) and isinstance(kept, int) and kept else _few_dims(node)
+    if (kind is Does.SOFTENS or "log_softmax" in str(node.target)) and sizes:
+        few = _few_dims(node)
+        return None if few is None else few * few
+    return None
+
+
+def _few_dims(node: torch.fx.Node) -> int | None:
+    """How many elements an operator over dims, its second argument, reduces, where the sizes of others vary."""
+    shape, dims = _shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    if not shape or not isinstance(dims, list) or not set(dims) <= {*range(-len(shape), len(shape))}:
+        return None  # of a histogram, the second argument is something else
+    return _few([shape[d] for d in dims] or shape)
+
+
+def _few(sizes: Iterable[Expr]) -> int | None:
+    given = list(sizes)
+    known = [size for size in given if isinstance(size, int)]
+    total = math.prod(known)
+    return total if len(known) == len(given) and 0 < total <= FEW else None
+
+
+def _can_be_reduced(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() < 8
+
+
+def _shape(node: torch.fx.Node) -> Shape | None:
+    value = node.meta.get("val")
+    return shape_of(value) if isinstance(value, torch.Tensor) else None
