@@ -106,20 +106,27 @@ REASONS: Final[dict[Any, str]] = {
         (
             aten.gcd.default,
             aten.lcm.default,
-            aten._linalg_det.default,
             aten._linalg_eigh.default,
-            aten._linalg_slogdet.default,
-            aten._linalg_solve_ex.default,
             aten._linalg_svd.default,
-            aten.linalg_cholesky_ex.default,
             aten.linalg_eig.default,
-            aten.linalg_inv_ex.default,
             aten.linalg_lstsq.default,
             aten.linalg_lu_factor_ex.default,
             aten.linalg_qr.default,
-            aten.linalg_solve_triangular.default,
         ),
         "TensorRT has no layer for it, and how many steps it takes is data",
+    ),
+    **dict.fromkeys(
+        (
+            aten._linalg_det.default,
+            aten._linalg_slogdet.default,
+            aten._linalg_solve_ex.default,
+            aten.cholesky_inverse.default,
+            aten.cholesky_solve.default,
+            aten.linalg_cholesky_ex.default,
+            aten.linalg_inv_ex.default,
+            aten.linalg_solve_triangular.default,
+        ),
+        "TensorRT has no layer for it, and an engine takes the steps for real matrices of at most 8 rows",
     ),
 }
 """By operator."""

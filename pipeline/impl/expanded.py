@@ -3,7 +3,7 @@
 TensorRT-RTX writes what a kernel reads through views, reductions of few elements and products over few into the kernel,
 once for each place that it is read at. ``u[1:] + u[:-1]`` of the last result, 12 times, is an expression of 4,096
 terms, and 20 times one of a million: the builder takes 0.1 ms or more for a term, and gigabytes (docs/tensorrt.md). A
-reduction over a dim of size 1 is in no other kernel.
+running sum is in no other kernel.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ import torch
 
 from pipeline.aten.kinds import is_pointwise, moves
 from pipeline.aten.traits import Does, does
-from pipeline.impl import base, reduce
+from pipeline.impl import base
 from pipeline.impl.base import Value
 from pipeline.impl.blocks import block
+from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.network.net import Net
 from pipeline.shapes.environment import Expr, Shape, shape_of
 from pipeline.trt import trt
 
-LIMIT: Final = 1024
-"""Terms of an expression that are written into a kernel, which takes up to half a second to build."""
+HARMLESS: Final = 4096
+"""An engine whose largest expression has as many terms builds in seconds; nothing of it is computed apart."""
+LIMIT: Final = 256
+"""Terms of an expression that are written into a kernel, if some expression of the engine has more than `HARMLESS`."""
 FEW: Final = 6
 """Elements that are summed within an expression: sums of 7 have a kernel of their own (other reductions of 5)."""
 
@@ -46,12 +49,15 @@ class Expanded:
         self._terms: dict[torch.fx.Node, int] = {}
         self._views: dict[torch.fx.Node, Views] = {}
         self._apart: set[torch.fx.Node] = set()
+        nodes = list(nodes)
         for node in nodes:
-            terms = self._read(node)
-            if terms > LIMIT and _can_be_reduced(node):
-                self._apart.add(node)
-                terms, self._views[node] = 1, frozenset()
-            self._terms[node] = terms
+            self._terms[node] = self._read(node)
+        if max(self._terms.values(), default=0) > HARMLESS:
+            for node in nodes:
+                self._terms[node] = self._read(node)
+                if self._terms[node] > LIMIT and _can_be_summed(node):
+                    self._apart.add(node)
+                    self._terms[node], self._views[node] = 1, frozenset()
 
     def __contains__(self, node: object) -> bool:
         return node in self._apart
@@ -77,11 +83,11 @@ class Expanded:
 
 @block
 def alone(net: Net, value: Value) -> Value:
-    """The value, computed in a kernel of its own: the product over a new dim of size 1."""
+    """The value, computed before what reads it: the running sum along a new dim of size 1 has a kernel of its own."""
     if not isinstance(value, trt.ITensor):
         return value
-    rank = base.rank(value)
-    return reduce.reduce(net, "PROD", base.unsqueeze(net, value, [rank]), [rank], False)
+    made = cumulative_sum(net, base.unsqueeze(net, value, [0]), 0, base.dtype_of(value))
+    return base.squeeze(net, made, [0])
 
 
 def _selects(node: torch.fx.Node) -> bool:
@@ -121,7 +127,7 @@ def _few(sizes: Iterable[Expr]) -> int | None:
     return total if len(known) == len(given) and 0 < total <= FEW else None
 
 
-def _can_be_reduced(node: torch.fx.Node) -> bool:
+def _can_be_summed(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() < 8
 

@@ -84,6 +84,7 @@ _CURVE = Units(
 )
 
 _FOURIER = Units(8, "a sum of as many products as the transform is long, which may cancel", "tensor", tf32=4e-3)
+_STEPS = Units(32, "each step of an elimination rounds, and divides by what is left", "tensor", signed_zeros=False)
 _RECURRENT = Units(16, "what a step rounds is handed on to the next", "tensor", tf32=4e-3, signed_zeros=False)
 _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
@@ -116,6 +117,8 @@ ULPS: Final[Mapping[object, Units]] = {
     **dict.fromkeys(("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _CURVE),
     **dict.fromkeys(("grid_sampler", "grid_sampler_2d"), _CURVE),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _FOURIER),
+    **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_triangular", "cholesky_solve"), _STEPS),
+    **dict.fromkeys(("cholesky_inverse", "linalg_solve", "linalg_det", "linalg_slogdet"), _STEPS),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _RECURRENT),
 }
 """By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""

@@ -93,6 +93,18 @@ def _permutation(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gene
     return torch.rand(shape, generator=generator).argsort(-1)
 
 
+def _regular(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Matrices that are far from singular, the largest element of a row at any place."""
+    size = shape[-1]
+    rows = torch.rand(*shape[:-2], size, generator=generator).argsort(-1).unsqueeze(-1).expand(*shape[:-2], size, size)
+    return (0.3 * torch.randn(shape, generator=generator) + 2 * torch.eye(size)).gather(-2, rows)
+
+
+def _definite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    factor = torch.randn(shape, generator=generator)
+    return factor @ factor.mT / shape[-1] + torch.eye(shape[-1])
+
+
 VALUES: Final[Mapping[str, Make]] = {
     "normal": _normal,
     "positive": _positive,
@@ -105,6 +117,8 @@ VALUES: Final[Mapping[str, Make]] = {
     "no infinity": _without(math.isinf),
     "distinct": _distinct,
     "permutation": _permutation,
+    "regular": _regular,
+    "definite": _definite,
     "zeros": lambda shape, dtype, generator: torch.zeros(shape),
     "ones": lambda shape, dtype, generator: torch.ones(shape),
 }
@@ -114,7 +128,7 @@ normal: floats of a normal distribution, integers -9 to 9, bools. positive: abov
 unit: strictly between -1 and 1. small: whole numbers -3 to 3, in floats as well, so that ties occur.
 large: floats to ±1000, integers beyond 2**24 (int64: beyond 2**31). special: with NaN, ±inf, ±0, the ends of integers.
 no nan, no infinity: special without these. distinct: no two alike. permutation: indices along the last dim, each
-once. zeros, ones.
+once. regular: matrices far from singular. definite: symmetric and positive definite matrices. zeros, ones.
 """
 
 PARAMETRIC: Final[Mapping[str, Callable[..., Make]]] = {

@@ -1,0 +1,186 @@
+"""Inverses, determinants and solutions for small matrices, step by step.
+
+TensorRT has no layers for them. Their steps are elementwise operators over whole matrices: with at most `LARGEST` rows,
+as cameras, poses and filters have, they take less than a call of a library and the way to PyTorch and back. Where
+eager raises an error for a singular matrix, the results are not finite.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any, Final
+
+import torch
+from torch.nn.functional import pad
+
+from pipeline.converters.decompositions import register_torch_trt_decomposition
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+LARGEST: Final = 8
+"""Rows of a matrix that is taken apart."""
+
+
+def _is_large(a: Tensor) -> bool:
+    rows = a.shape[-1]
+    return not isinstance(rows, int) or not 0 < rows <= LARGEST
+
+
+def _picked(column: Tensor, free: Tensor) -> Tensor:
+    """Which row of [..., n, 1] has the largest magnitude, NaN being infinite: the first of equal ones."""
+    size = torch.where(free, torch.where(column.isnan(), torch.inf, column.abs()), -1.0)
+    others = size.transpose(-2, -1)
+    is_first = torch.ones(column.shape[-2], column.shape[-2], dtype=torch.bool, device=column.device).triu()
+    return ((size > others) | ((size == others) & is_first)).all(-1, keepdim=True)
+
+
+def _eliminated(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gauss-Jordan elimination with partial pivoting, in which rows stay where they are.
+
+    Returns the pivots [..., n]; which row each is in [..., n, n, 1]; and the solution of ``a @ x == b``.
+    """
+    rest = a if b is None else torch.cat([a, b], -1)
+    free = torch.ones_like(a[..., :1], dtype=torch.bool)
+    pivots, rows = [], []
+    for _ in range(a.shape[-1]):
+        column = rest[..., :1]
+        here = _picked(column, free)
+        row = torch.where(here, rest, 0.0).sum(-2, keepdim=True)
+        pivot = row[..., :1]
+        row = row[..., 1:] / (pivot if b is not None else torch.where(pivot == 0, 1.0, pivot))
+        rest = torch.where(here, row, rest[..., 1:] - column * row)
+        free = free & ~here
+        pivots.append(pivot[..., 0, 0])
+        rows.append(here)
+    order = torch.stack(rows, -3)
+    solution = None if b is None else torch.where(order, rest.unsqueeze(-3), 0.0).sum(-2)
+    return torch.stack(pivots, -1), order, solution
+
+
+def _sign(order: Tensor) -> Tensor:
+    """The sign of a permutation of rows: -1 for an odd number of pairs that changed places."""
+    at = torch.arange(order.shape[-2], device=order.device, dtype=torch.float32)
+    place = torch.where(order[..., 0], at, 0.0).sum(-1)
+    swapped = (place.unsqueeze(-1) > place.unsqueeze(-2)) & (at.unsqueeze(-1) < at)
+    return 1 - 2 * swapped.to(torch.int32).sum((-2, -1), dtype=torch.int32).remainder(2)
+
+
+def _first(fails: Tensor) -> Tensor:
+    """The number of the first step that fails, from 1; 0 if none does."""
+    steps = torch.arange(1, fails.shape[-1] + 1, device=fails.device)
+    first = torch.where(fails, steps, fails.shape[-1] + 1).amin(-1)
+    return torch.where(first > fails.shape[-1], 0, first).to(torch.int32)
+
+
+@register_torch_trt_decomposition(aten.linalg_inv_ex.default)
+def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:  # noqa: N803 - the operator's own name
+    """linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"""
+    if _is_large(A):
+        return NotImplemented
+    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    pivots, _, inverse = _eliminated(A, one.expand(A.shape))
+    return inverse, _first(pivots == 0)
+
+
+@register_torch_trt_decomposition(aten._linalg_solve_ex.default)
+def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:  # noqa: N803
+    """_linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False)
+    -> (Tensor result, Tensor LU, Tensor pivots, Tensor info)"""
+    if _is_large(A):
+        return NotImplemented
+    is_vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+    b = B.unsqueeze(-1) if is_vector else B
+    a, b = (A, b) if left else (A.mT, b.mT)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    pivots, _, x = _eliminated(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
+    assert x is not None
+    x = x if left else x.mT
+    return x.squeeze(-1) if is_vector else x, None, None, _first(pivots == 0)
+
+
+@register_torch_trt_decomposition(aten._linalg_det.default)
+def det(A: Tensor) -> Any:  # noqa: N803
+    """_linalg_det(Tensor A) -> (Tensor result, Tensor LU, Tensor pivots)"""
+    if _is_large(A):
+        return NotImplemented
+    pivots, order, _ = _eliminated(A)
+    return pivots.prod(-1) * _sign(order), None, None
+
+
+@register_torch_trt_decomposition(aten._linalg_slogdet.default)
+def slogdet(A: Tensor) -> Any:  # noqa: N803
+    """_linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet, Tensor LU, Tensor pivots)"""
+    if _is_large(A):
+        return NotImplemented
+    pivots, order, _ = _eliminated(A)
+    return pivots.sign().prod(-1) * _sign(order), pivots.abs().log().sum(-1), None, None
+
+
+@register_torch_trt_decomposition(aten.linalg_cholesky_ex.default)
+def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
+    """linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"""
+    if _is_large(self):
+        return NotImplemented
+    rest, columns, squares = self.mT if upper else self, list[Tensor](), list[Tensor]()
+    for done in range(self.shape[-1]):
+        square = rest[..., :1, :1]
+        column = rest[..., :1] / square.sqrt()
+        rest = rest[..., 1:, 1:] - column[..., 1:, :] * column[..., 1:, :].mT
+        columns.append(pad(column, (0, 0, done, 0)))
+        squares.append(square[..., 0, 0])
+    factor = torch.cat(columns, -1)
+    return factor.mT if upper else factor, _first(~(torch.stack(squares, -1) > 0))
+
+
+def _substituted(a: Tensor, b: Tensor, upper: bool, unitriangular: bool = False) -> Tensor:
+    """The solution of ``a @ x == b`` for a triangular ``a``, row by row."""
+    size, rows = a.shape[-1], list[Tensor]()
+    for k in range(size):
+        at = size - 1 - k if upper else k
+        row = b[..., -1:, :] if upper else b[..., :1, :]
+        row = row if unitriangular else row / a[..., at : at + 1, at : at + 1]
+        others, b = (
+            (a[..., :at, at : at + 1], b[..., :-1, :]) if upper else (a[..., at + 1 :, at : at + 1], b[..., 1:, :])
+        )
+        b = b - others * row
+        rows.append(row)
+    return torch.cat(rows[::-1] if upper else rows, -2)
+
+
+@register_torch_trt_decomposition(aten.linalg_solve_triangular.default)
+def solve_triangular(
+    self: Tensor,
+    B: Tensor,  # noqa: N803
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Any:
+    """linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False)
+    -> Tensor"""
+    if _is_large(self):
+        return NotImplemented
+    a, b, upper = (self, B, upper) if left else (self.mT, B.mT, not upper)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    x = _substituted(a, b.expand(*batch, *b.shape[-2:]), upper, unitriangular)
+    return x if left else x.mT
+
+
+@register_torch_trt_decomposition(aten.cholesky_solve.default)
+def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> Any:
+    """cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"""
+    if _is_large(input2):
+        return NotImplemented
+    batch = torch.broadcast_shapes(self.shape[:-2], input2.shape[:-2])
+    factors = ((input2.mT, False), (input2, True)) if upper else ((input2, False), (input2.mT, True))
+    return reduce(lambda b, given: _substituted(given[0], b, given[1]), factors, self.expand(*batch, *self.shape[-2:]))
+
+
+@register_torch_trt_decomposition(aten.cholesky_inverse.default)
+def cholesky_inverse(self: Tensor, upper: bool = False) -> Any:
+    """cholesky_inverse(Tensor self, bool upper=False) -> Tensor"""
+    if _is_large(self):
+        return NotImplemented
+    one = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)
+    return cholesky_solve(one.expand(self.shape), self, upper)
