@@ -8,7 +8,7 @@ eager raises an error for a singular matrix, the results are not finite.
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn.functional import pad
@@ -74,7 +74,7 @@ def _first(fails: Tensor) -> Tensor:
 
 
 @register_torch_trt_decomposition(aten.linalg_inv_ex.default)
-def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:  # noqa: N803 - the operator's own name
+def inv_ex(A: Tensor, *, check_errors: bool = False) -> object:  # noqa: N803 - the operator's own name
     """linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"""
     if _is_large(A):
         return NotImplemented
@@ -84,7 +84,7 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:  # noqa: N803 - the
 
 
 @register_torch_trt_decomposition(aten._linalg_solve_ex.default)
-def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:  # noqa: N803
+def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> object:  # noqa: N803
     """_linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False)
     -> (Tensor result, Tensor LU, Tensor pivots, Tensor info)"""
     if _is_large(A):
@@ -100,7 +100,7 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
 
 
 @register_torch_trt_decomposition(aten._linalg_det.default)
-def det(A: Tensor) -> Any:  # noqa: N803
+def det(A: Tensor) -> object:  # noqa: N803
     """_linalg_det(Tensor A) -> (Tensor result, Tensor LU, Tensor pivots)"""
     if _is_large(A):
         return NotImplemented
@@ -109,7 +109,7 @@ def det(A: Tensor) -> Any:  # noqa: N803
 
 
 @register_torch_trt_decomposition(aten._linalg_slogdet.default)
-def slogdet(A: Tensor) -> Any:  # noqa: N803
+def slogdet(A: Tensor) -> object:  # noqa: N803
     """_linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet, Tensor LU, Tensor pivots)"""
     if _is_large(A):
         return NotImplemented
@@ -118,7 +118,7 @@ def slogdet(A: Tensor) -> Any:  # noqa: N803
 
 
 @register_torch_trt_decomposition(aten.linalg_cholesky_ex.default)
-def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
+def cholesky_ex(self: Tensor, *, upper: bool = False, check_errors: bool = False) -> object:
     """linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"""
     if _is_large(self):
         return NotImplemented
@@ -156,7 +156,7 @@ def solve_triangular(
     upper: bool,
     left: bool = True,
     unitriangular: bool = False,
-) -> Any:
+) -> object:
     """linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False)
     -> Tensor"""
     if _is_large(self):
@@ -168,7 +168,7 @@ def solve_triangular(
 
 
 @register_torch_trt_decomposition(aten.cholesky_solve.default)
-def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> Any:
+def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> object:
     """cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"""
     if _is_large(input2):
         return NotImplemented
@@ -178,7 +178,7 @@ def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> Any:
 
 
 @register_torch_trt_decomposition(aten.cholesky_inverse.default)
-def cholesky_inverse(self: Tensor, upper: bool = False) -> Any:
+def cholesky_inverse(self: Tensor, upper: bool = False) -> object:
     """cholesky_inverse(Tensor self, bool upper=False) -> Tensor"""
     if _is_large(self):
         return NotImplemented
