@@ -95,14 +95,17 @@ def _permutation(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gene
 
 def _regular(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Matrices that are far from singular, the largest element of a row at any place."""
-    size = shape[-1]
-    rows = torch.rand(*shape[:-2], size, generator=generator).argsort(-1).unsqueeze(-1).expand(*shape[:-2], size, size)
-    return (0.3 * torch.randn(shape, generator=generator) + 2 * torch.eye(size)).gather(-2, rows)
+    *batch, rows, columns = shape
+    order = torch.rand(*batch, rows, 1, generator=generator).argsort(-2).expand(*batch, rows, columns)
+    return (0.3 * torch.randn(*shape, generator=generator) + 2 * torch.eye(rows, columns)).gather(-2, order)
 
 
 def _definite(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    factor = torch.randn(shape, generator=generator)
-    return factor @ factor.mT / shape[-1] + torch.eye(shape[-1])
+    """Symmetric matrices whose eigenvalues are 1 or more; parts of such where they are not square."""
+    *batch, rows, columns = shape
+    size = max(rows, columns)
+    factor = torch.randn(*batch, size, size, generator=generator)
+    return (factor @ factor.mT / max(size, 1) + torch.eye(size))[..., :rows, :columns]
 
 
 VALUES: Final[Mapping[str, Make]] = {
