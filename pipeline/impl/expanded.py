@@ -25,7 +25,7 @@ from pipeline.network.net import Net
 from pipeline.shapes.environment import Expr, Shape, shape_of
 from pipeline.trt import trt
 
-HARMLESS: Final = 4096
+HARMLESS: Final = 8192
 """An engine whose largest expression has as many terms builds in seconds; nothing of it is computed apart."""
 LIMIT: Final = 256
 """Terms of an expression that are written into a kernel, if some expression of the engine has more than `HARMLESS`."""
