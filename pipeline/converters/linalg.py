@@ -1,8 +1,8 @@
 """Inverses, determinants and solutions for small matrices, step by step.
 
-TensorRT has no layers for them. Their steps are elementwise operators over whole matrices: with at most `LARGEST` rows,
-as cameras, poses and filters have, they take less than a call of a library and the way to PyTorch and back. Where
-eager raises an error for a singular matrix, the results are not finite.
+TensorRT has no layers for them. The steps are elementwise operators over whole matrices, so only matrices of at most
+`LARGEST` rows, as cameras, poses and filters have, are taken apart. Where eager raises an error for a singular matrix,
+the inverse or solution is not finite.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ HARMLESS: Final = 8192
 LIMIT: Final = 256
 """Terms of an expression that are written into a kernel, if some expression of the engine has more than `HARMLESS`."""
 FEW: Final = 6
-"""Elements that are summed within an expression: sums of 7 have a kernel of their own (other reductions of 5)."""
+"""Elements that are summed within an expression: sums of 7 have a kernel of their own, maxima of 5."""
 
 VIEWS: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES)
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
