@@ -41,12 +41,17 @@ class Applied(torch.nn.Module):
         return self.function(a, b)
 
 
+def filtered(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As a filter's gain: the solution for what a product makes definite."""
+    return torch.cholesky_solve(b, torch.linalg.cholesky(a @ a.mT + torch.eye(a.shape[-1], device=a.device)))
+
+
 FUNCTIONS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]] = {
     "inverse": lambda a, b: torch.linalg.inv(a) @ b,
     "determinant": lambda a, b: torch.linalg.det(a).unsqueeze(-1).unsqueeze(-1) * b,
     "solve": torch.linalg.solve,
     "solve a vector": lambda a, b: torch.linalg.solve(a, b[..., 0]),
-    "filter": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a @ a.mT + torch.eye(a.shape[-1]))),
+    "filter": filtered,
     "power": lambda a, b: torch.linalg.matrix_power(a, -2) @ b,
 }
 ROWS = Dim("rows", min=1, max=9)
