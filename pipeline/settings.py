@@ -30,6 +30,8 @@ def _torch_executed(value: object) -> frozenset[TorchExecuted]:
 def _executed_entries(item: object) -> Iterable[TorchExecuted]:
     if isinstance(item, OpOverloadPacket):
         return [getattr(item, overload) for overload in item.overloads()]
+    if item is torch.cond:
+        return [torch.ops.higher_order.cond]
     if isinstance(item, str):
         return _named(item)
     if isinstance(item, type) or (traced := traced_name(item)):
@@ -48,7 +50,7 @@ def traced_name(item: object) -> str:
     ""."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
-    return "" if name is None or name.startswith("torch.sym_") or name == "torch.cond" else str(name)
+    return "" if name is None or name.startswith("torch.sym_") else str(name)
 
 
 def _named(name: str) -> Iterable[TorchExecuted]:
@@ -59,6 +61,8 @@ def _named(name: str) -> Iterable[TorchExecuted]:
             f"torch_executed_ops: {name!r} is no operator's name; 'aten.topk.default' is, and 'aten::topk'"
         )
     namespace, operator, overload = match.groups()
+    if namespace == "higher_order":
+        return [f"torch.ops.higher_order.{operator}"]
     packet = getattr(getattr(torch.ops, namespace), operator, None) if namespace in ("aten", "prims") else None
     if namespace in ("aten", "prims") and (packet is None or overload not in (None, *packet.overloads())):
         raise ValueError(f"torch_executed_ops: there is no operator {name!r}")

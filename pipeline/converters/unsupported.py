@@ -145,12 +145,15 @@ BY_NAME: Final = {
 """By the name of operators that other libraries define."""
 
 _CONTROL_FLOW = "control flow: which of its graphs runs, and how often, is known only when it runs"
+_MAPS = "control flow that torch.vmap does not make one call, of any number of rows"
 _WRITES = "it calls an operator of one's own that writes to its arguments, which converters do not take"
 
 
 def reason(target: Any) -> str:
     """Why an operator has no converter; empty if no reason is known."""
     if isinstance(target, torch._ops.HigherOrderOperator):
+        if target.name() == "map_impl":
+            return _MAPS
         return _WRITES if target.name().startswith("auto_functionalized") else _CONTROL_FLOW
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
     return REASONS.get(target, BY_NAME.get(name, ""))

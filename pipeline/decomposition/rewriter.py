@@ -22,6 +22,7 @@ from pipeline.decomposition.check import check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
 from pipeline.decomposition.complex_rules import RULES, settled
 from pipeline.decomposition.contents import Contents
+from pipeline.decomposition.control_flow import ControlFlow
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Template, Templates, nodes_of
 from pipeline.decomposition.ways import Function, Ways
@@ -42,6 +43,7 @@ class Rewriter:
         self.mode = fake_mode(program.graph)
         self.templates = Templates(self.mode)
         self.contents = Contents(program, self.templates, ways, self.is_claimed)
+        self.control_flow = ControlFlow(self.graph, self.templates, self.emit, self.is_kept)
         self.complex = ComplexValues(self.graph, self.mode, self.emit)
         self.constant: dict[torch.fx.Node, bool] = {}
         self.applied: set[object] = set()
@@ -49,7 +51,18 @@ class Rewriter:
 
     def rewrite(self) -> torch.fx.Graph:
         """Rewrite the whole graph in the registry's opset."""
-        return self._copied(lambda node, args, kwargs: self.emit(node.target, args, kwargs, node.meta, node.name))
+
+        def made(node: torch.fx.Node, args: Argument, kwargs: Argument) -> Argument:
+            written = self.control_flow.written(node, args)
+            return self.emit(node.target, args, kwargs, node.meta, node.name) if written is None else written
+
+        return self._copied(made)
+
+    def is_kept(self, node: torch.fx.Node) -> bool:
+        """Whether the user's settings keep a node in PyTorch, or a converter or decomposition of theirs may take it."""
+        target, value = node.target, node.meta.get("val")
+        users = self.is_claimed(target, node.args, node.kwargs, value) or self.ways.own(target) is not None
+        return users or kept_in_torch(target, node.meta, self.claims.lookup.settings)
 
     def take_apart(self, refused: Container[str]) -> torch.fx.Graph:
         """Rewrite these nodes as if the user had no converter of them, and copy all others."""

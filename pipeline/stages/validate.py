@@ -19,6 +19,7 @@ from pipeline.converters.decompositions import DecompositionTable, Op
 from pipeline.converters.lookup import rejection_of
 from pipeline.converters.registry import BoundRegistry, ConverterRegistry
 from pipeline.decomposition.complex import is_border
+from pipeline.decomposition.control_flow import obstacle
 from pipeline.decomposition.fold import fold
 from pipeline.decomposition.rewriter import Rewriter
 from pipeline.decomposition.unreached import unreached
@@ -135,6 +136,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
     """Limits of networks for every operator; ``allocated``: the converter requires an output allocator."""
     yield from islice(_complex_limits(node), 1)
+    yield from map(Rejection, filter(None, [obstacle(node)]))
     yield from () if allocated else _size_limits(node)
     for what, value in _values(node):
         if isinstance(value, torch.SymBool) or (isinstance(value, torch.SymFloat) and not _takes(node, value)):

@@ -1,0 +1,246 @@
+"""Write control flow out: ``torch.cond``, ``map`` and ``scan`` as operators that engines have.
+
+TensorRT runs a network from its first layer to its last. So both branches of a condition are computed, and its outcome
+selects between their results; what is mapped over rows becomes one call for all, by `torch.vmap`; a scan of few steps
+is its steps. ``while_loop`` stays in PyTorch, and so does a condition whose branch must not run where it is not chosen.
+
+Before: ``cond(p, true_graph_0, false_graph_0, (x,))``. After: ``where(p, relu(x), mul(x, 2))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pipeline.aten.graphs import over, pasted
+from pipeline.aten.kinds import branches
+from pipeline.aten.naming import origin
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument, Target
+from pipeline.decomposition.templates import Templates, nodes_of
+from pipeline.frontend.fakes import fake_result
+from pipeline.partitioning.flow import new_symbols
+from pipeline.recipes import qualified_name
+from pipeline.shapes.environment import Shape, expression, shape_of, value_of
+
+aten = torch.ops.aten
+functorch: Any = torch._C._functorch
+Node: TypeAlias = torch.fx.Node
+
+MOST_NODES: Final = 1024
+"""A scan of up to so many operators, in all its steps, is written out."""
+
+_BY_POSITIONS: Final = """
+    index _unsafe_index index_select gather take take_along_dim embedding embedding_bag _embedding_bag
+    _embedding_bag_forward_only scatter scatter_add scatter_reduce index_put _unsafe_index_put index_copy index_fill
+    index_add index_reduce put one_hot bincount
+"""
+BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
+"""Operators that read or write at positions in data."""
+
+_DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
+
+
+class Emit(Protocol):
+    """Appends a call to the new graph, and returns its value."""
+
+    def __call__(self, target: Target, args: Argument, kwargs: Argument, meta: Mapping[str, object]) -> Argument: ...
+
+
+def obstacle(node: Node) -> str:
+    """Why a condition, map or scan stays in PyTorch; empty if it is written out, or is something else."""
+    name = _name(node)
+    found: str = _OBSTACLES[name](node) if name in _OBSTACLES else ""
+    return found or next((f"{each}, of {n.name} in its graph" for n in _inner(node) if (each := _strange(n))), "")
+
+
+def _name(node: Node) -> str:
+    """The name of an operator that runs graphs; empty for others."""
+    return str(node.target.name()) if isinstance(node.target, torch._ops.HigherOrderOperator) else ""
+
+
+def _inner(node: Node) -> Iterator[Node]:
+    """The operators in a node's graphs that run graphs themselves."""
+    return (inner for graph in branches(node) for inner in graph.graph.nodes if _name(inner))
+
+
+def _strange(node: Node) -> str:
+    return obstacle(node) if _name(node) in _WRITTEN else f"{qualified_name(node.target)} is not written out"
+
+
+def _of_condition(node: Node) -> str:
+    predicate = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else node.args[0]
+    if not isinstance(predicate, torch.Tensor):
+        return "a size decides which branch runs, and a branch may be valid for its sizes only"
+    values = node.meta.get("val") or (None,)
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return "its branches return numbers, not tensors"
+    if new_symbols(node):
+        return "its branches return tensors of different sizes"
+    return next(filter(None, (_alone(inner) for graph in branches(node) for inner in graph.graph.nodes)), "")
+
+
+def _alone(node: Node) -> str:
+    """Why an operator runs only in the branch that is chosen."""
+    if node.op != "call_function" or _name(node):
+        return ""
+    kind, target = does(node.target), node.target
+    schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
+    name = "" if schema is None else schema.name.partition("::")[2]
+    why = ""
+    if kind is Does.DRAWS:
+        why = "draws random numbers"
+    elif schema is not None and (schema.is_mutable or not schema.returns):
+        why = "has an effect"
+    elif kind is Does.READS and not name.startswith("sym_"):
+        why = "reads data"
+    elif name in BY_POSITIONS:
+        why = "reads or writes at positions that may be valid only there"
+    elif name in _DIVIDES and _divides_whole_numbers(node):
+        why = "divides by whole numbers that may be 0 elsewhere"
+    return f"{qualified_name(target)} in a branch of it {why}: it must not run where that branch does not" * bool(why)
+
+
+def _divides_whole_numbers(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(node.args[1], Node) and isinstance(value, torch.Tensor) and not value.is_floating_point()
+
+
+def _of_scan(node: Node) -> str:
+    steps, body = _steps(node), branches(node)
+    if not isinstance(steps, int):
+        return "the number of its steps is a size that varies"
+    operators: int = steps * sum(each.op == "call_function" for graph in body for each in graph.graph.nodes)
+    return f"its {steps} steps are {operators} operators, more than {MOST_NODES}" * (operators > MOST_NODES)
+
+
+def _steps(node: Node) -> object:
+    """How many steps a scan takes."""
+    _, _, given, *_ = node.args
+    return given[0].meta["val"].shape[0]  # type: ignore[index, union-attr]
+
+
+_OBSTACLES: Final = {"cond": _of_condition, "scan": _of_scan}
+
+
+def _takes_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
+    """Whether a trace gives what is expected for other sizes, too: rules of `torch.vmap` take some for constants."""
+    given = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
+    symbols = {s for value in (*given, *expected) for size in _sizes(value) for s in getattr(size, "free_symbols", ())}
+    others = {name: 720 * (7 + i) for i, name in enumerate(sorted(map(str, symbols)))}
+
+    def other(value: Argument) -> Argument:
+        sizes = [value_of(size, others) for size in _sizes(value)]
+        if isinstance(value, torch.Tensor):
+            return torch.empty(sizes, dtype=value.dtype, device=value.device)
+        return sizes[0] if sizes else value
+
+    with torch.no_grad(), FakeTensorMode():
+        try:
+            found = torch.fx.Interpreter(over(torch.nn.Module(), graph)).run(*map(other, given))
+        except Exception:  # whatever operators raise for sizes that do not fit
+            return False
+        return [value.shape for value in found] == [other(value).shape for value in expected]
+
+
+def _sizes(value: Argument) -> Shape:
+    if isinstance(value, torch.Tensor):
+        return shape_of(value)
+    return (expression(value),) if isinstance(value, torch.SymInt) else ()
+
+
+class _NotWritten(Exception):  # noqa: N818 - not an error
+    """A map that `torch.vmap` does not take."""
+
+
+class ControlFlow:
+    """Control flow, written out to a graph by ``emit``; what is ``kept`` in PyTorch is left as it is."""
+
+    def __init__(self, graph: torch.fx.Graph, templates: Templates, emit: Emit, kept: Callable[[Node], bool]) -> None:
+        self.graph, self.templates, self.emit, self.kept = graph, templates, emit, kept
+        self.maps = 0
+
+    def written(self, node: Node, args: Argument) -> Argument | None:
+        """The results of a node's graphs for these arguments, in the new graph; None if they stay in PyTorch."""
+        if _name(node) not in _WRITTEN or any(map(self.kept, (node, *_inner(node)))) or obstacle(node):
+            return None
+        before = len(self.graph.nodes)
+        try:
+            return self.results(node, args)
+        except _NotWritten:
+            for made in reversed(list(self.graph.nodes)[before:]):
+                self.graph.erase_node(made)
+            return None
+
+    def results(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+        """The results of a node whose graphs are written out."""
+        return _WRITTEN[_name(node)](self, node, args)
+
+    def run(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        """The results of a graph for these inputs."""
+
+        def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
+            if node.op == "get_attr":
+                return None
+            return self.results(node, args) if _name(node) else self.emit(node.target, args, kwargs, node.meta)
+
+        return tuple(pasted(module.graph, inputs, emit))  # type: ignore[arg-type]
+
+    def call(self, node: Node, target: Target, *args: Argument) -> Argument:
+        """A call that belongs to a node."""
+        fake = fake_result(self.templates.mode, target, args, {})
+        return self.emit(target, args, {}, {**origin(node.meta), "val": fake})
+
+    def condition(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+        """Both branches, and for each result the choice."""
+        predicate, _, _, operands = args
+        chosen, other = (self.run(graph, operands) for graph in branches(node))
+        if predicate.meta["val"].dim():
+            predicate = self.call(node, aten.reshape.default, predicate, [])
+        return tuple(self.call(node, aten.where.self, predicate, a, b) for a, b in zip(chosen, other, strict=True))
+
+    def map(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+        """One call for all rows."""
+        _, rows, others = args
+        [body] = branches(node)
+
+        def mapped(*given: Argument) -> Argument:
+            enabled = functorch._is_vmap_fallback_enabled()
+            functorch._set_vmap_fallback_enabled(False)  # which would be a loop over all rows
+            try:
+                each, shared = given[: len(rows)], given[len(rows) :]
+                return torch.vmap(lambda *one: tuple(body(*one, *shared)))(*each)
+            except RuntimeError:
+                return NotImplemented
+            finally:
+                functorch._set_vmap_fallback_enabled(enabled)
+
+        self.maps += 1
+        mapped.__name__ = f"map {self.maps}"
+        given = (*rows, *others)
+        template = self.templates.of(mapped, node.target, given, {}, node.meta.get("val"))
+        if template is None or not _takes_all_sizes(template.graph, node.meta["val"]):
+            raise _NotWritten
+
+        def emit(call: Node, args: Argument, kwargs: Argument) -> Argument:
+            return self.emit(call.target, args, kwargs, {**origin(node.meta), "val": call.meta.get("val")})
+
+        return tuple(pasted(template.graph, nodes_of(given, {}), emit))  # type: ignore[arg-type]
+
+    def scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+        """Its steps: each takes the state and one element of each sequence, and gives the next state and results."""
+        _, state, sequences, others = args
+        [body] = branches(node)
+        made = list[tuple[Argument, ...]]()
+        for step in range(_steps(node)):  # type: ignore[call-overload]
+            now = (self.call(node, aten.select.int, sequence, 0, step) for sequence in sequences)
+            found = self.run(body, (*state, *now, *others))
+            state, results = found[: len(state)], found[len(state) :]
+            made.append(results)
+        return *state, *(self.call(node, aten.stack.default, list(each), 0) for each in zip(*made, strict=True))
+
+
+_WRITTEN: Final = {"cond": ControlFlow.condition, "map_impl": ControlFlow.map, "scan": ControlFlow.scan}

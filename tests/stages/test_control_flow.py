@@ -1,0 +1,240 @@
+"""``torch.cond``, ``map`` and ``scan`` are written out, and right in engines, or stay in PyTorch with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.scan import scan
+
+import pipeline
+from pipeline.aten.kinds import branches
+from pipeline.decomposition import control_flow
+
+pytestmark = pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")
+FULL: Final = pipeline.default(require_full_compilation=True, min_block_size=1)
+X: Final = torch.linspace(-1, 2, 24).reshape(6, 4)
+DIMS: Final = ({0: torch.export.Dim("n", min=1, max=9)},)
+Function: TypeAlias = Callable[["Flow", Tensor], Any]
+
+
+class Flow(nn.Module):
+    """Control flow between two products, over weights of its own."""
+
+    def __init__(self, flow: Function) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.flow = flow
+        self.first, self.inner, self.other = (nn.Linear(4, 4) for _ in range(3))
+        self.conv, self.norm = nn.Conv1d(1, 4, 3, padding=1), nn.LayerNorm(4)
+        self.table = nn.Embedding(10, 4)
+        self.register_buffer("shift", torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> Any:
+        """[N, 4] -> what the flow returns"""
+        return self.flow(self, self.first(x) * 2)
+
+
+def chosen(m: Flow, y: Tensor) -> Tensor:
+    return torch.cond(y.sum() > 0, lambda a: torch.relu(m.inner(a)), lambda a: m.other(a) - m.shift, (y,))
+
+
+def nested(m: Flow, y: Tensor) -> Tensor:
+    def inner(a: Tensor) -> Tensor:
+        return torch.cond(a.mean() > 0.5, lambda b: m.inner(b) * b.shape[0], lambda b: b * 2, (a,))
+
+    return torch.cond(y.sum() > 0, inner, lambda a: m.other(a) + torch.ones_like(a), (y,))
+
+
+def several(m: Flow, y: Tensor) -> Any:
+    return torch.cond((y.sum() > 0).reshape(1), lambda a: (a + 1, a.sum()), lambda a: (m.inner(a), a.amax()), (y,))
+
+
+def undefined(m: Flow, y: Tensor) -> Tensor:
+    """What is not chosen is not a number."""
+    return torch.cond(y.amin() > 0, lambda a: a.log() / a.sqrt(), lambda a: a * torch.inf, (y,))
+
+
+def whole(m: Flow, y: Tensor) -> Tensor:
+    n = y.to(torch.int64)
+    return torch.cond((n > 0).any(), lambda a: a * 3 // 2, lambda a: a % 3, (n,))
+
+
+def rows(m: Flow, y: Tensor) -> Tensor:
+    return map_over(lambda row: torch.relu(m.norm(m.inner(row))).cumsum(0), y)  # type: ignore[no-any-return]
+
+
+def pairs(m: Flow, y: Tensor) -> Any:
+    """Of two sequences, with what all rows share, of rank 0 or without rows."""
+    return map_over(lambda both: (both[0].dot(both[1]), both[0].sum() - both[1]), (y, y.flip(1)))  # type: ignore[call-overload]
+
+
+def rows_that_choose(m: Flow, y: Tensor) -> Tensor:
+    def each(row: Tensor) -> Tensor:
+        return torch.cond(row.sum() > 0, lambda a: m.inner(a), lambda a: a - 1, (row,))
+
+    return map_over(each, y)  # type: ignore[no-any-return]
+
+
+def convolved(m: Flow, y: Tensor) -> Tensor:
+    return map_over(lambda row: m.conv(row[None, None])[0, 0], y)  # type: ignore[no-any-return]
+
+
+def recurrence(m: Flow, y: Tensor) -> Any:
+    return scan(lambda h, row: ((m.inner(row) + h).tanh(), h * 2), m.shift.clone(), y)
+
+
+def backwards(m: Flow, y: Tensor) -> Any:
+    """Along the last dim, from its end, of one result and no other."""
+    return scan(lambda h, part: (h * 0.5 + part, h * 1), y[:, 0] * 0, y, dim=1, reverse=True)
+
+
+def steps_that_choose(m: Flow, y: Tensor) -> Any:
+    def step(h: Tensor, row: Tensor) -> Any:
+        return torch.cond(h.sum() > 0, lambda a, b: a - b, lambda a, b: a + m.other(b), (h, row)), h.mean()
+
+    return scan(step, m.shift * 0, y)
+
+
+def repeated(m: Flow, y: Tensor) -> Tensor:
+    return while_loop(lambda a: a.sum() < 100, lambda a: (m.inner(a).abs() + a.abs() + 1,), (y,))[0]  # type: ignore[no-any-return]
+
+
+ANY_SIZE: Final[dict[str, Function]] = {
+    f.__name__: f for f in (chosen, nested, several, undefined, whole, rows, pairs, rows_that_choose, backwards)
+}
+ONE_SIZE: Final[dict[str, Function]] = {f.__name__: f for f in (recurrence, steps_that_choose, convolved)}
+
+
+def agrees(run: Callable[[Tensor], Any], model: nn.Module, *inputs: Tensor) -> None:
+    for x in inputs:
+        torch.testing.assert_close(run(x), model(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("name", [*ANY_SIZE, *ONE_SIZE])
+def test_engines_have_it(name: str, device: str | None) -> None:
+    model = Flow({**ANY_SIZE, **ONE_SIZE}[name]).eval()
+    compile = pipeline.default(require_full_compilation=True, min_block_size=1, device=device)
+    run = compile(model, (X,)).module("reference")
+    agrees(run, model, X, X + 3, X - 3, X * 5)
+
+
+@pytest.mark.parametrize("name", ANY_SIZE)
+def test_engines_have_it_for_sizes_that_vary(name: str) -> None:
+    model = Flow(ANY_SIZE[name]).eval()
+    run = FULL(model, (X,), dynamic_shapes=DIMS).module("reference")
+    agrees(run, model, X, X[:1] + 3, X[:3] - 3, torch.cat([X, X[:3] * 5]))
+
+
+def looked_up(m: Flow, y: Tensor) -> Tensor:
+    at = torch.arange(6)
+    return torch.cond(y.sum() > 0, lambda a, i: m.table(i) + a, lambda a, i: a * 2, (y, at))
+
+
+def drawn(m: Flow, y: Tensor) -> Tensor:
+    return torch.cond(y.sum() > 0, lambda a: a + torch.rand_like(a), lambda a: a * 2, (y,))
+
+
+def divided(m: Flow, y: Tensor) -> Tensor:
+    n = y.to(torch.int64)
+    return torch.cond((n != 0).all(), lambda a: 12 // a, lambda a: a * 2, (n,))
+
+
+def by_size(m: Flow, y: Tensor) -> Tensor:
+    return torch.cond(y.shape[0] > 4, lambda a: a[:, :2] + 1, lambda a: a[:, 2:] * 2, (y,))
+
+
+def hidden(m: Flow, y: Tensor) -> Tensor:
+    """A draw within what is within a branch."""
+
+    def inner(a: Tensor) -> Tensor:
+        return torch.cond(a.mean() > 0.5, lambda b: b + torch.rand_like(b), lambda b: b * 2, (a,))
+
+    return torch.cond(y.sum() > 0, inner, lambda a: a + 1, (y,))
+
+
+def long(m: Flow, y: Tensor) -> Any:
+    return scan(lambda h, row: (h * 0.5 + row, h * 1), m.shift * 0, y.repeat(100, 1))
+
+
+def within(m: Flow, y: Tensor) -> Any:
+    """A loop within a branch."""
+    return torch.cond(y.sum() > 0, lambda a: repeated(m, a), lambda a: a + 1, (y,))
+
+
+@pytest.mark.parametrize(
+    ("flow", "why", "varies"),
+    [
+        (looked_up, "aten.embedding.default in a branch of it reads or writes at positions", False),
+        (drawn, "aten.rand_like.default in a branch of it draws random numbers", False),
+        (divided, "in a branch of it divides by whole numbers that may be 0 elsewhere", False),
+        (hidden, "aten.rand_like.default in a branch of it draws random numbers", False),
+        (by_size, "a size decides which branch runs", True),
+        (long, "its 600 steps are 1800 operators, more than 1024", False),
+        (recurrence, "the number of its steps is a size that varies", True),
+        (convolved, "control flow that torch.vmap does not make one call, of any number of rows", True),
+        (repeated, "control flow: which of its graphs runs, and how often, is known only when it runs", False),
+        (within, "while_loop is not written out", False),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_stays_in_pytorch_says_why(flow: Function, why: str, varies: bool) -> None:
+    model = Flow(flow).eval()
+    compiled = pipeline.default(min_block_size=1)(model, (X,), dynamic_shapes=DIMS if varies else None)
+    [fallback] = [f for f in compiled.coverage.fallback if "higher_order" in f.target]
+    assert why in fallback.reason and fallback.where.startswith("test_control_flow.py:")
+    if flow not in (drawn, hidden):
+        agrees(compiled.module("reference"), model, X, X + 3, X - 3)
+
+
+@pytest.mark.parametrize("entry", [torch.cond, torch.ops.higher_order.cond, "torch.ops.higher_order.cond"])
+def test_the_user_keeps_it_in_pytorch(entry: Any, tmp_path: Path) -> None:
+    """Where a branch is much work, and seldom runs."""
+    model = Flow(chosen).eval()
+    compiled = pipeline.default(min_block_size=1, torch_executed_ops={entry})(model, (X,))
+    assert [f.target for f in compiled.coverage.fallback] == ["torch.ops.higher_order.cond"]
+    agrees(compiled.module("reference"), model, X, X - 3)
+    compiled.save(tmp_path / "net.trtp")
+    agrees(pipeline.load(tmp_path / "net.trtp").module("reference"), model, X, X - 3)
+
+
+def test_a_kept_operator_keeps_what_it_is_in() -> None:
+    """One that is within a map: a map of single rows cannot be cut."""
+    compiled = pipeline.default(min_block_size=1, torch_executed_ops={torch.cond})(Flow(nested).eval(), (X,))
+    assert [f.target for f in compiled.coverage.fallback] == ["torch.ops.higher_order.cond"]
+
+
+def test_networks_print_alike() -> None:
+    texts = {str(FULL(Flow(nested).eval(), (X,)).networks[0]) for _ in range(2)}
+    assert len(texts) == 1
+
+
+def test_verify_compares_with_the_branch_that_eager_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = FULL | pipeline.verify()
+    assert verified(Flow(chosen).eval(), (X,)).agreement
+    monkeypatch.setattr(control_flow, "branches", lambda node: branches(node)[::-1])
+    with pytest.raises(pipeline.AgreementError):
+        verified(Flow(chosen).eval(), (X,))
+
+
+def test_weights_of_both_branches_are_refitted() -> None:
+    compile = pipeline.default(require_full_compilation=True, min_block_size=1, immutable_weights=False)
+    compiled, other = compile(Flow(chosen).eval(), (X,)), Flow(chosen).eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(-0.5)
+    agrees(pipeline.refit_module_weights(compiled, other).module("reference"), other, X, X + 3, X - 3)
+
+
+def test_dynamo_has_it() -> None:
+    model = Flow(chosen).eval()
+    run = torch.compile(model, backend=pipeline.backend(FULL))
+    with torch.no_grad():
+        agrees(run, model, X, X - 3)
