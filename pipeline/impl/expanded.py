@@ -55,7 +55,7 @@ class Expanded:
         if max(self._terms.values(), default=0) > HARMLESS:
             for node in nodes:
                 self._terms[node] = self._read(node)
-                if self._terms[node] > LIMIT and _can_be_summed(node):
+                if self._terms[node] > LIMIT and can_be_summed(node):
                     self._apart.add(node)
                     self._terms[node], self._views[node] = 1, frozenset()
 
@@ -73,7 +73,7 @@ class Expanded:
         if node.target is operator.getitem or moves(node) or _selects(node):
             self._views[node] = frozenset((node,))
             return within
-        return within * few if (few := _summed(node)) is not None else 1
+        return within * few if (few := summed(node)) is not None else 1
 
     def _seen(self, given: torch.fx.Node, node: torch.fx.Node) -> Views:
         """What an elementwise operator reads at other places if it reads this."""
@@ -95,7 +95,7 @@ def _selects(node: torch.fx.Node) -> bool:
     return does(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)
 
 
-def _summed(node: torch.fx.Node) -> int | None:
+def summed(node: torch.fx.Node) -> int | None:
     """How many elements each of a node's is computed from, if these are few; None for an operator with a kernel."""
     kind, sizes = does(node.target), [shape for x in node.all_input_nodes if (shape := _shape(x)) is not None]
     if kind in (Does.MULTIPLIES, Does.PROJECTS) and sizes:
@@ -127,7 +127,7 @@ def _few(sizes: Iterable[Expr]) -> int | None:
     return total if len(known) == len(given) and 0 < total <= FEW else None
 
 
-def _can_be_summed(node: torch.fx.Node) -> bool:
+def can_be_summed(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() < 8
 

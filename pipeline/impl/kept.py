@@ -3,7 +3,8 @@
 A kernel of TensorRT-RTX that reduces keeps what it computes of each element in its threads' registers, for layers
 behind the reduction. Where one of these broadcasts such a value, 1.4, 1.5 and 1.6.1 read registers of threads that hold
 nothing: ``softmax(x) * y`` of [4, 1, 8] and [4, 5, 8] gave infinities (docs/tensorrt.md, "Numbers"). A
-layer that repeats elements is in no such kernel.
+layer that repeats elements is in no such kernel. The same helps where it has a sum of few in its expression
+(`written_in.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Final, Literal, TypeAlias
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.kinds import REDUCING, is_pointwise, moves, passes, reduces
 from pipeline.aten.traits import Does, does
 from pipeline.impl import base
 from pipeline.impl.base import Value
 from pipeline.impl.blocks import block
+from pipeline.impl.written_in import WrittenIn
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.shapes.environment import Expr, Shape, shape_of
@@ -30,11 +32,6 @@ aten = torch.ops.aten
 
 Role: TypeAlias = Literal["reduced", "behind"]
 """What a value is to the kernel of a reduction: its result, or computed from it and from elements that it reduced."""
-WHOLE: Final = (Does.NORMALIZES, Does.SOFTENS)
-"""Operators that reduce, and return an element for each of theirs."""
-REDUCING: Final = (*WHOLE, Does.REDUCES, Does.POOLS)
-MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
-"""Operators that may move nothing at the sizes at hand, or only choose, as ``tril`` does."""
 ADDING: Final = {
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addbmm.default, aten.addmv.default), 0),
     aten.linear.default: 2,
@@ -58,6 +55,8 @@ class Kept:
         self._roles: dict[torch.fx.Node, Role | None] = {}
         self._elements: dict[torch.fx.Node, Shape | None] = {}
         self._read: set[torch.fx.Node] = set()
+        nodes = list(nodes)
+        self.written_in = WrittenIn(nodes)
         known: dict[str, torch.fx.Node] = {}
         for node in nodes:
             first = known.setdefault(self._key(node), node)
@@ -74,7 +73,7 @@ class Kept:
                 self._shifting.add(given)
         self._kept = set(self._read)
         for node in self._roles:
-            inputs = {self._one(x) for x in node.all_input_nodes} if _passes(node) else set()
+            inputs = {self._one(x) for x in node.all_input_nodes} if passes(node) else set()
             if self._roles[node] == "behind" or inputs & self._kept:
                 self._kept.add(node)
             elif inputs & self._shifting:
@@ -84,22 +83,28 @@ class Kept:
         """The inputs that an operator broadcasts element by element, and that a kernel may keep."""
         given, size = node.all_input_nodes if is_pointwise(node) else _added(node), _shape(node)
         wide = [x for x in given if _is_broadcast(_shape(x), size) and _keeps_dtype(x, node)]
-        return [x for x in wide if self._one(x) in self._kept or self._is_read_elsewhere(x, node, size)]
+        return [
+            x
+            for x in wide
+            if self._one(x) in self._kept
+            or self._is_read_elsewhere(x, node, size)
+            or self.written_in.is_broadcast_in(x, node)
+        ]
 
     def _one(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
 
     def _key(self, node: torch.fx.Node) -> str:
         """Equal for nodes that compute the same."""
-        if not (_passes(node) or does(node.target) in REDUCING):
+        if not (passes(node) or does(node.target) in REDUCING):
             return node.name
         given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._one(x).name}")
         return f"{node.target} {given}"
 
     def _role(self, node: torch.fx.Node) -> Role | None:
-        if _reduces(node):
+        if reduces(node):
             return "reduced" if does(node.target) in (Does.REDUCES, Does.POOLS) else "behind"
-        if not _passes(node):
+        if not passes(node):
             return None
         inputs = [x for x in node.all_input_nodes if _holds_tensors(x)]
         roles = {x: self._roles.get(self._one(x)) for x in inputs}
@@ -114,7 +119,7 @@ class Kept:
         there are none, or several."""
         if self._roles[node] != "reduced":
             return None
-        if _reduces(node):
+        if reduces(node):
             return _shape(node.all_input_nodes[0])
         found = {self._elements.get(self._one(x)) for x in node.all_input_nodes} - {None}
         return found.pop() if len(found) == 1 else None
@@ -129,13 +134,13 @@ class Kept:
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user reduces, or one behind it, of the same elements."""
-        if _reduces(user):
+        if reduces(user):
             return True
-        return user in self._read and (moves(user) or (_passes(user) and _shape(user) == _shape(node)))
+        return user in self._read and (moves(user) or (passes(user) and _shape(user) == _shape(node)))
 
     def _shifts(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user leads to another reduction of the elements that the node was reduced from."""
-        if not _passes(user) or self._roles.get(node) != "reduced":
+        if not passes(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and _shape(user) == self._elements[node])
 
@@ -155,12 +160,6 @@ def _added(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [x for x in node.args[place : place + 1] if isinstance(x, torch.fx.Node)]
 
 
-def _reduces(node: torch.fx.Node) -> bool:
-    """Whether an operator has a reduction: norms by groups have, unlike those of channels."""
-    kind = does(node.target)
-    return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
-
-
 PRODUCTS: Final = (Does.MULTIPLIES, Does.PROJECTS, Does.CONVOLVES, Does.ATTENDS, Does.RECURS)
 """Operators that no kernel of a reduction has, but for products over a single element."""
 
@@ -177,14 +176,6 @@ def _is_behind_product(node: torch.fx.Node, source: torch.fx.Node) -> bool:
         seen |= found
         waiting += found
     return False
-
-
-def _passes(node: torch.fx.Node) -> bool:
-    """Whether an operator may compute each element from one of each input, or move none."""
-    if node.target is operator.getitem or is_pointwise(node) or moves(node):
-        return True
-    given = node.all_input_nodes
-    return does(node.target) in MOVING and bool(given) and _shape(given[0]) == _shape(node)
 
 
 def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:

@@ -186,7 +186,7 @@ class _Conversion:
         given = LegacyNetwork(self.ctx) if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
         made = choice.support.converter_implementation(given, node.target, args, kwargs, net.name)
-        return alone(net, made) if node in self.expanded else made
+        return alone(net, made) if node in self.expanded or node in self.kept.written_in else made
 
     def value(self, node: torch.fx.Node) -> Argument:
         """The value that a converter receives for a node: its tensor, constant, or symbolic int."""

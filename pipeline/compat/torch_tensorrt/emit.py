@@ -20,6 +20,7 @@ from pipeline.errors import worded
 from pipeline.frontend.fakes import fake_result
 from pipeline.frozen import FrozenDict
 from pipeline.impl import base
+from pipeline.impl.expanded import alone
 from pipeline.impl.kept import Kept, spread
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.net import Net
@@ -69,7 +70,8 @@ def _converted(
             elif node.op == "call_function":
                 ctx.node = node
                 wide = {x.name: spread(Net(ctx, name), env[x.name], x, node) for x in kept.broadcast_in(node)}
-                env[node.name] = _convert(ctx, name, node, validated, {**env, **wide} if wide else env)
+                made = _convert(ctx, name, node, validated, {**env, **wide} if wide else env)
+                env[node.name] = alone(Net(ctx, name), made) if node in kept.written_in else made
                 ctx.note_result(env[node.name], node.meta.get("val"))
     finally:
         ctx.node = around

@@ -1,0 +1,90 @@
+"""Find the sums of few elements that a kernel must not have in its own expression.
+
+TensorRT-RTX writes a reduction of few elements, a product over few, and a softmax or normalization of few into the
+kernel that reads it, element by element. Where that kernel is one of a reduction, 1.4 to 1.6.1 compute each such
+element once, and take it for others (docs/tensorrt.md, "Numbers"): ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by
+0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of ``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. A layer
+that repeats elements before is right here, and a value that another kernel has computed.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+
+import torch
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import MOVING, passes, reduces
+from pipeline.aten.traits import Does, does
+from pipeline.impl.expanded import FEW, can_be_summed, summed
+from pipeline.shapes.environment import Shape
+
+PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS)
+
+
+class WrittenIn:
+    """What the kernels of a segment's reductions would have in their expressions.
+
+    ``node in`` it: the node is computed apart. nodes: the segment's, in order.
+    """
+
+    def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
+        nodes = list(nodes)
+        reduced = _reduced(nodes)
+        self._few = _few(nodes)
+        self._pairs = {(x, node) for node in nodes if node in reduced for x in node.all_input_nodes if x in self._few}
+        self._apart = {node for node in nodes if node in reduced and _reads_elsewhere(node) and can_be_summed(node)}
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._apart
+
+    def is_broadcast_in(self, given: torch.fx.Node, node: torch.fx.Node) -> bool:
+        """Whether an input that a node broadcasts is to be repeated before."""
+        return (given, node) in self._pairs
+
+
+def _few(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The values that are sums of few elements, or expressions of them."""
+    found = set[torch.fx.Node]()
+    for node in nodes:
+        if summed(node) is not None or (_is_expression(node) and found.intersection(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _reduced(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The values that a reduction reads, or an expression that it reads."""
+    found = set[torch.fx.Node]()
+    for node in reversed(nodes):
+        if any(_is_reduction(user) or (_is_expression(user) and user in found) for user in node.users):
+            found.add(node)
+    return found
+
+
+def _reads_elsewhere(node: torch.fx.Node) -> bool:
+    """Whether an operator's expression may have the elements of a sum of few, and each of these by itself as well."""
+    if node.target is operator.getitem:
+        return node.args[1] == 0 and _normalized(node.all_input_nodes[0])
+    kind = does(node.target)
+    return kind in (*PRODUCTS, Does.NORMALIZES, Does.SOFTENS) and (summed(node) is not None or _normalized(node))
+
+
+def _normalized(node: torch.fx.Node) -> bool:
+    """Whether an operator is a norm of few elements."""
+    if does(node.target) is not Does.NORMALIZES or "layer_norm" not in str(node.target):
+        return False
+    sizes: Shape = tuple(argument(node, "normalized_shape"))
+    known = [size for size in sizes if isinstance(size, int)]
+    return len(known) == len(sizes) and math.prod(known) <= FEW
+
+
+def _is_reduction(node: torch.fx.Node) -> bool:
+    """Whether an operator reduces, or finds the largest of its elements."""
+    return reduces(node) or does(node.target) is Does.PLACES
+
+
+def _is_expression(node: torch.fx.Node) -> bool:
+    """Whether an operator may be in the expressions of other kernels."""
+    return passes(node) or does(node.target) in MOVING
