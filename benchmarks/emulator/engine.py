@@ -46,6 +46,10 @@ def emulated() -> Iterator[None]:
         machine = _Machine(Plan.of(bytes(engine.plan)))
         names = [tensor.name for tensor in network.inputs]
 
+        made = {_name(name) for name in machine.plan.outputs}
+        if renamed := [tensor.name for tensor in network.outputs if tensor.name not in made]:
+            raise NotEmulated(f"the output {renamed[0]} has another name in the plan")
+
         def call(inputs: Sequence[Argument]) -> list[torch.Tensor]:
             found = machine.run(dict(zip(names, map(torch.as_tensor, inputs), strict=True)))
             return [found[tensor.name] for tensor in network.outputs]
@@ -72,6 +76,9 @@ class _Machine:
         missing = [call.kernel for call in plan.calls if call.kernel not in plan.sources]
         if missing:
             raise NotEmulated(f"{missing[0]} has no source")
+        unnamed = [name for name in plan.outputs if name not in plan.tensors]
+        if unnamed:
+            raise NotEmulated(f"{unnamed[0]} is no tensor of the program")
         self.functions = functions(plan.sources[name] for name in dict.fromkeys(call.kernel for call in plan.calls))
         self.memory = {name: _bytes(size) for name, size in plan.regions.items()}
         self.constants = torch.frombuffer(bytearray(plan.constants or b"\0"), dtype=torch.uint8)
