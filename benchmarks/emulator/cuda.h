@@ -93,6 +93,7 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 #define __tanhf tanhf
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fmaf_ieee_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __saturatef(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
 inline int __float2int_rz(float x) { return (int)x; }
 inline int __float2int_rn(float x) { return (int)rintf(x); }
@@ -109,6 +110,10 @@ inline float __ull2float_rd(unsigned long long x) { return (float)x; }
 struct bfloat {
   uint16_t bits;
   bfloat() {}
+  bfloat(const bfloat &x) = default;
+  bfloat(const volatile bfloat &x) : bits(x.bits) {}
+  bfloat &operator=(const bfloat &x) = default;
+  void operator=(const bfloat &x) volatile { bits = x.bits; }
   bfloat(float x) {
     uint32_t u = same_bits<uint32_t>(x);
     bits = isnan(x) ? 0x7fff : (u + 0x7fff + ((u >> 16) & 1)) >> 16;

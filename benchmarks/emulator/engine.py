@@ -24,17 +24,17 @@ UNWRITTEN: Final = 0x7F
 _NUMBERED = re.compile(r"\.\d+(_\d+)?$")
 
 
-def run(plan: bytes, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def run(plan: bytes | Plan, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return an engine's outputs.
 
     Args:
-        plan: the serialized engine, as TensorRT-RTX makes it.
+        plan: the serialized engine, as TensorRT-RTX makes it, or what was read of it.
         inputs: by the network's names, contiguous.
 
     Raises:
         NotEmulated: it has kernels without a source, sizes that vary, or there is no compiler.
     """
-    return _Machine(Plan.of(plan)).run(inputs)
+    return _Machine(plan if isinstance(plan, Plan) else Plan.of(plan)).run(inputs)
 
 
 @contextmanager
@@ -110,9 +110,9 @@ class _Machine:
         """Where a tensor lies."""
         tensor = self.plan.tensors[name]
         if tensor.base:
-            return self.address(tensor.base) + tensor.offset * tensor.dtype.itemsize
-        if "-consts" in tensor.region:
-            return self.constants.data_ptr() + tensor.offset * BLOCK
+            return self.address(tensor.base) + tensor.offset
+        if tensor.is_constant:
+            return self.constants.data_ptr() + self.plan.place(tensor)
         return self.memory[tensor.region or name].data_ptr() + tensor.offset
 
 

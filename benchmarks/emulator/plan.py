@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import torch
@@ -22,13 +22,13 @@ DTYPES: Final = {
 }
 """By TensorRT's names."""
 BLOCK: Final = 128
-"""Constants are at multiples of so many bytes."""
+"""Each constant begins at a multiple of so many bytes, from where the first one does."""
 
 _FIELD = re.compile(r'(\w+) ?= ?(\{[^}]*\}|"[^"]*"|\S+)')
 _QUOTED = re.compile(r'"([^"]*)"')
 _KERNEL = re.compile(rb"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
 _CONSTANTS, _END = b"\x8f\x8b\x8d\x8b", b"\x99\x8b\x8d\x8b"
-"""Marks in a plan around the bytes of constants."""
+"""Marks in a plan around the bytes of constants, which begin at a multiple of eight."""
 
 
 class NotEmulated(Exception):  # noqa: N818 - says what a plan has, which is no error
@@ -37,9 +37,10 @@ class NotEmulated(Exception):  # noqa: N818 - says what a plan has, which is no 
 
 @frozen
 class Tensor:
-    """A tensor of a program, or a part of another, its ``base``, from ``offset`` elements on.
+    """A tensor of a program, or a part of another, its ``base``.
 
-    region: the memory that it lies in; empty for inputs and outputs. offset: in it, in bytes, or blocks of a constant.
+    region: the memory that it lies in; empty for inputs and outputs. offset: in it or in the base, in bytes; the number
+        of a constant. payload: the bytes of a constant.
     """
 
     name: str
@@ -49,6 +50,12 @@ class Tensor:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    payload: int
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the plan holds its bytes."""
+        return "-consts" in self.region
 
     @property
     def extent(self) -> int:
@@ -94,7 +101,7 @@ class Plan:
         lines = [line.strip() for line in head.splitlines()]
         tensors = [_tensor(line) for line in lines if line.startswith(("tensor={", "sub_tensor={"))]
         regions = [_fields(line) for line in lines if line.startswith("region =")]
-        start, end = plan.rfind(_CONSTANTS) + len(_CONSTANTS), plan.rfind(_END)
+        start = plan.rfind(_CONSTANTS) + len(_CONSTANTS)
         return cls(
             tensors={tensor.name: tensor for tensor in tensors},
             regions={region["name"]: int(region["size"]) for region in regions},
@@ -102,8 +109,12 @@ class Plan:
             outputs=_named(lines, "outputs="),
             calls=tuple(_calls(body.partition("\n}\n")[0])),
             sources=_sources(plan),
-            constants=plan[-(-start // 8) * 8 : end],
+            constants=plan[-(-start // 8) * 8 : plan.rfind(_END)],
         )
+
+    def place(self, constant: Tensor) -> int:
+        """Where a constant's bytes begin among all."""
+        return _place(self.tensors.values(), constant.offset)
 
 
 def _fields(line: str) -> dict[str, str]:
@@ -130,6 +141,7 @@ def _tensor(line: str) -> Tensor:
         _numbers(fields["dims"]),
         _numbers(fields["strides"]),
         DTYPES[fields["type"]],
+        int(fields.get("const_payload_size", 0)),
     )
 
 
@@ -152,6 +164,11 @@ def _calls(body: str) -> Iterator[Call]:
             _numbers(fields["block"]),
             fields["kernel_kind"] == "1",
         )
+
+
+def _place(tensors: Iterable[Tensor], number: int) -> int:
+    sizes = {tensor.offset: tensor.payload for tensor in tensors if tensor.is_constant}
+    return sum(-(-size // BLOCK) * BLOCK for each, size in sizes.items() if each < number)
 
 
 def _sources(plan: bytes) -> dict[str, str]:

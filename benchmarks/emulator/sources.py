@@ -25,6 +25,8 @@ _SHARED: Final = re.compile(rb"reduc|norm|cumsum|topk|softmax")
 _DEFINITION = re.compile(r"^(?:template<>\s*)?__forceinline__ __device__ \S+ (\w+)\(.*$", re.M)
 _SIGNATURE = re.compile(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^{]*)\)\s*\{")
 _MEMORY = re.compile(r"extern __align__\(\d+\) __shared__ char smem\[\];")
+_DIVISION = re.compile(r'asm\("\{ div\.approx\.f32 %0, %1, %2; \}" : "=f"\((\w+)\) : "f"\((\w+)\), "f"\((\w+)\)\);')
+"""The instruction that definitions write themselves."""
 _ENTRY = """
 #include "fibers.h"
 static void **given;
@@ -119,7 +121,7 @@ def _used(head: str, body: str) -> list[str]:
     """The definitions of a source that its kernel uses, those that they use first."""
     known: dict[str, list[str]] = {}
     for line in _DEFINITION.finditer(head):
-        known.setdefault(line[1], []).append(line[0])
+        known.setdefault(line[1], []).append(_DIVISION.sub(r"\1 = \2 / \3;", line[0]))
     found: list[str] = []
     seen: set[str] = set()
     while names := [name for name in known if name not in seen and re.search(rf"\b{name}\b", body)]:

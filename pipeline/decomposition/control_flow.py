@@ -9,11 +9,12 @@ Before: ``cond(p, true_graph_0, false_graph_0, (x,))``. After: ``where(p, relu(x
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.graphs import over, pasted
 from pipeline.aten.kinds import branches
@@ -22,7 +23,6 @@ from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.frontend.fakes import fake_result
-from pipeline.partitioning.flow import new_symbols
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Shape, expression, shape_of, value_of
 
@@ -78,9 +78,14 @@ def _of_condition(node: Node) -> str:
     values = node.meta.get("val") or (None,)
     if not all(isinstance(value, torch.Tensor) for value in values):
         return "its branches return numbers, not tensors"
-    if new_symbols(node):
+    if _data_sizes(values) - _data_sizes([x.meta.get("val") for x in node.all_input_nodes]):
         return "its branches return tensors of different sizes"
     return next(filter(None, (_alone(inner) for graph in branches(node) for inner in graph.graph.nodes)), "")
+
+
+def _data_sizes(values: Iterable[object]) -> set[object]:
+    """The sizes of tensors that are known only when they are computed."""
+    return {size for value in values if isinstance(value, torch.Tensor) for size in free_unbacked_symbols(value)}
 
 
 def _alone(node: Node) -> str:

@@ -9,8 +9,6 @@ layer that repeats elements is in no such kernel. The same helps where it has a 
 
 from __future__ import annotations
 
-import operator
-import re
 from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 

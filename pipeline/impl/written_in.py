@@ -3,8 +3,8 @@
 TensorRT-RTX writes a reduction of few elements, a product over few, and a softmax or normalization of few into the
 kernel that reads it, element by element. Where that kernel is one of a reduction, 1.4 to 1.6.1 compute each such
 element once, and take it for others (docs/tensorrt.md, "Numbers"): ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by
-0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of ``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. A layer
-that repeats elements before is right here, and a value that another kernel has computed.
+0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of ``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. A
+layer that repeats elements before is right here, and a value that another kernel has computed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _reduced(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
 def _reads_elsewhere(node: torch.fx.Node) -> bool:
     """Whether an operator's expression may have the elements of a sum of few, and each of these by itself as well."""
     if node.target is operator.getitem:
-        return node.args[1] == 0 and _normalized(node.all_input_nodes[0])
+        return bool(node.args[1] == 0) and _normalized(node.all_input_nodes[0])
     kind = does(node.target)
     return kind in (*PRODUCTS, Does.NORMALIZES, Does.SOFTENS) and (summed(node) is not None or _normalized(node))
 

@@ -19,9 +19,11 @@ FULL = pipeline.default(require_full_compilation=True, min_block_size=1)
 def test_agrees_with_eager(form: str, sizes: str, dtype: torch.dtype) -> None:
     model, x = Written(form).eval().cuda(), example(form).to("cuda", dtype)
     dims = BATCH if sizes == "any batch" else None
-    found = FULL(model, args=(x,), dynamic_shapes=dims).module("tensorrt")(x)
-    if not found.is_floating_point():
-        assert torch.equal(found, model(x)) or dtype is not torch.float32
-        return
     exact = model(x.double())
-    assert float((found.double() - exact).abs().max() / exact.abs().max()) <= BOUND[dtype]
+    if not exact.is_floating_point() and dtype is not torch.float32:
+        pytest.skip("a choice among numbers that are rounded")
+    found = FULL(model, args=(x,), dynamic_shapes=dims).module("tensorrt")(x)
+    if not exact.is_floating_point():
+        assert torch.equal(found, exact)
+    else:
+        assert float((found.double() - exact).abs().max() / exact.abs().max()) <= BOUND[dtype]

@@ -225,8 +225,7 @@ def test_verify_compares_with_the_branch_that_eager_takes(monkeypatch: pytest.Mo
 
 
 def test_weights_of_both_branches_are_refitted() -> None:
-    compile = pipeline.default(require_full_compilation=True, min_block_size=1, immutable_weights=False)
-    compiled, other = compile(Flow(chosen).eval(), (X,)), Flow(chosen).eval()
+    compiled, other = FULL(Flow(chosen).eval(), (X,)), Flow(chosen).eval()
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(-0.5)
