@@ -43,14 +43,14 @@ def _work() -> tempfile.TemporaryDirectory[str]:
     """The headers, as a compiler finds them."""
     folder = tempfile.TemporaryDirectory(prefix="emulator-")
     path = Path(folder.name)
+    for own in (*HERE.glob("*.h"), *HERE.glob("*.cuh")):
+        shutil.copy(own, path / own.name)
     library = _library().read_bytes()
     for header in _HEADER.finditer(library):
         name = header[1].lower().removesuffix(b"_h") + b".h"
         start, end = library.rfind(b"\0", 0, header.start()) + 1, library.find(b"\0", header.start())
         if _SHARED.search(name) and not (path / name.decode()).exists():
             (path / name.decode()).write_bytes(library[start:end])
-    for own in ("cuda.h", "fibers.h", "block_scan.cuh", "block_exchange.cuh"):
-        shutil.copy(HERE / own, path / own)
     subprocess.run(_command(path, "-x", "c++-header", str(path / "cuda.h")), check=True)
     return folder
 
