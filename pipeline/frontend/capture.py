@@ -303,6 +303,17 @@ def _own_tensors(model: torch.nn.Module | ExportedProgram) -> dict[str, torch.Te
     return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
 
 
+def _held(name: str, value: object) -> str:
+    """Why no program takes an object that a model holds."""
+    if isinstance(value, torch.Generator):
+        return (
+            "the model draws with a torch.Generator of its own, which programs do not hold: draw without one "
+            "(torch.manual_seed sets its state), or give the numbers as an input"
+        )
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"the model holds {name}, a {kind}: programs take tensors, and no other objects of its own"
+
+
 def _lifted(
     exported: ExportedProgram, signature: ExportGraphSignature, own: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
@@ -317,7 +328,7 @@ def _lifted(
         if spec.kind == InputKind.USER_INPUT:
             continue
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            raise CaptureError(f"input {name} is a {spec.kind.name}, which the compiler does not take")
+            raise CaptureError(_held(name, exported.constants.get(target)))
         parameters[target] = own[target] if isinstance(tensors[target], FakeTensor) else tensors[target]
         if target in mutated:
             buffers[name] = target

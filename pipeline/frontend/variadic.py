@@ -16,14 +16,22 @@ def in_one(model: torch.nn.Module, inputs: Mapping[str, Argument], given: Spec) 
     """``dynamic_shapes`` by position: the entries of inputs that ``forward`` takes as ``*args`` become one entry.
 
     inputs: by the names of parameters.
+
+    Raises:
+        ValueError: there are fewer entries than inputs, or more.
     """
     parameters = inspect.signature(model.forward).parameters.values()
     name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL and p.name in inputs), None)
     if name is None or not isinstance(given, list | tuple):
         return given
     first, count = list(inputs).index(name), len(inputs[name])
-    if len(given) != len(inputs) - 1 + count or (count == 1 and _is_of_one(given[first], *inputs[name])):
+    whole = first < len(given) and isinstance(given[first], list | tuple | None)
+    if not given or (len(given) == len(inputs) and (whole if count != 1 else _is_of_one(given[first], *inputs[name]))):
         return given
+    if len(given) != len(inputs) - 1 + count:
+        each = [f"{name}[{i}]" for i in range(count)]
+        names = ", ".join(part for other in inputs for part in (each if other == name else [other]))
+        raise ValueError(f"dynamic_shapes has {len(given)} entries for {len(inputs) - 1 + count} inputs ({names})")
     return (*given[:first], tuple(given[first : first + count]), *given[first + count :])
 
 

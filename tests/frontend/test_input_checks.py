@@ -222,3 +222,19 @@ def test_a_predicate_that_fails_is_named() -> None:
     with pytest.raises(pipeline.PipelineError, match=said) as caught:
         compile(nn.ReLU().eval(), (X,))
     assert isinstance(caught.value.__cause__, IndexError)
+
+
+class Draws(nn.Module):
+    """With a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape, generator=self.generator.manual_seed(0))
+
+
+def test_a_generator_is_named_with_a_way_on() -> None:
+    with pytest.raises(pipeline.CaptureError, match=r"a torch.Generator of its own.*torch.manual_seed"):
+        pipeline.capture(Draws().eval(), (torch.randn(3),))
