@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import re
 from typing import Any, Final
 
 import torch
@@ -35,27 +33,6 @@ def moves(node: torch.fx.Node) -> bool:
     return does(node.target) in (Does.COPIES, Does.DECLARES, Does.CASTS, Does.RESHAPES, Does.SQUEEZES) or is_view(
         node.target
     )
-
-
-REDUCING: Final = (Does.NORMALIZES, Does.SOFTENS, Does.REDUCES, Does.POOLS)
-"""Operators that reduce; the first two return an element for each of theirs."""
-MOVING: Final = (Does.REORDERS, Does.REPEATS, Does.SELECTS, Does.MIXES, Does.RESAMPLES)
-"""Operators that may move nothing at the sizes at hand, or only choose, as ``tril`` does."""
-
-
-def reduces(node: torch.fx.Node) -> bool:
-    """Whether an operator has a reduction: norms by groups have, unlike those of channels."""
-    kind = does(node.target)
-    return kind in REDUCING or (kind is Does.SCALES and bool(re.search("group|instance", str(node.target))))
-
-
-def passes(node: torch.fx.Node) -> bool:
-    """Whether an operator may compute each element from one of each input, or move none."""
-    if node.target is operator.getitem or is_pointwise(node) or moves(node):
-        return True
-    given = [x.meta.get("val") for x in node.all_input_nodes[:1]]
-    size = getattr(node.meta.get("val"), "shape", None)
-    return does(node.target) in MOVING and [getattr(x, "shape", None) for x in given] == [size]
 
 
 def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:

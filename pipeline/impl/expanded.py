@@ -20,9 +20,10 @@ from pipeline.aten.traits import Does, does
 from pipeline.impl import base
 from pipeline.impl.base import Value
 from pipeline.impl.blocks import block
+from pipeline.impl.fused import node_shape
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.network.net import Net
-from pipeline.shapes.environment import Expr, Shape, shape_of
+from pipeline.shapes.environment import Expr, shape_of
 from pipeline.trt import trt
 
 HARMLESS: Final = 8192
@@ -65,7 +66,7 @@ class Expanded:
     def _read(self, node: torch.fx.Node) -> int:
         """How many terms the expression of a node has."""
         given = node.all_input_nodes
-        if is_pointwise(node) or (moves(node) and given and _shape(given[0]) == _shape(node)):
+        if is_pointwise(node) or (moves(node) and given and node_shape(given[0]) == node_shape(node)):
             views = frozenset[torch.fx.Node]().union(*(self._seen(x, node) for x in given))
             self._views[node] = views
             return 1 + sum(self._terms.get(x, 1) for x in views)
@@ -77,7 +78,7 @@ class Expanded:
 
     def _seen(self, given: torch.fx.Node, node: torch.fx.Node) -> Views:
         """What an elementwise operator reads at other places if it reads this."""
-        is_place_for_place = given in self._views and _shape(given) == _shape(node)
+        is_place_for_place = given in self._views and node_shape(given) == node_shape(node)
         return self._views[given] if is_place_for_place else frozenset((given,))
 
 
@@ -97,7 +98,7 @@ def _selects(node: torch.fx.Node) -> bool:
 
 def summed(node: torch.fx.Node) -> int | None:
     """How many elements each of a node's is computed from, if these are few; None for an operator with a kernel."""
-    kind, sizes = does(node.target), [shape for x in node.all_input_nodes if (shape := _shape(x)) is not None]
+    kind, sizes = does(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
     if kind in (Does.MULTIPLIES, Does.PROJECTS) and sizes:
         return _few(sizes[0][-1:])
     if kind is Does.REDUCES and sizes:
@@ -113,7 +114,7 @@ def summed(node: torch.fx.Node) -> int | None:
 
 def _few_dims(node: torch.fx.Node) -> int | None:
     """How many elements an operator over dims, its second argument, reduces, where the sizes of others vary."""
-    shape, dims = _shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
+    shape, dims = node_shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     if not shape or not isinstance(dims, list) or not set(dims) <= {*range(-len(shape), len(shape))}:
         return None  # of a histogram, the second argument is something else
@@ -130,8 +131,3 @@ def _few(sizes: Iterable[Expr]) -> int | None:
 def can_be_summed(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() < 8
-
-
-def _shape(node: torch.fx.Node) -> Shape | None:
-    value = node.meta.get("val")
-    return shape_of(value) if isinstance(value, torch.Tensor) else None

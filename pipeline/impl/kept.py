@@ -15,11 +15,12 @@ from typing import Final, Literal, TypeAlias
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.kinds import REDUCING, is_pointwise, moves, passes, reduces
+from pipeline.aten.kinds import is_pointwise, moves
 from pipeline.aten.traits import Does, does
 from pipeline.impl import base
 from pipeline.impl.base import Value
 from pipeline.impl.blocks import block
+from pipeline.impl.fused import REDUCING, node_shape, passes, reduces
 from pipeline.impl.written_in import WrittenIn
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
@@ -79,8 +80,8 @@ class Kept:
 
     def broadcast_in(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The inputs that an operator broadcasts element by element, and that a kernel may keep."""
-        given, size = node.all_input_nodes if is_pointwise(node) else _added(node), _shape(node)
-        wide = [x for x in given if _is_broadcast(_shape(x), size) and _keeps_dtype(x, node)]
+        given, size = node.all_input_nodes if is_pointwise(node) else _added(node), node_shape(node)
+        wide = [x for x in given if _is_broadcast(node_shape(x), size) and _keeps_dtype(x, node)]
         return [
             x
             for x in wide
@@ -109,7 +110,7 @@ class Kept:
         if "behind" in roles.values():
             return "behind"
         reduced = [x for x in inputs if roles[x] == "reduced"]
-        others = len(reduced) < len(inputs) and any(_is_broadcast(_shape(x), _shape(node)) for x in reduced)
+        others = len(reduced) < len(inputs) and any(_is_broadcast(node_shape(x), node_shape(node)) for x in reduced)
         return "behind" if others else "reduced" if reduced else None
 
     def _reduced(self, node: torch.fx.Node) -> Shape | None:
@@ -118,7 +119,7 @@ class Kept:
         if self._roles[node] != "reduced":
             return None
         if reduces(node):
-            return _shape(node.all_input_nodes[0])
+            return node_shape(node.all_input_nodes[0])
         found = {self._elements.get(self._one(x)) for x in node.all_input_nodes} - {None}
         return found.pop() if len(found) == 1 else None
 
@@ -134,13 +135,13 @@ class Kept:
         """Whether a user reduces, or one behind it, of the same elements."""
         if reduces(user):
             return True
-        return user in self._read and (moves(user) or (passes(user) and _shape(user) == _shape(node)))
+        return user in self._read and (moves(user) or (passes(user) and node_shape(user) == node_shape(node)))
 
     def _shifts(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Whether a user leads to another reduction of the elements that the node was reduced from."""
         if not passes(user) or self._roles.get(node) != "reduced":
             return False
-        return user in self._shifting or (user in self._read and _shape(user) == self._elements[node])
+        return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])
 
 
 @block
@@ -169,7 +170,7 @@ def _is_behind_product(node: torch.fx.Node, source: torch.fx.Node) -> bool:
         each, behind = waiting.pop()
         if each is source and behind:
             return True
-        behind |= does(each.target) in PRODUCTS and (_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
+        behind |= does(each.target) in PRODUCTS and (node_shape(each.all_input_nodes[0]) or (1,))[-1] != 1
         found = {(given, behind) for given in each.all_input_nodes} - seen
         seen |= found
         waiting += found
@@ -180,19 +181,14 @@ def _keeps_dtype(given: torch.fx.Node, node: torch.fx.Node) -> bool:
     """Whether a node computes in the same dtype if an input has more dims: one without dims counts less than others,
     and a condition not at all."""
     conditions = node.args[:1] if node.target is aten.where.self else ()
-    if _shape(given) != () or given in conditions:
+    if node_shape(given) != () or given in conditions:
         return True
-    counted = (x for x in node.all_input_nodes if x not in conditions and _shape(x) is not None)
+    counted = (x for x in node.all_input_nodes if x not in conditions and node_shape(x) is not None)
     return len({x.meta["val"].dtype for x in counted}) == 1
 
 
 def _holds_tensors(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
-
-
-def _shape(node: torch.fx.Node) -> Shape | None:
-    value = node.meta.get("val")
-    return shape_of(value) if isinstance(value, torch.Tensor) else None
 
 
 def _is_broadcast(given: Shape | None, size: Shape | None) -> bool:

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.kinds import MOVING, passes, reduces
 from pipeline.aten.traits import Does, does
 from pipeline.impl.expanded import FEW, can_be_summed, summed
+from pipeline.impl.fused import MOVING, passes, reduces
 from pipeline.shapes.environment import Shape
 
 PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS)
