@@ -76,6 +76,7 @@ class _Drawing:
         draws = (
             *(self.unary, self.unary, self.binary, self.binary, self.binary, self.reduction, self.reduction),
             *(self.view, self.view, self.pairs, self.normalized, self.joined, self.part, self.product),
+            *(self.chosen, self.windows),
         )
         count = self.random.randint(4, 10)
         for _ in range(80):
@@ -169,6 +170,36 @@ class _Drawing:
             return None
         left = (*sizes[:dim], sizes[dim] - 1, *sizes[dim + 1 :])
         return f"{name}.narrow({dim}, {self.random.choice((0, 1))}, {sizes[dim] - 1})", left
+
+    def chosen(self) -> Made:
+        """Elements at given places, or the largest."""
+        name, sizes = self.value()
+        if not sizes:
+            return None
+        dim = self.random.randrange(len(sizes))
+        places = [self.random.randrange(sizes[dim]) for _ in range(self.random.choice((1, 3, 4)))]
+        left = (*sizes[:dim], len(places), *sizes[dim + 1 :])
+        most = self.random.randint(1, min(3, sizes[dim]))
+        forms: list[tuple[str, Sizes]] = [
+            (f"{name}.index_select({dim}, torch.tensor({places}, device={name}.device))", left),
+            (f"{name}[{':, ' * dim}{places}]", left),
+            (f"{name}.topk({most}, {dim}).values", (*sizes[:dim], most, *sizes[dim + 1 :])),
+            (f"{name}.prod({dim})", (*sizes[:dim], *sizes[dim + 1 :])),
+        ]
+        return self.random.choice(forms)
+
+    def windows(self) -> Made:
+        """Of the last dim."""
+        name, sizes = self.value()
+        if len(sizes) not in (2, 3) or sizes[-1] < 3:
+            return None
+        forms: list[tuple[str, Sizes]] = [
+            (f"{name}.unfold(-1, 3, 1).mean(-1)", (*sizes[:-1], sizes[-1] - 2)),
+            (f"{name}.unfold(-1, 3, 1).amax(-1)", (*sizes[:-1], sizes[-1] - 2)),
+            (f"functional.pad({name}, (1, 2))", (*sizes[:-1], sizes[-1] + 3)),
+            (f"{name}.unfold(-1, 3, 1)", (*sizes[:-1], sizes[-1] - 2, 3)),
+        ]
+        return self.random.choice(forms)
 
     def product(self) -> Made:
         name, sizes = self.value()
