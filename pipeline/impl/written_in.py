@@ -1,7 +1,7 @@
 """Find the sums of few elements that a kernel must not have in its own expression.
 
 TensorRT-RTX writes a reduction of few elements, a product over few, and a softmax or normalization of few into the
-kernel that reads it, element by element. Where that kernel is one of a reduction, 1.4 to 1.6.1 compute each such
+kernel that reads it, element by element. Where that kernel is one of a reduction, 1.4 to 1.7.1 compute each such
 element once, and take it for others (docs/tensorrt.md, "Numbers"): ``x.softmax(1).mean(2)`` of [5, 4, 20] is off by
 0.15 of the largest value, and ``(t[:, None] - t).abs().sum(-1)`` of ``t = x.sum(-1)`` for ``x`` of [20, 3] is 0. A
 layer that repeats elements before is right here, and a value that another kernel has computed.
@@ -32,9 +32,8 @@ class WrittenIn:
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         nodes = list(nodes)
-        reduced = _reduced(nodes)
-        self._few = _few(nodes)
-        self._pairs = {(x, node) for node in nodes if node in reduced for x in node.all_input_nodes if x in self._few}
+        reduced, few = _reduced(nodes), _few(nodes)
+        self._pairs = {(x, node) for node in nodes if node in reduced for x in node.all_input_nodes if x in few}
         self._apart = {node for node in nodes if node in reduced and _reads_elsewhere(node) and can_be_summed(node)}
 
     def __contains__(self, node: object) -> bool:
