@@ -21,7 +21,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/meta": "tests of the tests: faults that the others have to find",
     "tests/benchmarks/test_capture.py": "measures seconds",
     "tests/artifact/test_elsewhere.py": "each starts a process that loads a program without the model's code",
-    "tests/gpu/test_fused_gpu.py": "programs by the kernels of which other tests are drawn",
+    "tests/gpu/test_fused_gpu.py": "random programs of what TensorRT fuses: test_fuzz_gpu has others",
     "tests/build/test_kernels": "looks at the kernels of plans, which change with TensorRT and not with us",
     "tests/gpu/test_attribute_pairs.py": "pairs of layers, which change with TensorRT and not with us",
     "tests/docs/test_demo.py": "ResNet-50 and BERT-base at full size",

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 
 import torch
 
-from pipeline.aten.arguments import argument
+from pipeline.aten.arguments import argument, names_of
 from pipeline.aten.traits import Does, does
 from pipeline.impl.expanded import FEW, can_be_summed, summed
-from pipeline.impl.fused import MOVING, passes, reduces
+from pipeline.impl.fused import MOVING, node_shape, passes, reduces
 from pipeline.shapes.environment import Shape
 
 PRODUCTS = (Does.MULTIPLIES, Does.PROJECTS)
@@ -67,16 +67,22 @@ def _reads_elsewhere(node: torch.fx.Node) -> bool:
     if node.target is operator.getitem:
         return bool(node.args[1] == 0) and _normalized(node.all_input_nodes[0])
     kind = does(node.target)
-    return kind in (*PRODUCTS, Does.NORMALIZES, Does.SOFTENS) and (summed(node) is not None or _normalized(node))
+    return _normalized(node) or (kind in (*PRODUCTS, Does.NORMALIZES, Does.SOFTENS) and summed(node) is not None)
 
 
 def _normalized(node: torch.fx.Node) -> bool:
-    """Whether an operator is a norm of few elements."""
-    if does(node.target) is not Does.NORMALIZES or "layer_norm" not in str(node.target):
+    """Whether an operator is a norm of few elements: over the last dims, or over those of a group of channels."""
+    if does(node.target) not in (Does.NORMALIZES, Does.SCALES) or not reduces(node):
         return False
-    sizes: Shape = tuple(argument(node, "normalized_shape"))
-    known = [size for size in sizes if isinstance(size, int)]
-    return len(known) == len(sizes) and math.prod(known) <= FEW
+    names = names_of(node.target)
+    if "normalized_shape" in names:
+        sizes: Shape = tuple(argument(node, "normalized_shape"))
+        return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= FEW
+    of = next((name for name in ("num_groups", "group") if name in names), None)
+    _, channels, *spatial = node_shape(node.all_input_nodes[0]) or (0, 0)
+    if not all(isinstance(size, int) for size in (channels, *spatial)):
+        return False
+    return math.prod(spatial) * channels <= FEW * (channels if of is None else argument(node, of))
 
 
 def _is_reduction(node: torch.fx.Node) -> bool:

@@ -28,12 +28,15 @@ def error(form: str) -> float:
     return float((found - exact).abs().max() / exact.abs().max())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"norms of instances"}))  # by themselves they have no source
 def test_kernels_agree_with_eager(form: str) -> None:
     assert error(form) < 1e-5
 
 
-WRONG = ("pairs of sums", "distances", "mean of probabilities", "norms", "a residual in batches")
+WRONG = (
+    *("pairs of sums", "distances", "mean of probabilities", "a residual in batches"),
+    *("norms", "norms of squares", "norms of instances"),
+)
 
 
 @pytest.mark.parametrize("form", WRONG)
