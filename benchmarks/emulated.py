@@ -86,15 +86,19 @@ def _error(value: torch.Tensor, exact: torch.Tensor) -> float:
 
 def checked(seed: int, dtype: torch.dtype) -> tuple[str, str]:
     """What became of a seed, and the program with its error if it is wrong."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     drawn = program(seed)
     try:
         error = excess(drawn, dtype)
     except NotEmulated as why:
         return "not emulated", str(why)
     return ("wrong", f"{seed}: {error:.1e}\n{drawn.sizes}\n{drawn.text}") if error else ("right", "")
+
+
+def _of_its_own() -> None:
+    """A process of the pool: quiet, with one thread."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -106,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     counts: Counter[str] = Counter()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(given.workers, mp_context=context, initializer=_of_its_own) as pool:
         seeds = range(*map(int, given.seeds.split(":")))
         for kind, text in pool.map(checked, seeds, [getattr(torch, given.dtype)] * len(seeds)):
             counts[kind] += 1

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from pipeline.trt import CAPABILITIES
 from tests.everyday import is_slow, not_their_turn
+from tests.process import kept
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 
@@ -45,6 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none here"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_changed() -> Iterator[None]:
+    """What is shared with other tests is as it was when a test is over."""
+    with kept():
+        yield
 
 
 @pytest.fixture
