@@ -57,6 +57,8 @@ def run(
                 which,
                 "-n",
                 str(processes),
+                "--maxschedchunk",
+                "1",
                 "-p",
                 "benchmarks.recorded",
             ]

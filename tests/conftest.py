@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from pipeline.trt import CAPABILITIES
-from tests.everyday import is_slow, not_their_turn
+from tests.everyday import is_long, is_slow, not_their_turn
 from tests.process import kept
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -35,7 +35,9 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is not for every day is marked slow; GPU tests are skipped, saying why, on a machine that has no GPU."""
+    """What is not for every day is marked slow, and what takes long comes first; GPU tests are skipped, saying why, on a
+    machine that has no GPU."""
+    items.sort(key=lambda item: not is_long(item.nodeid))
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)

@@ -77,6 +77,7 @@ IN_TURN: Final[Mapping[str, str]] = {
     "tests/gpu/test_verify_gpu.py::test_example_models": "dtype",
     "tests/gpu/test_attention_gpu.py": "dtype",
     "tests/gpu/test_bfloat16_gpu.py": "dtype",
+    "tests/gpu/test_control_flow_gpu.py": "dtype",
     "tests/gpu/test_expanded_gpu.py": "dtype",
     "tests/gpu/test_written_in_gpu.py": "dtype",
     "tests/gpu/test_linalg_gpu.py::test_as_exact": "size",
@@ -86,6 +87,23 @@ IN_TURN: Final[Mapping[str, str]] = {
 }
 """A parameter of the tests whose path begins so: the others' values are tested with one of its values each, in turn,
 but for what `SAMPLED` leaves out."""
+
+
+LONG: Final = (
+    "tests/gpu/test_zoo_gpu.py",
+    "tests/gpu/test_fuzz_gpu.py",
+    "tests/gpu/test_models_gpu.py",
+    "tests/gpu/test_tokens_gpu.py",
+    "tests/gpu/test_verify_gpu.py",
+    "tests/gpu/test_models_shapes_gpu.py",
+)
+"""Tests of 7 to 21 seconds each, by the beginning of their paths. They begin first, so that none is left to one process
+when the others have ended (``--maxschedchunk 1``: a process gets a test when it asks for one)."""
+
+
+def is_long(nodeid: str) -> bool:
+    """Whether a test is to begin before the others."""
+    return nodeid.replace("\\", "/").startswith(LONG)
 
 
 def is_slow(nodeid: str) -> bool:
