@@ -35,8 +35,7 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is not for every day is marked slow, and what takes long comes first; GPU tests are skipped, saying why, on a
-    machine that has no GPU."""
+    """What takes long comes first, what is not for every day is marked slow, and GPU tests are skipped without one."""
     items.sort(key=lambda item: not is_long(item.nodeid))
     for item in items:
         if is_slow(item.nodeid):
