@@ -117,6 +117,12 @@ def cumprod(net: Net, input: Value, dim: int) -> ITensor:
     return as_result(net, reduce_scan.cumulative_product(net, input, dim, dtype))
 
 
+@converts(aten.logcumsumexp.default)
+def logcumsumexp(net: Net, input: Value, dim: int) -> ITensor:
+    """logcumsumexp(Tensor self, int dim) -> Tensor"""
+    return as_result(net, reduce_scan.cumulative_log_sum_exp(net, input, dim))
+
+
 @converts(aten.cummax.default)
 def cummax(net: Net, input: Value, dim: int) -> tuple[ITensor | None, ...]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""

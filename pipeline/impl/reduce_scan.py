@@ -1,7 +1,9 @@
-"""Running sums, products and extrema along a dim. TensorRT's Cumulative layer computes sums; for the others each
-element is combined with the one 1, 2, 4, … places before it."""
+"""Running sums, products, extrema and logarithms of sums along a dim. TensorRT's Cumulative layer computes sums; for
+the others each element is combined with the one 1, 2, 4, … places before it."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -55,6 +57,22 @@ def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[IT
         value = where(net, later, value, earlier_value)
         index = where(net, later, index, earlier_index)
     return base.cast(net, value, dtype), index
+
+
+@block
+def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
+    """The logarithm of the running sum of exponentials along a dim, in float32; the larger of two is factored out, so
+    that nothing overflows."""
+    length, value = _length(net, x, dim), base.tensor(net, x, torch.float32)
+    none = base.tensor(net, -math.inf, torch.float32)
+    for step in _steps(net, length):
+        before = _moved(net, value, dim, step, length, none)
+        larger = base.elementwise(net, "MAX", before, value)
+        larger = where(net, base.unary(net, "ISINF", larger), 0.0, larger)
+        first, second = (base.unary(net, "EXP", base.elementwise(net, "SUB", v, larger)) for v in (before, value))
+        logarithm = base.unary(net, "LOG", base.elementwise(net, "SUM", first, second))
+        value = base.elementwise(net, "SUM", logarithm, larger)
+    return value
 
 
 def _wins(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor:

@@ -97,7 +97,10 @@ ULPS: Final[Mapping[object, Units]] = {
     **dict.fromkeys(
         ("addcmul", "addcdiv", "lerp", "linalg_cross"), Units(4, "a product is added, and may cancel", "tensor")
     ),
-    "logsumexp": Units(4, "a logarithm near 0 has few of the bits of the sum, which is near 1", "tensor"),
+    **dict.fromkeys(
+        ("logsumexp", "logcumsumexp"),
+        Units(4, "a logarithm near 0 has few of the bits of the sum, which is near 1", "tensor"),
+    ),
     "prod": Units(8, "the order of a product of many factors is free, and each rounds"),
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
     **dict.fromkeys(("var_mean", "std_mean"), _MOMENTS),

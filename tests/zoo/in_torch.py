@@ -55,8 +55,6 @@ IN_TORCH: Final[Mapping[str, Mapping[str, str]]] = {
     "unique_consecutive": {"aten.unique_consecutive.default": DATA},
     "repeat_interleave by a tensor": {"aten.repeat_interleave.self_Tensor": "without an output_size"},
     "repeat_interleave by constants": {"aten.repeat_interleave.self_Tensor": "without an output_size"},
-    "logcumsumexp": {"aten.logcumsumexp.default": ""},
-    "logcumsumexp of a free dim": {"aten.logcumsumexp.default": ""},
     "linalg.matrix_norm 2": {"aten._linalg_svd.default": STEPS},
     "linalg.matrix_norm nuc": {"aten._linalg_svd.default": STEPS},
     "gcd": {"aten.gcd.default": STEPS},
