@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Argument
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
+from pipeline.decomposition.complex_functions import FUNCTIONS
 from pipeline.decomposition.complex_pairs import Pair, Rule, bilinear, times
 from pipeline.shapes.environment import shape_of
 
@@ -199,9 +200,48 @@ def filled(operator: Rule) -> Rule:
     return rule
 
 
+def zeros(size: Argument, *, device: torch.device | None = None, **others: object) -> Pair:
+    """What is not written yet."""
+    return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
+
+
+def added(product: Rule) -> Rule:
+    """beta c + alpha (a b), for a product of two."""
+
+    def rule(c: Argument, a: Argument, b: Argument, *, beta: Argument = 1, alpha: Argument = 1) -> Argument:
+        return plus(c if beta == 1 else times(c, beta), product(a, b), alpha=alpha)
+
+    return rule
+
+
+def convolution(x: Argument, weight: Argument, bias: Argument, *options: object) -> Argument:
+    """A convolution, which is linear in both; torch has it for complex numbers above this operator only."""
+    result = bilinear(lambda a, b: aten.convolution.default(a, b, None, *options))(x, weight)
+    if bias is None:
+        return result
+    dims = result.real.dim() - 2
+    return plus(result, Pair(*(part.reshape(-1, *[1] * dims) for part in _pair(bias))))
+
+
+def variance(z: Pair, *args: object, **kwargs: object) -> torch.Tensor:
+    """The sum of the parts' variances."""
+    real, imag = (aten.var.correction(part, *args, **kwargs) for part in z)
+    return real + imag  # type: ignore[no-any-return]
+
+
+def either(operator: Rule) -> Rule:
+    """Of what is asked of each part, whether it is so of one."""
+
+    def rule(z: Pair, *args: object, **kwargs: object) -> Argument:
+        return operator(z.real, *args, **kwargs) | operator(z.imag, *args, **kwargs)
+
+    return rule
+
+
 _MOVES = (
     "permute transpose.int t unsqueeze squeeze squeeze.dim squeeze.dims expand "
     "slice.Tensor select.int flip roll repeat index_select index.Tensor gather unfold diagonal tril triu clone alias "
+    "reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d embedding "
     "detach split.Tensor split_with_sizes unbind.int lift_fresh_copy resolve_conj resolve_neg"
 )
 _VIEWS = "view reshape _unsafe_view"
@@ -235,9 +275,14 @@ RULES: Final[Mapping[object, Rule]] = {
     aten.reciprocal.default: inverse,
     aten.pow.Tensor_Scalar: power,
     aten.exp.default: lambda z: from_polar(torch.exp(z.real), z.imag),
-    aten.log.default: lambda z: Pair(magnitude(z).log(), direction(z)),
+    **{_operator(name): function for name, function in FUNCTIONS.items()},
     **{op: bilinear(op) for op in (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default)},
     aten.dot.default: bilinear(aten.dot.default),
+    aten.addmm.default: added(bilinear(aten.mm.default)),
+    aten.baddbmm.default: added(bilinear(aten.bmm.default)),
+    aten.convolution.default: convolution,
+    aten.var.correction: variance,
+    **{op: either(op) for op in (aten.isnan.default, aten.isinf.default, aten.any.default, aten.any.dim)},
     aten._fft_c2c.default: complex_to_complex,
     aten._fft_r2c.default: real_to_complex,
     aten._fft_c2r.default: complex_to_real,
@@ -247,6 +292,9 @@ RULES: Final[Mapping[object, Rule]] = {
     aten.where.self: each_part(aten.where.self, 1, 2),
     aten.index_put.default: each_part(aten.index_put.default, 0, 2),
     aten.copy.default: each_part(aten.copy.default, 0, 1),
+    aten.constant_pad_nd.default: each_part(aten.constant_pad_nd.default, 0, 2),
+    aten.empty.memory_format: zeros,
+    aten.scatter.src: each_part(aten.scatter.src, 0, 3),
     aten.slice_scatter.default: each_part(aten.slice_scatter.default, 0, 1),
     aten.select_scatter.default: each_part(aten.select_scatter.default, 0, 1),
     **{op: each_part(op) for op in (aten.cat.default, aten.stack.default)},

@@ -103,12 +103,12 @@ def test_complex_inputs_and_outputs_cross_the_border_in_pytorch() -> None:
 
 def test_an_operator_without_a_rule_stays_in_pytorch_and_the_rest_does_not() -> None:
     def filtered(x: torch.Tensor) -> torch.Tensor:
-        return (torch.fft.ifft(torch.sinh(torch.fft.fft(x) * 0.1)) * 2j).abs() + x
+        return (torch.fft.ifft(torch.asinh(torch.fft.fft(x) * 0.1)) * 2j).abs() + x
 
     x = torch.randn(4, 257)
     compiled = pipeline.default()(Function(filtered).eval(), args=(x,))
     reasons = {f.target: f.reason for f in compiled.coverage.fallback}
-    assert "no rule says aten.sinh.default on pairs of reals" in reasons["aten.sinh.default"]
+    assert "no rule says aten.asinh.default on pairs of reals" in reasons["aten.asinh.default"]
     assert "no prime factor above 256" in reasons["aten._fft_c2c.default"]
     assert not any("complex64" in reasons.get(op, "") for op in ("aten.mul.Tensor", "aten.add.Tensor"))
     assert compiled.engines
@@ -205,3 +205,48 @@ def test_a_program_that_is_decomposed_twice() -> None:
     decompose = pipeline.default().until("decompose")
     program = decompose(Rotary().eval(), args=(torch.randn(2, 6, 3, 8),))
     assert decompose(program).digest == program.digest
+
+
+CONVOLUTIONS = {
+    "circular": nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular", dtype=torch.complex64),
+    "reflected": nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect", dtype=torch.complex64),
+    "in groups": nn.Conv1d(3, 3, 3, padding=1, groups=3, bias=False, dtype=torch.complex64),
+    "strided": nn.Conv2d(3, 4, 3, stride=2, dtype=torch.complex64),
+    "transposed": nn.ConvTranspose1d(3, 4, 3, stride=2, dtype=torch.complex64),
+}
+
+
+class Convolved(nn.Module):
+    """A convolution of complex numbers, given and returned in pairs."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.layer = CONVOLUTIONS[form]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, 3, *sizes, 2] -> [batch, channels, *sizes, 2]"""
+        return torch.view_as_real(self.layer(torch.view_as_complex(x)))
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("form", CONVOLUTIONS)
+def test_convolutions_of_complex_numbers(form: str, device: str | None) -> None:
+    model = Convolved(form).eval()
+    x = torch.randn(2, 3, *[8] * len(model.layer.kernel_size), 2)
+    compiled = pipeline.default(require_full_compilation=True, device=device)(model, args=(x,))
+    torch.testing.assert_close(compiled.module("reference")(x), model(x))
+
+
+def test_the_ends_of_functions_of_complex_numbers() -> None:
+    """Large and small parts, zeros, and both signs."""
+    parts = torch.tensor([-60.0, -2.0, -1e-3, 0.0, 1e-3, 2.0, 60.0])
+    x = torch.stack(torch.meshgrid(parts, parts, indexing="ij"), -1)
+
+    def functions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = torch.view_as_complex(x)
+        return tuple(torch.view_as_real(f) for f in (z.sqrt(), z.sin(), z.cos(), z.sinh(), z.cosh(), z.tanh()))
+
+    found = FULL(Function(functions).eval(), args=(x,)).module("reference")(x)
+    exact = functions(x.double())
+    for ours, wanted in zip(found, exact, strict=True):
+        torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=1e-6)
