@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from pipeline.trt import CAPABILITIES
 from tests.everyday import is_long, is_slow, not_their_turn
-from tests.process import kept
+from tests.meta.process import kept
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 

@@ -44,7 +44,7 @@ class Does(enum.Enum):
     PROJECTS = "is a linear layer"
     CONVOLVES = "is a convolution"
     ATTENDS = "is an attention"
-    RECURS = "is a recurrent layer"
+    RECURS = "is a recurrent layer or a step of one"
     LOOKS_UP = "selects rows of a table of weights"
     NORMALIZES = "normalizes each row"
     SCALES = "scales and shifts each channel"
@@ -122,7 +122,7 @@ TABLE: Final[Mapping[Does, str]] = {
         scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
     """,
-    Does.RECURS: "lstm gru rnn_tanh rnn_relu",
+    Does.RECURS: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
     Does.LOOKS_UP: "embedding",
     Does.NORMALIZES: "layer_norm native_layer_norm rms_norm _fused_rms_norm log_softmax _log_softmax",
     Does.SCALES: """

@@ -37,7 +37,7 @@ from pipeline.frontend.origin import with_origin
 from pipeline.frontend.output_names import named
 from pipeline.frontend.profiles import resolved, stated
 from pipeline.frontend.shared import unwritten
-from pipeline.frontend.stand_ins import is_elsewhere, shown_on
+from pipeline.frontend.stand_ins import attributes, is_elsewhere, shown_on
 from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import interpreted
 from pipeline.frontend.tracing import exporting, tracing_for
@@ -300,7 +300,8 @@ def _own_tensors(model: torch.nn.Module | ExportedProgram) -> dict[str, torch.Te
     """What a module holds, by its names: an export of stand-ins has fake tensors in their place."""
     if isinstance(model, ExportedProgram):
         return {}
-    return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
+    held = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {**attributes(model), **dict(held)}
 
 
 def _held(name: str, value: object) -> str:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from pipeline.errors import CaptureError
 from pipeline.frontend.copied import copied
 from pipeline.frontend.device_guard import ensure_cuda_guard
+from pipeline.frontend.tracing import moving
 
 Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -29,8 +30,8 @@ def is_elsewhere(device: str, model: torch.nn.Module, inputs: object) -> bool:
 
 
 def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Shown:
-    """A copy of the model, and of its inputs, with fake tensors on the device; tensors that are neither parameters nor
-    buffers stay where they are, as under ``model.to(device)``.
+    """A copy of the model, and of its inputs, with fake tensors on the device. Tensors that are neither parameters nor
+    buffers stay where they are, unless ``model.to(device)`` moves them, too: by an ``_apply`` of a module's own.
 
     Raises:
         CaptureError: the module cannot be copied, or this torch knows no such device.
@@ -41,6 +42,7 @@ def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs
     memo = {id(t): fakes.of(t) for t in (*model.parameters(), *model.buffers())}
     try:
         shown = copied(model, memo)
+        _apply_own(shown, fakes)
     except Exception as error:
         why = f"{type(model).__name__} cannot be captured as on {device}: it cannot be copied: {error}"
         raise CaptureError(
@@ -48,6 +50,30 @@ def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs
         ) from error
     positional, named = tree_map_only(torch.Tensor, fakes.of, (tuple(args), dict(kwargs)))
     return shown, positional, named
+
+
+def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
+    """Move what the modules' own ``_apply`` moves, such as grids that they keep from the call before."""
+    own = [module for module in shown.modules() if _moves_more(module)]
+    with torch.no_grad(), moving():
+        for module in own:
+            module._apply(fakes.of)
+
+
+def _moves_more(module: torch.nn.Module) -> bool:
+    """Whether a module has an ``_apply`` of its own: torch's recurrent layers do, but move nothing more."""
+    owner = next(cls for cls in type(module).__mro__ if "_apply" in vars(cls))
+    return not owner.__module__.startswith("torch.nn.")
+
+
+def attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that are attributes of a model's modules, and neither parameters nor buffers, by their names."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 class _Fakes:

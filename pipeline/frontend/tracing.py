@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import torch
@@ -163,6 +163,13 @@ TABLE: Final = (
         during="export",
     ),
     Replacement(
+        torch.nn.Module,
+        "_apply",
+        lambda _: lambda module, fn, recurse=True: module,
+        "moves weights, of which stand-ins are there already",
+        during="move",
+    ),
+    Replacement(
         torch.cuda,
         "get_device_capability",
         gpu_answers.capability,
@@ -219,6 +226,11 @@ def exporting() -> Iterator[None]:
     torch.export itself changes global state; other exports do not wait."""
     with _exports, tracing(), _places.taken("export"), levels_left():
         yield
+
+
+def moving() -> AbstractContextManager[None]:
+    """A context in which modules move what they hold beside parameters, buffers and other modules."""
+    return _places.taken("move")
 
 
 @contextmanager

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim
+from torch.utils._pytree import tree_leaves
 
 import pipeline
 
@@ -243,3 +245,36 @@ def test_a_kernel_takes_masks_whose_rows_lie_in_a_piece(way: str, kernel: bool) 
     program = pipeline.capture(Masked(way), inputs, device="cuda")
     (found,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default)
     assert found.meta["val"].stride() == ((768, 16, 64, 1) if kernel else (768, 192, 16, 1))
+
+
+class Anchors(nn.Module):
+    """A head that keeps the grid of the call before, and moves it with its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.grid = torch.empty(0)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Anchors:
+        super()._apply(fn, recurse)
+        self.grid = fn(self.grid)
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [N, 4]"""
+        if self.grid.shape[0] != x.shape[0]:
+            self.grid = torch.arange(x.shape[0], device=x.device)[:, None] / 2
+        return self.linear(x) + self.grid
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_what_a_module_moves_itself_is_moved(called: bool) -> None:
+    """A detector of Ultralytics keeps its anchors so."""
+    model, x = nn.Sequential(Anchors(), nn.LSTM(4, 4)).eval(), torch.randn(3, 4)
+    if called:
+        model(x)
+    grid = model[0].grid
+    compiled = pipeline.default(require_full_compilation=True, min_block_size=1, device="cuda")(model, args=(x,))
+    assert model[0].grid is grid
+    for ours, wanted in zip(tree_leaves(compiled.module("reference")(x)), tree_leaves(model(x)), strict=True):
+        torch.testing.assert_close(ours, wanted)

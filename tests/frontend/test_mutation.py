@@ -287,3 +287,24 @@ def test_old_values_are_written_before_they_change(form: str, fallback: tuple[st
         ours, theirs = x.clone(), x.clone()
         assert torch.equal(module(ours), eager(theirs)) and torch.equal(ours, theirs)
         assert all(torch.equal(value, eager.get_buffer(name)) for name, value in module.named_buffers())
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("kind", [torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell])
+def test_a_step_of_a_recurrent_layer_reads_what_is_written(kind: type[torch.nn.RNNCellBase], device: str | None) -> None:
+    """Its kernel for a GPU has no shapes of its own, and its result is no view."""
+
+    class Summed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(4, 4)
+
+        def forward(self, x: torch.Tensor, to: torch.Tensor) -> Any:
+            """[N, 4], [N] -> [N, 4]"""
+            gathered = x.new_zeros(x.shape).index_add_(0, to, x)
+            gathered[0] = 1
+            return self.cell(gathered, self.cell(gathered))
+
+    model, x, to = Summed().eval(), torch.randn(5, 4), torch.tensor([0, 3, 3, 1, 0])
+    compile = pipeline.default(require_full_compilation=True, min_block_size=1, device=device)
+    torch.testing.assert_close(compile(model, args=(x, to)).module("reference")(x, to), model(x, to))

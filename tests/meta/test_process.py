@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from tests.process import PLACES, kept
+from tests.meta.process import PLACES, kept
 
 
 def test_what_stays_changed_is_named_and_put_back() -> None:
