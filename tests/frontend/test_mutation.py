@@ -291,7 +291,7 @@ def test_old_values_are_written_before_they_change(form: str, fallback: tuple[st
 
 @pytest.mark.parametrize("device", [None, "cuda"])
 @pytest.mark.parametrize("kind", [torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell])
-def test_a_step_of_a_recurrent_layer_reads_what_is_written(kind: type[torch.nn.RNNCellBase], device: str | None) -> None:
+def test_a_cell_reads_what_is_written(kind: type[torch.nn.RNNCellBase], device: str | None) -> None:
     """Its kernel for a GPU has no shapes of its own, and its result is no view."""
 
     class Summed(torch.nn.Module):
