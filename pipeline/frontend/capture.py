@@ -36,12 +36,12 @@ from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.origin import with_origin
 from pipeline.frontend.output_names import named
 from pipeline.frontend.profiles import resolved, stated
-from pipeline.frontend.shared import unwritten
 from pipeline.frontend.stand_ins import attributes, is_elsewhere, shown_on
 from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import interpreted
 from pipeline.frontend.tracing import exporting, tracing_for
 from pipeline.frontend.transforms import check_values, has_transforms
+from pipeline.frontend.untouched import untouched
 from pipeline.frontend.violations import kept_violations
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
@@ -212,7 +212,7 @@ def _exported(
     positional, named = ranges.examples(model, args, kwargs, shapes, place)
     if device is not None and is_elsewhere(device, model, (positional, named)):
         model, positional, named = shown_on(device, model, positional, named)
-    with torch.no_grad(), warnings.catch_warnings(), exporting(), unwritten(model), quantizers_whole():
+    with torch.no_grad(), warnings.catch_warnings(), exporting(), untouched(model), quantizers_whole():
         warnings.simplefilter("ignore")
         exported: ExportedProgram
         if way == "autograd":

@@ -3,8 +3,7 @@ object, say) as a constant, even if it is a buffer as well; a write to one is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch.export import ExportedProgram
@@ -13,20 +12,6 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind
 from pipeline.aten.graphs import copied_node, over
 from pipeline.aten.types import Argument
 from pipeline.frontend.aliases import storage_of
-from pipeline.program import version
-
-
-@contextmanager
-def unwritten(model: torch.nn.Module) -> Iterator[None]:
-    """A context in which tracing does not change the model's buffers: torch really writes to those of one element that
-    it meets outside of modules."""
-    before = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
-    try:
-        yield
-    finally:
-        for buffer, value, at in before:
-            if version(buffer) != at:
-                buffer.data.copy_(value)
 
 
 def shared(

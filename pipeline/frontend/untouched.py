@@ -1,0 +1,73 @@
+"""Leave a model as it was before it was traced.
+
+While torch.export traces, a model runs on fake tensors. What its modules keep for the next call (the grid of a
+detector, a mask, an entry of a dict) stays fake, and the model fails when it is called afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from attrs import frozen
+
+from pipeline.program import version
+
+CONTAINERS: Final = (list, dict, set, OrderedDict)
+
+
+@contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """A context after which a model's modules hold what they held before, in attributes, and in lists, dicts and sets
+    that are attributes; and in buffers of one element, to which torch really writes where it meets them outside of
+    modules. What other objects hold is theirs."""
+    spaces = [_Space.of(vars(module)) for module in model.modules()]
+    buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers() if buffer.numel() == 1]
+    try:
+        yield
+    finally:
+        for space in spaces:
+            space.restore()
+        for buffer, value, at in buffers:
+            if version(buffer) != at:
+                buffer.data.copy_(value)
+
+
+@frozen
+class _Space:
+    """The attributes of an object, and what was in them."""
+
+    now: dict[str, Any]
+    before: dict[str, Any]
+    contents: Sequence[tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, space: dict[str, Any]) -> _Space:
+        """What is there at the moment."""
+        return cls(space, dict(space), [(v, v.copy()) for v in space.values() if type(v) in CONTAINERS])
+
+    def restore(self) -> None:
+        """Put back what was there."""
+        if not _same(self.now.items(), self.before.items()):
+            self.now.clear()
+            self.now.update(self.before)
+        for container, before in self.contents:
+            if not _same(_rows(container), _rows(before)):
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(before)
+
+
+def _rows(container: Any) -> Iterable[tuple[object, object]]:
+    """What is in a container, by key or place; of a set, in no order."""
+    if isinstance(container, dict):
+        return container.items()
+    return enumerate(sorted(container, key=id) if isinstance(container, set) else container)
+
+
+def _same(some: Iterable[tuple[object, object]], others: Iterable[tuple[object, object]]) -> bool:
+    """Whether names and values are the same objects, in the same order."""
+    one, other = ([(name, id(value)) for name, value in rows] for rows in (some, others))
+    return one == other

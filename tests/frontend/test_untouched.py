@@ -1,0 +1,87 @@
+"""What a model keeps from a call is as it was when it has been captured."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipeline
+
+ANY = ({0: torch.export.Dim("n", max=9)},)
+
+
+def fails(model: nn.Module, *inputs: torch.Tensor) -> None:
+    with pytest.raises(pipeline.CaptureError, match="one input is enough"):
+        pipeline.capture(model, inputs)
+
+
+CAPTURES = {
+    "capture": lambda model, x: pipeline.capture(model, (x,)),
+    "any size": lambda model, x: pipeline.capture(model, (x,), dynamic_shapes=ANY),
+    "as on a GPU": lambda model, x: pipeline.capture(model, (x,), device="cuda"),
+    "compile": lambda model, x: pipeline.default()(model, args=(x,)),
+    "a failure": lambda model, x: fails(model, x, x),
+}
+
+
+class Keeping(nn.Module):
+    """Keeps what it computes for a size, in all ways that modules do."""
+
+    grid: torch.Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls = 0
+        self.masks: dict[int, torch.Tensor] = {}
+        self.seen: list[torch.Tensor] = []
+        self.sizes: set[int] = set()
+
+    @functools.cached_property
+    def scale(self) -> torch.Tensor:
+        return torch.arange(4, device=self.linear.weight.device) + 1.0
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [N, 4]"""
+        self.calls += 1
+        if self.grid is None:
+            self.grid = torch.arange(4, device=x.device) / 2
+        if 4 not in self.masks:
+            self.masks[4] = torch.ones(4, 4, device=x.device).tril()
+        y = self.linear(x) * self.scale + self.grid + self.masks[4][0]
+        self.seen.append(y)
+        self.sizes.add(len(self.seen))
+        if more:
+            raise ValueError("one input is enough")
+        return y
+
+
+def held(model: nn.Module) -> list[Any]:
+    """What its modules have, and what is in it."""
+    spaces = [vars(module) for module in model.modules()]
+    return [
+        (name, id(value), [*map(id, value.values() if isinstance(value, dict) else value)])
+        for space in spaces
+        for name, value in space.items()
+        if isinstance(value, (dict, list, set))
+    ] + [(name, id(value)) for space in spaces for name, value in space.items()]
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("way", CAPTURES)
+def test_a_captured_model_is_as_before(way: str, called: bool) -> None:
+    model, x = Keeping().eval(), torch.randn(4, 4)
+    if called:
+        model(x)
+    before = held(model)
+    if way == "as on a GPU" and called:  # what it keeps of the call is on the CPU, and nothing moves it
+        with pytest.raises(pipeline.CaptureError, match="at least two devices"):
+            CAPTURES[way](model, x)
+    else:
+        CAPTURES[way](model, x)
+    assert held(model) == before
+    assert torch.isfinite(model(x)).all()
