@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import torch
 from attrs import frozen
 
+from pipeline.aten.types import Argument
 from pipeline.program import version
 
 CONTAINERS: Final = (list, dict, set, OrderedDict)
@@ -40,12 +41,12 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 class _Space:
     """The attributes of an object, and what was in them."""
 
-    now: dict[str, Any]
-    before: dict[str, Any]
-    contents: Sequence[tuple[Any, Any]]
+    now: dict[str, Argument]
+    before: dict[str, Argument]
+    contents: Sequence[tuple[Argument, Argument]]
 
     @classmethod
-    def of(cls, space: dict[str, Any]) -> _Space:
+    def of(cls, space: dict[str, Argument]) -> _Space:
         """What is there at the moment."""
         return cls(space, dict(space), [(v, v.copy()) for v in space.values() if type(v) in CONTAINERS])
 
@@ -60,7 +61,7 @@ class _Space:
                 (container.extend if isinstance(container, list) else container.update)(before)
 
 
-def _rows(container: Any) -> Iterable[tuple[object, object]]:
+def _rows(container: Argument) -> Iterable[tuple[object, object]]:
     """What is in a container, by key or place; of a set, in no order."""
     if isinstance(container, dict):
         return container.items()
