@@ -30,6 +30,7 @@ from pipeline.errors import CaptureError, PipelineError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend.blame import blamed, check_dtypes
+from pipeline.frontend.data_checks import Checks, asserted, collected
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.functional import functional
 from pipeline.frontend.modelopt import quantizers_whole
@@ -136,7 +137,10 @@ def _captured(
         exported, leaves, asked = model, checks.leaves(model, args, kwargs), dict[str, Any]()
     elif isinstance(model, torch.nn.Module):
         checks.check_module(model)
-        exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device)
+        with collected() as data_checks:
+            exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device, data_checks)
+        if unchecked := {**data_checks.places, **dict.fromkeys(asserted(exported))}:
+            log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
         asked = ranges.asked(ranges.wishes(exported, model, args, kwargs, shapes))
     else:
@@ -166,6 +170,7 @@ def _export(
     kwargs: dict[str, Argument],
     dynamic_shapes: object,
     device: str | None,
+    data_checks: Checks,
 ) -> tuple[ExportedProgram, object]:
     """The export, and the ranges requested for its dims."""
     shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
@@ -190,7 +195,8 @@ def _export(
     tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
     looser = () if violations and not derived else ranges.relaxed(shapes)
     others: list[tuple[Spec, Way]] = [(other, "python") for other in (tied, *looser) if other is not None]
-    dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if CompileContext.try_get() is None else []
+    by_dynamo = CompileContext.try_get() is None and not data_checks.caught
+    dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
     tries = (*dynamo, *others) if fixed else (*others, *dynamo)
     for other, way in (*tries, (shapes, "autograd")):
         with suppress(Exception):

@@ -18,6 +18,7 @@ from torch.fx.experimental import symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.frontend import (
+    data_checks,
     flex_attention,
     gpu_answers,
     known_numbers,
@@ -95,8 +96,8 @@ TABLE: Final = (
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        known_numbers.indexing,
-        "takes the value in the example of an index that is a tensor made of sizes",
+        lambda own: data_checks.holding(known_numbers.indexing(own)),
+        "takes the value in the example of an index that is a tensor made of sizes, and fails on checks of data",
     ),
     *(
         Replacement(

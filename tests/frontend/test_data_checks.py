@@ -1,0 +1,42 @@
+"""A model's checks of its data are taken to hold, and said; truths that decide more are refused as ever."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import pytest
+import torch
+
+import pipeline
+from tests.frontend.checking import DECIDE, HOLD, Checking, Forward
+
+X: Final = torch.linspace(-1, 2, 12).reshape(3, 4)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("check", HOLD, ids=lambda f: f.__name__)
+def test_checks_hold(check: Forward, device: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    model = Checking(check).eval()
+    compile = pipeline.default(require_full_compilation=True, device=device)
+    with caplog.at_level(logging.WARNING):
+        run = compile(model, (X,), dynamic_shapes=({0: torch.export.Dim("n", min=1, max=9)},)).module("reference")
+    for x in (X, X[:1], torch.cat([X, X * 3])):
+        torch.testing.assert_close(run(x), model(x))
+    assert "the model checks its data at checking.py:" in caplog.text
+
+
+@pytest.mark.parametrize("check", DECIDE, ids=lambda f: f.__name__)
+def test_what_decides_more_is_refused(check: Forward) -> None:
+    with pytest.raises(pipeline.CaptureError):
+        pipeline.capture(Checking(check).eval(), (X,))
+
+
+def test_what_is_known_is_no_check_of_data(caplog: pytest.LogCaptureFixture) -> None:
+    def sized(m: Checking, x: torch.Tensor) -> torch.Tensor:
+        if torch.tensor(x.shape[1]) != 4:
+            raise ValueError("four columns are due")
+        return m.linear(x)
+
+    pipeline.capture(Checking(sized).eval(), (X,))
+    assert "checks its data" not in caplog.text
