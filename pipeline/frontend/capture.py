@@ -139,6 +139,9 @@ def _captured(
         checks.check_module(model)
         with collected() as data_checks:
             exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device, data_checks)
+        if data_checks.caught:
+            why = f"the model checks its data at {data_checks.caught}, and may catch the error: data decides its way"
+            raise CaptureError(why, "torch.where(condition, one, other) has both ways")
         if unchecked := {**data_checks.places, **dict.fromkeys(asserted(exported))}:
             log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)

@@ -7,12 +7,14 @@ that the user is told that engines do not check it.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
@@ -43,11 +45,12 @@ class Checks:
 
     Attributes:
         places: where checks were taken to hold, as ``file:line``.
-        caught: one was met whose error the model may catch. Dynamo takes it to hold nevertheless.
+        caught: where one was met whose error the model may catch, or nothing. Dynamo takes it to hold nevertheless, and
+            the model may catch the error of its trace.
     """
 
     places: dict[str, None] = field(factory=dict)
-    caught: bool = False
+    caught: str = ""
 
 
 _checks: ContextVar[Checks | None] = ContextVar("checks of data", default=None)
@@ -96,18 +99,21 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
     checks = _checks.get()
     while frame is not None and _is_not_the_models(frame):
         frame = frame.f_back
-    needed = True if is_check or frame is None else _needed(frame.f_code, frame.f_lasti)
-    if needed is None or checks is None or frame is None:
+    if checks is None or frame is None:
+        return None
+    truth, error = (True, "AssertionError") if is_check else _needed(frame.f_code, frame.f_lasti)
+    if truth is None:
         return None
     outer: list[FrameType] = []
     while frame is not None and not frame.f_code.co_filename.startswith(EXPORT):
         outer += [] if _is_not_the_models(frame) else [frame]
         frame = frame.f_back
-    if any(_is_caught(each.f_code, each.f_lasti) for each in outer):
-        checks.caught = True
+    place = f"{Path(outer[0].f_code.co_filename).name}:{outer[0].f_lineno}"
+    if any(_may_catch(each.f_code, each.f_lasti, error) for each in outer):
+        checks.caught = place
         return None
-    checks.places.update({f"{Path(each.f_code.co_filename).name}:{each.f_lineno}": None for each in outer[:1]})
-    return needed
+    checks.places[place] = None
+    return truth
 
 
 def _is_not_the_models(frame: FrameType) -> bool:
@@ -116,46 +122,68 @@ def _is_not_the_models(frame: FrameType) -> bool:
 
 
 @functools.lru_cache(1024)
-def _needed(code: CodeType, at: int) -> bool | None:
-    """The truth without which the code after an instruction raises an error, and does nothing else; None if there is
-    no such truth."""
+def _needed(code: CodeType, at: int) -> tuple[bool | None, str]:
+    """The truth without which the code after an instruction raises an error, and does nothing else, and the error's
+    name; None if there is no such truth."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == at), len(steps))
     while place < len(steps) and steps[place].opname in ("TO_BOOL", "CACHE"):
         place += 1
-    if place >= len(steps) - 1 or "JUMP" not in steps[place].opname or "_IF_" not in steps[place].opname:
-        return None
-    jump = steps[place]
-    if_true = jump.opname.endswith("IF_TRUE")
-    if not if_true and not jump.opname.endswith("IF_FALSE"):
-        return None
-    target = next(i for i, step in enumerate(steps) if step.offset == jump.argval)
-    by_jump, onward = _raises(steps, target), _raises(steps, place + 1)
-    if by_jump == onward:
-        return None
-    return if_true if onward else not if_true
+    if place >= len(steps) - 1 or not steps[place].opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return None, ""
+    if_true = steps[place].opname.endswith("IF_TRUE")
+    target = next(i for i, step in enumerate(steps) if step.offset == steps[place].argval)
+    by_jump, onward = _raised(steps, target), _raised(steps, place + 1)
+    if bool(by_jump) == bool(onward):
+        return None, ""
+    return if_true == bool(onward), by_jump or onward
 
 
-def _raises(steps: Sequence[dis.Instruction], place: int) -> bool:
-    """Whether nothing comes of the instructions from a place on but an error."""
+def _raised(steps: Sequence[dis.Instruction], place: int) -> str:
+    """The name of the error that is all that comes of the instructions from a place on; empty if there is more."""
+    name = ""
     for step in steps[place : place + LONGEST]:
         if step.opname == "RAISE_VARARGS":
-            return True
+            return name or "Exception"
         if any(end in step.opname for end in ENDS) or step.opname.startswith(LEAVES):
-            return False
-    return False
+            return ""
+        if step.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
+            name = name or "AssertionError"
+        elif step.opname == "LOAD_GLOBAL" and _error(step.argval) is not None:
+            name = name or str(step.argval)
+    return ""
+
+
+def _error(name: object) -> type[BaseException] | None:
+    """The error of Python's own of this name."""
+    found = getattr(builtins, str(name), None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 @functools.lru_cache(1024)
-def _is_caught(code: CodeType, at: int) -> bool:
-    """Whether a function may catch an error at a place; a ``with`` only leaves its context."""
-    entries = getattr(dis.Bytecode(code), "exception_entries", ())
-    handlers = [entry.target for entry in entries if entry.start <= at < entry.end]
-    names = {step.offset: step.opname for step in dis.get_instructions(code)}
-    return any(not _only_leaves(names, handler) for handler in handlers)
+def _may_catch(code: CodeType, at: int, error: str) -> bool:
+    """Whether a function may catch an error at a place: by an ``except``, and not in leaving a ``with`` or ``try``."""
+    handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= at < entry.end]  # type: ignore[attr-defined]
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
+    return any(_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
 
 
-def _only_leaves(names: dict[int, str], handler: int) -> bool:
-    """Whether a handler leaves the context of a ``with``, or hands the error on at once."""
-    after = [name for offset, name in sorted(names.items()) if offset >= handler and name not in ("CACHE", "NOP")]
-    return after[:2] == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"] or after[:3] == ["COPY", "POP_EXCEPT", "RERAISE"]
+def _catches(steps: Sequence[dis.Instruction], error: str) -> bool:
+    """Whether a handler that begins so may take an error, and go on."""
+    named: list[object] = []
+    passed = -1
+    for step, after in pairwise(steps):
+        if step.offset < passed:
+            continue
+        if step.opname in ("WITH_EXCEPT_START", "RERAISE"):
+            return False
+        if step.opname == "POP_EXCEPT":
+            return after.opname != "RERAISE"
+        if step.opname == "CHECK_EXC_MATCH":
+            kinds, raised = [_error(name) for name in named], _error(error) or Exception
+            if any(kind is None or issubclass(raised, kind) or issubclass(kind, raised) for kind in kinds):
+                return True
+            named, passed = [], after.argval  # what comes where it does not match
+        elif step.opname.startswith("LOAD_"):
+            named.append(step.argval)
+    return False

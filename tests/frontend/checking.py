@@ -84,6 +84,18 @@ def in_a_function(m: Checking, x: Tensor) -> Tensor:
     return m.linear(positive(x * x + 1)) * size
 
 
+def beside_other_errors(m: Checking, x: Tensor) -> Tensor:
+    try:
+        y = asserts(m, x)
+    except TypeError:
+        return x
+    except KeyError as error:
+        raise ValueError("not a tensor") from error
+    finally:
+        m.linear.eval()
+    return y
+
+
 def branches(m: Checking, x: Tensor) -> Tensor:
     if x.sum() > 0:
         x = x + 1
@@ -105,6 +117,13 @@ def caught_by_the_caller(m: Checking, x: Tensor) -> Tensor:
         return m.linear(x) * 2
 
 
+def caught_whatever_it_is(m: Checking, x: Tensor) -> Tensor:
+    try:
+        return raises(m, x)
+    except:  # noqa: E722
+        return x
+
+
 def counts(m: Checking, x: Tensor) -> Tensor:
     if (x < 0).any():
         m.bad = 1
@@ -121,6 +140,6 @@ def either(m: Checking, x: Tensor) -> Tensor:
 
 HOLD: Final = (
     *(asserts, asserts_in_words, asserts_two, asserts_in_torch, raises, raises_or, raises_otherwise),
-    *(in_a_context, in_a_function),
+    *(in_a_context, in_a_function, beside_other_errors),
 )
-DECIDE: Final = (branches, caught, caught_by_the_caller, counts, either)
+DECIDE: Final = (branches, caught, caught_by_the_caller, caught_whatever_it_is, counts, either)
