@@ -1,8 +1,4 @@
-"""Functions of a complex number z = x + iy, in terms of its parts.
-
-Formulas: DLMF 4.15 and 4.21 (trigonometric), 4.28 and 4.35 (hyperbolic), in forms in which nothing overflows that eager
-has as a number.
-"""
+"""Functions of a complex number z = x + iy, in terms of its parts."""
 
 from __future__ import annotations
 
@@ -17,10 +13,20 @@ from pipeline.decomposition.complex_pairs import Pair
 Function: TypeAlias = Callable[[Pair], Pair]
 
 
+def magnitude(z: Pair) -> torch.Tensor:
+    """The absolute value."""
+    return torch.hypot(z.real, z.imag)
+
+
+def direction(z: Pair) -> torch.Tensor:
+    """The angle, in (-pi, pi]."""
+    return torch.atan2(z.imag, z.real)
+
+
 def square_root(z: Pair) -> Pair:
     """The root with a real part of 0 or more. The larger part is computed first: the other is y by twice of it."""
     x, y = z
-    larger = torch.sqrt((torch.hypot(x, y) + x.abs()) / 2)
+    larger = torch.sqrt((magnitude(z) + x.abs()) / 2)
     smaller = torch.where(larger == 0, larger, y.abs() / (2 * larger))
     right = x >= 0
     imag = torch.where(right, smaller, larger)
@@ -49,7 +55,7 @@ def hyperbolic_cosine(z: Pair) -> Pair:
 
 def hyperbolic_tangent(z: Pair) -> Pair:
     """(sinh 2x + i sin 2y) / (cosh 2x + cos 2y), both by twice the larger exponential. The sum of the cosines is twice
-    that of two squares, which does not cancel."""
+    sinh² x + cos² y, which does not cancel."""
     x, y = z
     size = x.abs()
     power = torch.exp(-2 * size)
@@ -59,14 +65,14 @@ def hyperbolic_tangent(z: Pair) -> Pair:
     return Pair(torch.where(x < 0, -real, real), 4 * power * torch.sin(y) * torch.cos(y) / below)
 
 
-def logarithm(base: float) -> Function:
+def logarithm(z: Pair) -> Pair:
+    """The natural logarithm, with an imaginary part in (-pi, pi]."""
+    return Pair(torch.log(magnitude(z)), direction(z))
+
+
+def logarithm_to(base: float) -> Function:
     """The logarithm to a base."""
-
-    def function(z: Pair) -> Pair:
-        scale = 1 / math.log(base)
-        return Pair(torch.log(torch.hypot(z.real, z.imag)) * scale, torch.atan2(z.imag, z.real) * scale)
-
-    return function
+    return lambda z: Pair(*(part / math.log(base) for part in logarithm(z)))
 
 
 FUNCTIONS: Final[dict[str, Function]] = {
@@ -76,8 +82,8 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "sinh": hyperbolic_sine,
     "cosh": hyperbolic_cosine,
     "tanh": hyperbolic_tangent,
-    "log": logarithm(math.e),
-    "log2": logarithm(2),
-    "log10": logarithm(10),
+    "log": logarithm,
+    "log2": logarithm_to(2),
+    "log10": logarithm_to(10),
 }
 """By the name of the operator."""

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Argument
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
-from pipeline.decomposition.complex_functions import FUNCTIONS
+from pipeline.decomposition.complex_functions import FUNCTIONS, direction, magnitude
 from pipeline.decomposition.complex_pairs import Pair, Rule, bilinear, times
 from pipeline.shapes.environment import shape_of
 
@@ -137,16 +137,6 @@ def inverse(z: Pair) -> Pair:
     c, d = z.real / largest, z.imag / largest
     scale = (c * c + d * d) * largest
     return Pair(c / scale, -d / scale)
-
-
-def magnitude(z: Pair) -> torch.Tensor:
-    """The absolute value."""
-    return torch.hypot(z.real, z.imag)
-
-
-def direction(z: Pair) -> torch.Tensor:
-    """The angle, in (-pi, pi]."""
-    return torch.atan2(z.imag, z.real)
 
 
 def from_polar(magnitude: Any, angle: Any) -> Pair:
