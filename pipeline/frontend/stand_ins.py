@@ -42,22 +42,30 @@ def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs
     memo = {id(t): fakes.of(t) for t in (*model.parameters(), *model.buffers())}
     try:
         shown = copied(model, memo)
-        _apply_own(shown, fakes)
     except Exception as error:
         why = f"{type(model).__name__} cannot be captured as on {device}: it cannot be copied: {error}"
         raise CaptureError(
             why, "copy.deepcopy(model) alone shows the same; what it fails on needs __deepcopy__"
         ) from error
+    _apply_own(shown, fakes)
     positional, named = tree_map_only(torch.Tensor, fakes.of, (tuple(args), dict(kwargs)))
     return shown, positional, named
 
 
 def _apply_own(shown: torch.nn.Module, fakes: _Fakes) -> None:
-    """Move what the modules' own ``_apply`` moves, such as grids that they keep from the call before."""
-    own = [module for module in shown.modules() if _moves_more(module)]
+    """Move what the modules' own ``_apply`` moves, such as grids that they keep from the call before.
+
+    Raises:
+        CaptureError: one of them fails.
+    """
     with torch.no_grad(), moving():
-        for module in own:
-            module._apply(fakes.of)
+        for module in filter(_moves_more, shown.modules()):
+            try:
+                module._apply(fakes.of)
+            except Exception as error:
+                kind = type(module).__name__
+                why = f"{kind} cannot be captured as on {fakes.device}: its own _apply fails on fake tensors: {error}"
+                raise CaptureError(why, f"{kind}._apply(function) is to give each tensor to the function") from error
 
 
 def _moves_more(module: torch.nn.Module) -> bool:

@@ -52,9 +52,9 @@ class _Space:
 
     def restore(self) -> None:
         """Put back what was there."""
-        if not _same(self.now.items(), self.before.items()):
-            self.now.clear()
-            self.now.update(self.before)
+        for name in self.now.keys() - self.before.keys():
+            del self.now[name]
+        self.now.update({name: value for name, value in self.before.items() if self.now.get(name) is not value})
         for container, before in self.contents:
             if not _same(_rows(container), _rows(before)):
                 container.clear()

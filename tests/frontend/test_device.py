@@ -267,6 +267,15 @@ class Anchors(nn.Module):
         return self.linear(x) + self.grid
 
 
+def test_what_cannot_be_moved_is_told() -> None:
+    class Stuck(Anchors):
+        def _apply(self, fn: Any, recurse: bool = True) -> Anchors:
+            raise TypeError("it stays")
+
+    with pytest.raises(pipeline.CaptureError, match="its own _apply fails on fake tensors: it stays"):
+        pipeline.capture(Stuck(), (torch.randn(3, 4),), device="cuda")
+
+
 @pytest.mark.parametrize("called", [False, True])
 def test_what_a_module_moves_itself_is_moved(called: bool) -> None:
     """A detector of Ultralytics keeps its anchors so."""
