@@ -135,6 +135,7 @@ def _captured(
         check_values(model)
         checks.check_device(model, settings.device)
         exported, leaves, asked = model, checks.leaves(model, args, kwargs), dict[str, Any]()
+        data_checks = Checks()
     elif isinstance(model, torch.nn.Module):
         checks.check_module(model)
         with collected() as data_checks:
@@ -142,12 +143,12 @@ def _captured(
         if data_checks.caught:
             why = f"the model checks its data at {data_checks.caught}, and may catch the error: data decides its way"
             raise CaptureError(why, "torch.where(condition, one, other) has both ways")
-        if unchecked := {**data_checks.places, **dict.fromkeys(asserted(exported))}:
-            log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
         asked = ranges.asked(ranges.wishes(exported, model, args, kwargs, shapes))
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module, an ExportedProgram or TorchScript")
+    if unchecked := {**data_checks.places, **dict.fromkeys(asserted(exported))}:
+        log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")

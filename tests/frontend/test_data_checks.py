@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pipeline
-from tests.frontend.checking import DECIDE, HOLD, Checking, Forward
+from tests.frontend.checking import DECIDE, HOLD, Checking, Forward, asserts
 
 X: Final = torch.linspace(-1, 2, 12).reshape(3, 4)
 
@@ -30,6 +30,15 @@ def test_checks_hold(check: Forward, device: str | None, caplog: pytest.LogCaptu
 def test_what_decides_more_is_refused(check: Forward) -> None:
     with pytest.raises(pipeline.CaptureError):
         pipeline.capture(Checking(check).eval(), (X,))
+
+
+def test_assertions_of_an_exported_program_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Dynamo keeps them in its graph."""
+    model = Checking(asserts).eval()
+    exported = torch.export.export(model, (X,), strict=True)
+    run = pipeline.default(require_full_compilation=True)(exported).module("reference")
+    torch.testing.assert_close(run(X), model(X))
+    assert "the model checks its data at checking.py:" in caplog.text
 
 
 def test_what_is_known_is_no_check_of_data(caplog: pytest.LogCaptureFixture) -> None:
