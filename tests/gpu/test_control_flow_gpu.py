@@ -19,8 +19,6 @@ from tests.stages.flows import ANY_SIZE, DIMS, ONE_SIZE, Flow
 pytestmark = pytest.mark.gpu
 FLOWS: Final = {**ANY_SIZE, **ONE_SIZE}
 FULL: Final = pipeline.default(require_full_compilation=True, min_block_size=1)
-DEVICE: Final = "cuda"
-EXECUTOR: Final = "tensorrt"
 
 
 def model(name: str, dtype: torch.dtype) -> Flow:
@@ -28,13 +26,13 @@ def model(name: str, dtype: torch.dtype) -> Flow:
     with torch.no_grad():
         for parameter in (p for layer in (made.first, made.inner, made.other) for p in layer.parameters()):
             parameter.copy_(parameter.mul(2).round().div(2))
-    return made.to(DEVICE, dtype)
+    return made.to("cuda", dtype)
 
 
 def inputs(rows: int, dtype: torch.dtype) -> list[Tensor]:
     """Some above 0, some below."""
     torch.manual_seed(0)
-    x = torch.randint(-8, 16, (rows, 4)).to(DEVICE, dtype) / 8
+    x = torch.randint(-8, 16, (rows, 4)).to("cuda", dtype) / 8
     return [x, x + 3, x - 3]
 
 
@@ -48,7 +46,7 @@ def agrees(found: Any, exact: Any, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", FLOWS)
 def test_agrees_with_eager(name: str, dtype: torch.dtype) -> None:
     made, given = model(name, dtype), inputs(6, dtype)
-    run = FULL(made, args=(given[0],)).module(EXECUTOR)
+    run = FULL(made, args=(given[0],)).module("tensorrt")
     found = [run(x) for x in given]
     made.double()
     for ours, x in zip(found, given, strict=True):
@@ -59,7 +57,7 @@ def test_agrees_with_eager(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ANY_SIZE)
 def test_sizes_that_vary(name: str, dtype: torch.dtype) -> None:
     made = model(name, dtype)
-    run = FULL(made, args=(inputs(6, dtype)[0],), dynamic_shapes=DIMS).module(EXECUTOR)
+    run = FULL(made, args=(inputs(6, dtype)[0],), dynamic_shapes=DIMS).module("tensorrt")
     given = [x for rows in (6, 1, 9) for x in inputs(rows, dtype)]
     found = [run(x) for x in given]
     made.double()
