@@ -28,7 +28,7 @@ RECORDED = {"attribute_pairs": ("kind", "attribute"), "zoo_gpu": ("task", "name"
 """Tests that record a row each, and the fields that tell rows apart; they lie in result files of these names."""
 
 
-EVERYDAY = {"PIPELINE_GPU_EXAMPLES": "2", "PIPELINE_GPU_PROGRAMS": "75"}
+EVERYDAY = {"PIPELINE_GPU_EXAMPLES": "2", "PIPELINE_GPU_PROGRAMS": "50"}
 """Calls of each operator and random programs for every day."""
 
 Row: TypeAlias = dict[str, Any]

@@ -62,9 +62,23 @@ def row(architecture: Architecture, dtype: str = "float32", *, build: bool = Fal
         return {**found, "failed": f"{type(error).__name__}: {first_line(error)}"}
 
 
-def captured(case: Case) -> tuple[pipeline.Program, Case]:
-    """The program with as many dynamic dims as torch.export allows, and the case with these."""
+def known_dims(architecture: Architecture) -> frozenset[str] | None:
+    """The dims that vary in the architecture's row of the results; None if it has none."""
+    for table in TABLES:
+        path = environment.RESULTS / f"zoo_{table}.json"
+        for each in json.loads(path.read_text(encoding="utf-8"))["zoo"] if path.exists() else ():
+            if (each["name"], each["task"]) == (architecture.name, architecture.task) and "dynamic" in each:
+                return frozenset(each["dynamic"])
+    return None
+
+
+def captured(case: Case, known: AbstractSet[str] | None = None) -> tuple[pipeline.Program, Case]:
+    """The program with as many dynamic dims as torch.export allows, and the case with these. ``known`` are the dims to
+    try first, which saves the tries that fail."""
     names = _names(case.dynamic_shapes)
+    if known is not None and known < names:
+        with suppress(CaptureError):
+            return _captured(case, known)
     try:
         return _captured(case, names)
     except CaptureError:

@@ -73,7 +73,7 @@ class Watch:
 
 
 def _compiled(architecture: Architecture, case: Case, watch: Watch) -> dict[str, Any]:
-    program, case = zoo.captured(case)
+    program, case = zoo.captured(case, zoo.known_dims(architecture))
     watch("capture")
     compiled = pipeline.default()(program)
     watch("compile")

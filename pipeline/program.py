@@ -123,6 +123,7 @@ class Program:
     the buffer's name; each views the buffer's elements from the first on. ``shapes`` has the varying sizes.
     ``versions`` are the parameters' version counters at capture; ``aliases`` are all names in the model's state dict;
     ``written`` are the parameters that do not belong to the model, but are tensors written out in its code.
+    ``numbers`` are those of the model's buffers that Python read while it was captured: the graph is for these.
     ``examples`` are the tensors that the model was captured with, by input. ``source`` is the program before
     `decompose`, over the same parameters: eager PyTorch runs its operators. ``origin`` is the captured module, held
     weakly (`frontend.origin.Origin`). ``decomposed`` are the operators that the user's decompositions have taken apart.
@@ -143,6 +144,7 @@ class Program:
     versions: FrozenDict[str, int] = field(eq=False, repr=False, factory=FrozenDict)
     aliases: frozenset[str] = field(eq=False, repr=False, default=frozenset())
     written: frozenset[str] = field(eq=False, repr=False, default=frozenset())
+    numbers: FrozenDict[str, float] = field(eq=False, repr=False, factory=FrozenDict)
     examples: FrozenDict[str, torch.Tensor] = field(eq=False, repr=False, factory=FrozenDict)
     source: Program | None = field(eq=False, repr=False, default=None)
     decomposed: frozenset[Any] = field(eq=False, repr=False, default=frozenset())

@@ -228,6 +228,7 @@ class Loader:
             versions=FrozenDict({name: version(tensor) for name, tensor in parameters.items()}),
             aliases=kept.aliases,
             written=kept.written,
+            numbers=kept.numbers,
             unreached=kept.unreached,
         )
         return evolve(program, source=self.decomposed(program))

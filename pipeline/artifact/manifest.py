@@ -127,6 +127,7 @@ class Manifest:
     buffers: FrozenDict[str, str] = field(factory=FrozenDict)
     aliases: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
+    numbers: FrozenDict[str, float] = field(factory=FrozenDict)
     fallbacks: tuple[Fallback, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     cuts: tuple[Cut, ...] = ()

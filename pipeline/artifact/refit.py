@@ -144,7 +144,13 @@ def _unfit(given: Mapping[str, torch.Tensor], program: Program) -> dict[str, str
     unknown = [name for name in given if name not in known]
     found = dict.fromkeys(unknown, "the compiled program has no parameter or buffer of this name")
     pairs = ((name, tensor, program.parameters.get(name)) for name, tensor in given.items())
-    return found | {name: why for name, new, old in pairs if old is not None and (why := _mismatch(new, old))}
+    found |= {name: why for name, new, old in pairs if old is not None and (why := _mismatch(new, old))}
+    numbers = ((name, number, given[name]) for name, number in program.numbers.items() if name in given.keys() - found)
+    return found | {
+        name: f"it is {new.item()}, and the graph was captured for {number}, which Python read: compile anew"
+        for name, number, new in numbers
+        if new.item() != number
+    }
 
 
 def _groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:

@@ -186,6 +186,7 @@ def described(compiled: Compiled, tensors: Tensors) -> tuple[Callable[..., Manif
         buffers=program.buffers,
         aliases=program.aliases,
         written=program.written,
+        numbers=program.numbers,
         fallbacks=partitioned.fallbacks,
         unreached=program.unreached,
         cuts=partitioned.cuts,

@@ -33,6 +33,7 @@ from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.data_checks import Checks, asserted, collected
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.functional import functional
+from pipeline.frontend.held_numbers import exported_again, held_numbers
 from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.origin import with_origin
 from pipeline.frontend.output_names import named
@@ -135,11 +136,12 @@ def _captured(
         check_values(model)
         checks.check_device(model, settings.device)
         exported, leaves, asked = model, checks.leaves(model, args, kwargs), dict[str, Any]()
-        data_checks = Checks()
+        data_checks, reads = Checks(), frozenset[str]()
     elif isinstance(model, torch.nn.Module):
         checks.check_module(model)
-        with collected() as data_checks:
+        with collected() as data_checks, held_numbers() as held:
             exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device, data_checks)
+        reads = held.names
         if data_checks.caught:
             why = f"the model checks its data at {data_checks.caught}, and may catch the error: data decides its way"
             raise CaptureError(why, "torch.where(condition, one, other) has both ways")
@@ -159,7 +161,8 @@ def _captured(
         ) from error
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
     check_dtypes(program)
-    return evolve(program, profiles=resolved(wishes, program.inputs, program.shapes))
+    numbers = FrozenDict({name: program.parameters[name].item() for name in sorted(reads & program.parameters.keys())})
+    return evolve(program, numbers=numbers, profiles=resolved(wishes, program.inputs, program.shapes))
 
 
 def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
@@ -226,10 +229,11 @@ def _exported(
         warnings.simplefilter("ignore")
         exported: ExportedProgram
         if way == "autograd":
-            exported = _trace._export(model, positional, named, shapes, strict=False, pre_dispatch=False)
+            export = partial(_trace._export, model, positional, named, shapes, strict=False, pre_dispatch=False)
         else:
-            strict = way == "bytecode"
-            exported = torch.export.export(model, positional, kwargs=named, dynamic_shapes=shapes, strict=strict)
+            by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
+            export = partial(torch.export.export, model, positional, named, **by)
+        exported = exported_again(export)
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)

@@ -4,7 +4,7 @@ torch creates a new symbol for each number that is read while it traces, and no 
 tensor of ints that is made from sizes and numbers carries its largest element, an expression, through arithmetic and
 operators that move elements; for a tensor with one element that is the number that is read. It is kept where torch
 itself keeps numbers that were read (`FakeTensor.item_memo`), which is cleared when the tensor is written to. Numbers
-computed from floats are left to torch: Python computes in another precision.
+computed from floats are left to torch, because Python computes in another precision, but for `ratios`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from pipeline.aten.kinds import LIFTS
 from pipeline.aten.traits import SAME, Does, targets
 from pipeline.aten.types import Argument, Function, Target
+from pipeline.frontend import ratios
 from pipeline.program import READS_DATA
 
 aten = torch.ops.aten
@@ -121,6 +122,8 @@ def noting(dispatch: Function) -> Callable[..., object]:
         value = _known(func, made, args, kwargs or {}) if func in RULES else written
         if value is not None:
             made.item_memo = value
+        else:
+            ratios.note(func, made, args, _number)
         return made
 
     return dispatch_and_note
@@ -154,6 +157,8 @@ def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
 
 def _number(tensor: torch.Tensor) -> object:
     """The largest element of a tensor, if it is known."""
+    if tensor.is_floating_point():
+        return ratios.whole(tensor)
     constant = getattr(tensor, "constant", None)
     return getattr(tensor, "item_memo", None) if constant is None or constant.numel() != 1 else constant.item()
 

@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from pipeline.aten.types import Argument, Operator
 
 Kernel: TypeAlias = Callable[..., Any]
-When: TypeAlias = Literal["trace", "export", "gpu", "move", "modelopt"]
+When: TypeAlias = Literal["trace", "export", "gpu", "modelopt"]
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
@@ -42,8 +42,8 @@ class Replacement:
         make: makes ours from torch's own.
         why: what torch does without it.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional; ``"gpu"``:
-            while torch traces for a GPU that this machine does not have; ``"move"``: while modules move what they hold
-            beside weights to such a GPU; ``"modelopt"``: while a model of ModelOpt's is exported.
+            while torch traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is
+            exported.
         before: the first version of torch that does not need it; None: all versions do.
     """
 

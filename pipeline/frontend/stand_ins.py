@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from pipeline.errors import CaptureError
 from pipeline.frontend.copied import copied
 from pipeline.frontend.device_guard import ensure_cuda_guard
+from pipeline.frontend.held_numbers import with_value
 from pipeline.frontend.tracing import moving
 
 Shown: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -40,6 +41,8 @@ def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs
         ensure_cuda_guard()
     fakes = _Fakes(FakeTensorMode(allow_non_fake_inputs=True), device)
     memo = {id(t): fakes.of(t) for t in (*model.parameters(), *model.buffers())}
+    for buffer in model.buffers():
+        with_value(memo[id(buffer)], buffer)
     try:
         shown = copied(model, memo)
     except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -14,16 +14,19 @@ from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import _trace, exported_program
-from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental import proxy_tensor, symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.frontend import (
     data_checks,
     flex_attention,
     gpu_answers,
+    held_numbers,
     known_numbers,
+    moved,
     quiet,
     recurrences,
+    stale_constants,
     symbolic_kernels,
     variadic,
     violations,
@@ -76,8 +79,8 @@ TABLE: Final = (
     Replacement(
         FakeTensorMode,
         "dispatch",
-        known_numbers.noting,
-        "makes up a symbol for a number that is read from a tensor made of sizes",
+        lambda own: held_numbers.reading(known_numbers.noting(own)),
+        "makes up a symbol for a number that is read from a tensor made of sizes, and does not note other numbers",
     ),
     Replacement(
         symbolic_shapes.ShapeEnv,
@@ -143,6 +146,20 @@ TABLE: Final = (
         for name in ("_remove_unnecessary_copy_op_pass", "_remove_unneccessary_copy_op_pass")
     ),
     Replacement(
+        proxy_tensor,
+        "proxy_call",
+        stale_constants.fresh,
+        "reads from a tensor that was written through a view what it held before",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "_fakify_params_buffers",
+        held_numbers.valued,
+        "makes up a symbol for a number that is read from a buffer",
+        during="export",
+    ),
+    Replacement(
         _trace,
         "produce_guards_and_solve_constraints",
         violations.finishing,
@@ -166,9 +183,9 @@ TABLE: Final = (
     Replacement(
         torch.nn.Module,
         "_apply",
-        lambda _: lambda module, fn, recurse=True: module,
-        "moves weights, of which stand-ins are there already",
-        during="move",
+        moved.applied,
+        "swaps weights with what a model makes of them while it is traced, which fails",
+        during="export",
     ),
     Replacement(
         torch.cuda,
@@ -225,13 +242,15 @@ def tracing() -> Iterator[None]:
 def exporting() -> Iterator[None]:
     """A context for exporting a model or making a program functional: our exports run one after the other, because
     torch.export itself changes global state; other exports do not wait."""
-    with _exports, tracing(), _places.taken("export"), levels_left():
+    with _exports, tracing(), _places.taken("export"), levels_left(), stale_constants.writes_noted():
         yield
 
 
-def moving() -> AbstractContextManager[None]:
+@contextmanager
+def moving() -> Iterator[None]:
     """A context in which modules move what they hold beside parameters, buffers and other modules."""
-    return _places.taken("move")
+    with _places.taken("export"), moved.weights_stay():
+        yield
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def _selection(node: Node) -> Selection | None:
     size = shape_of(source.meta["val"])[dim]
     if node.target is aten.select.int:
         start = argument(node, "index")
-        stop, count = start + 1 if start != -1 else None, 1
+        stop, count = start + 1 if type(start) is int and start != -1 else None, 1
     else:
         start, stop, count = argument(node, "start") or 0, argument(node, "end"), shape_of(node.meta["val"])[dim]
         if argument(node, "step") != 1:

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch.export import export
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import pipeline
 from pipeline import Compiled
+from pipeline.frontend import ratios
+from pipeline.frontend.known_numbers import is_told
+from pipeline.frontend.ratios import LARGEST, Ratio
 from pipeline.stages.unbuilt import unbuilt
 from tests.shapes.test_sizes import Calls
 from tests.zoo.before import older_than
@@ -30,6 +36,12 @@ def between(x: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(32.0).repeat(3, 1).T
     near = positions[16 - span(x) : 16 + span(x)].sum(0)
     return x * near + torch.clamp(torch.arange(x.shape[0])[:, None] + span(x), 0, span(x) * 2 - 1)
+
+
+def strides(x: torch.Tensor, stride: torch.Tensor, rounded: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """As audio codecs count their frames."""
+    frames = (torch.tensor(x.shape[0]) - 5 + torch.tensor(1)) / stride + 1
+    return rounded(frames).to(torch.int64) - 1
 
 
 def written(x: torch.Tensor) -> torch.Tensor:
@@ -66,6 +78,8 @@ KNOWN: dict[str, Callable[[torch.Tensor], Any]] = {
     "written through a view": written_through_a_view,
     "put": put,
     "compared": lambda x: x + 1 if torch.arange(x.shape[0])[None].max() + 1 > 100 else x - 1,
+    "rounded up": lambda x: x[: strides(x, torch.tensor(3), torch.ceil)],
+    "rounded down": lambda x: x[: strides(x, torch.tensor(4), torch.floor)],
     "of both numbers": lambda x: torch.arange(span(x) - 3, span(x)) + x.sum(),
 }
 
@@ -108,13 +122,42 @@ def test_no_other_numbers_are_taken_for_known() -> None:
     agrees(compiled(numbers), numbers)
 
 
+@pytest.mark.parametrize(("most", "known"), [(2**21, True), (2**23, False)])
+def test_numbers_of_large_floats_are_data(most: int, known: bool) -> None:
+    """From 2**24 on, not every whole number is a float."""
+    rows = {0: torch.export.Dim("rows", min=4, max=most)}
+    model = Calls(lambda x: x.sum() * strides(x, torch.tensor(3), torch.ceil).item())
+    program = pipeline.capture(model.eval(), (EXAMPLE,), dynamic_shapes=((rows,),))
+    read = [node for node in program.graph.nodes if "item" in str(node.target) or "_local_scalar" in str(node.target)]
+    assert known == all(is_told(node) or not is_unknown(node.meta["val"]) for node in read)
+
+
+def is_unknown(number: Any) -> bool:
+    return isinstance(number, torch.SymInt) and bool(free_unbacked_symbols(number))
+
+
+@given(st.integers(1, 2**12), st.data())
+def test_certain_ratios_are_rounded_as_floats_are(below: int, data: st.DataObject) -> None:
+    """Sizes next to multiples, where the next whole number is nearest."""
+    near = data.draw(st.integers(-2, 2)) + below * data.draw(st.integers(0, LARGEST // (4 * below)))
+    more = data.draw(st.integers(-below, below))
+    rounded, name = data.draw(st.sampled_from([(torch.ceil, "ceil"), (torch.floor, "floor")]))
+    exact = Ratio(near, below, 1)
+    exact = ratios.RULES[torch.ops.aten.add.Tensor](exact, Ratio(more))
+    assume(exact.is_certain)
+    whole = ratios.RULES[getattr(torch.ops.aten, name).default](exact)
+    assert rounded(torch.tensor(near) / torch.tensor(below) + more) == whole.above
+
+
 def overwritten(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Numbers of tensors that were written to."""
     filled, ranged, viewed = torch.tensor(x.shape[0]), torch.arange(x.shape[0]), torch.arange(x.shape[0])
     filled.fill_(3)
+    halves = torch.tensor(x.shape[0]) / 2
+    halves.add_(1.5)
     ranged[-1] = 2
     viewed[1:].mul_(-2)
-    return tuple(x.sum() * number.item() for number in (filled, ranged.max(), viewed.max()))
+    return tuple(x.sum() * number.item() for number in (filled, ranged.max(), viewed.max(), halves.ceil().long()))
 
 
 def test_what_is_written_is_known_no_longer() -> None:

@@ -102,6 +102,15 @@ def test_what_else_is_read_is_computed(read: str) -> None:
     assert str(improved(before, "push_down_slices")) == str(Improve(passes=())(before))
 
 
+def test_a_row_that_data_chooses() -> None:
+    """The number of the row is read from a tensor: it is a node."""
+    layer = Layer(lambda m, x: m.head(x[:, x[0, 0, 0].abs().long() % 7]))
+    before = decomposed(layer, X)
+    (select,) = (n for n in before.graph.nodes if n.target is torch.ops.aten.select.int and n.args[1] == 1)
+    assert isinstance(select.args[2], torch.fx.Node)
+    agree(before, improved(before, "push_down_slices"), X, **CLOSE)
+
+
 def test_a_selection_alone_stays_where_it_is() -> None:
     class Elementwise(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
