@@ -88,6 +88,7 @@ IN_TURN: Final[Mapping[str, str]] = {
     "tests/gpu/test_bfloat16_gpu.py": "dtype",
     "tests/gpu/test_control_flow_gpu.py": "dtype",
     "tests/gpu/test_expanded_gpu.py": "dtype",
+    "tests/gpu/test_packed_gpu.py": "dtype",
     "tests/gpu/test_written_in_gpu.py": "dtype",
     "tests/gpu/test_linalg_gpu.py::test_as_exact": "size",
     "tests/gpu/test_wrong_kernels_gpu.py::test_agrees": "dtype",

@@ -122,7 +122,10 @@ TABLE: Final[Mapping[Does, str]] = {
         scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
         _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
     """,
-    Does.RECURS: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
+    Does.RECURS: """
+        lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+        pipeline.packed_lstm pipeline.packed_gru pipeline.packed_rnn_tanh pipeline.packed_rnn_relu
+    """,
     Does.LOOKS_UP: "embedding",
     Does.NORMALIZES: "layer_norm native_layer_norm rms_norm _fused_rms_norm log_softmax _log_softmax",
     Does.SCALES: """

@@ -8,11 +8,14 @@ from typing import Any, Final
 import torch
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.packed import LAYERS
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
 from pipeline.impl import recurrent as impl
 from pipeline.impl.base import ITensor, Value
+from pipeline.impl.elementwise import compare
+from pipeline.impl.index import iota
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 
@@ -56,10 +59,43 @@ def recurrent(
 ) -> tuple[ITensor | None, ...]:
     """gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train,
     bool bidirectional, bool batch_first) -> (Tensor, Tensor)"""
-    states = hx if isinstance(hx, (list, tuple)) else [hx]
-    projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
-    weights = list(_weights(params, has_biases, projected))
+    states, weights = _own(hx, params, has_biases)
     input = base.tensor(net, input)
     input = base.permute(net, input, [1, 0, 2]) if batch_first else input
     output, *last = impl.recurrent(net, cell, input, states, weights, bidirectional)
     return (base.permute(net, output, [1, 0, 2]) if batch_first else output, *last)
+
+
+def _own(hx: Value, params: Sequence[Value], has_biases: bool) -> tuple[Sequence[Value], list[impl.Weights]]:
+    """The first states, and the weights."""
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    projected = len(states) == 2 and base.dims(states[0])[2] != base.dims(states[1])[2]
+    return states, list(_weights(params, has_biases, projected))
+
+
+PACKED: Final[Mapping[Any, impl.Cell]] = {
+    LAYERS[aten.lstm.data]: impl.LSTM,
+    LAYERS[aten.gru.data]: impl.GRU,
+    LAYERS[aten.rnn_tanh.data]: impl.RNN_TANH,
+    LAYERS[aten.rnn_relu.data]: impl.RNN_RELU,
+}
+
+
+@converts(PACKED, validator=drops_nothing)
+def packed(
+    net: Net,
+    cell: impl.Cell,
+    input: Value,
+    lengths: Value,
+    hx: Value,
+    params: Sequence[Value],
+    has_biases: bool,
+    bidirectional: bool,
+) -> tuple[ITensor | None, ...]:
+    """packed_gru(Tensor input, Tensor lengths, Tensor hx, Tensor[] params, bool has_biases, int num_layers,
+    float dropout, bool train, bool bidirectional) -> (Tensor, Tensor)"""
+    states, weights = _own(hx, params, has_biases)
+    input = base.tensor(net, input)
+    steps = iota(net, [base.size(net, input, 0), 1, 1], [1, 0, 0])
+    ends = base.unsqueeze(net, base.tensor(net, lengths, torch.int64), [0, 2])
+    return impl.recurrent(net, cell, input, states, weights, bidirectional, compare(net, "LESS", steps, ends))

@@ -29,6 +29,7 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
+from pipeline.frontend import packed
 from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.data_checks import Checks, asserted, collected
 from pipeline.frontend.dynamic_shapes import is_input
@@ -237,6 +238,7 @@ def _exported(
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)
+    packed.settled(exported)
     return exported
 
 

@@ -67,6 +67,13 @@ def collected() -> Iterator[Checks]:
         _checks.reset(token)
 
 
+def taken_to_hold(place: str) -> None:
+    """Note a check, as ``file:line``."""
+    checks = _checks.get()
+    if checks is not None:
+        checks.places[place] = None
+
+
 def asserted(exported: ExportedProgram) -> Iterator[str]:
     """The assertions on data in an exported graph, in words; programs leave them out."""
     for node in exported.graph.nodes:

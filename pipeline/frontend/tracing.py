@@ -24,6 +24,7 @@ from pipeline.frontend import (
     held_numbers,
     known_numbers,
     moved,
+    packed,
     quiet,
     recurrences,
     stale_constants,
@@ -99,8 +100,9 @@ TABLE: Final = (
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        lambda own: data_checks.holding(known_numbers.indexing(own)),
-        "takes the value in the example of an index that is a tensor made of sizes, and fails on checks of data",
+        lambda own: packed.packing(data_checks.holding(known_numbers.indexing(own))),
+        "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data, and has "
+        "no shapes of packed sequences",
     ),
     *(
         Replacement(

@@ -12,7 +12,7 @@ from pipeline.impl import base, slice
 from pipeline.impl.activation import activation, behind_product
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
-from pipeline.impl.elementwise import binary
+from pipeline.impl.elementwise import binary, where
 from pipeline.impl.matmul import linear
 from pipeline.impl.shape import concatenate
 from pipeline.network.net import Net
@@ -22,7 +22,8 @@ WRITTEN_OUT: Final = 8
 """Up to so many steps are written out, which TensorRT fuses; a loop builds in the same time whatever its length."""
 
 State: TypeAlias = tuple[ITensor, ...]
-Step: TypeAlias = Callable[[ITensor, State], State]
+Step: TypeAlias = Callable[[Sequence[ITensor], State], tuple[ITensor, State]]
+"""What a step is given, and the state before it, to its output and the state behind it."""
 
 
 @frozen
@@ -100,12 +101,20 @@ def _gates(net: Net, x: ITensor, count: int) -> list[ITensor]:
 
 @block
 def recurrent(
-    net: Net, cell: Cell, x: Value, states: Sequence[Value], weights: Sequence[Weights], bidirectional: bool
+    net: Net,
+    cell: Cell,
+    x: Value,
+    states: Sequence[Value],
+    weights: Sequence[Weights],
+    bidirectional: bool,
+    inside: ITensor | None = None,
 ) -> tuple[ITensor, ...]:
     """All layers of a recurrent module.
 
     x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: for each layer, for each
-    direction. Returns the output [steps, batch, directions * hidden] and the last states, shaped like the first.
+    direction. inside: bool [steps, batch, 1], whether a step is one of the row: others leave the state as it is, and
+    their output is 0. Returns the output [steps, batch, directions * hidden] and the last states, shaped like the
+    first.
     """
     x, directions = base.tensor(net, x), 1 + bidirectional
     first = [base.tensor(net, state) for state in states]
@@ -114,7 +123,7 @@ def recurrent(
         outputs = []
         for way in range(directions):
             state = tuple(slice.select(net, s, 0, index + way) for s in first)
-            output, state = _layer(net, cell, x, state, weights[index + way], reverse=way == 1)
+            output, state = _layer(net, cell, x, state, weights[index + way], inside, reverse=way == 1)
             outputs.append(output)
             last.append(state)
         x = outputs[0] if directions == 1 else concatenate(net, outputs, -1, base.dtype_of(x))
@@ -126,41 +135,49 @@ def _stacked(net: Net, parts: Sequence[ITensor]) -> ITensor:
     return raised[0] if len(raised) == 1 else concatenate(net, raised, 0, base.dtype_of(parts[0]))
 
 
-def _layer(net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, *, reverse: bool) -> tuple[ITensor, State]:
+def _layer(
+    net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, inside: ITensor | None, *, reverse: bool
+) -> tuple[ITensor, State]:
     """One layer in one direction: [steps, batch, features] to [steps, batch, hidden]."""
     steps = base.known_sizes(net, x)[0]
     given = linear(net, x, weights.input, weights.biases[0])
     if weights.biases[1] is not None and not cell.late_bias:
         given = binary(net, "SUM", given, weights.biases[1])
 
-    def step(given: ITensor, state: State) -> State:
-        return cell.step(net, given, state, weights)
+    def step(now: Sequence[ITensor], state: State) -> tuple[ITensor, State]:
+        following = cell.step(net, now[0], state, weights)
+        if inside is None:
+            return following[0], following
+        kept = tuple(where(net, now[1], new, old) for new, old in zip(following, state, strict=True))
+        return where(net, now[1], following[0], 0.0, base.dtype_of(following[0])), kept
 
+    taken = [given] if inside is None else [given, inside]
     if isinstance(steps, int) and steps <= WRITTEN_OUT:
-        return _written_out(net, step, given, state, range(steps)[:: -1 if reverse else 1])
+        return _written_out(net, step, taken, state, range(steps)[:: -1 if reverse else 1])
     count = base.cast(net, base.scalar_of(net, base.size(net, x, 0)), torch.int32)
-    return _looped(net, step, given, state, count, reverse)
+    return _looped(net, step, taken, state, count, reverse)
 
 
-def _written_out(net: Net, step: Step, given: ITensor, state: State, order: range) -> tuple[ITensor, State]:
+def _written_out(net: Net, step: Step, taken: Sequence[ITensor], state: State, order: range) -> tuple[ITensor, State]:
     outputs: dict[int, ITensor] = {}
     for at in order:
-        state = step(slice.select(net, given, 0, at), state)
-        outputs[at] = state[0]
+        outputs[at], state = step([slice.select(net, each, 0, at) for each in taken], state)
     return _stacked(net, [outputs[at] for at in sorted(outputs)]), state
 
 
-def _looped(net: Net, step: Step, given: ITensor, state: State, count: ITensor, reverse: bool) -> tuple[ITensor, State]:
+def _looped(
+    net: Net, step: Step, taken: Sequence[ITensor], state: State, count: ITensor, reverse: bool
+) -> tuple[ITensor, State]:
     loop = net.ctx.net.add_loop()
     _boundary(net, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
-    now = _boundary(net, "iterator", loop.add_iterator(given, 0, reverse)).get_output(0)
+    now = [_boundary(net, "iterator", loop.add_iterator(each, 0, reverse)).get_output(0) for each in taken]
     carried = [_boundary(net, "recurrence", loop.add_recurrence(s)) for s in state]
     current = tuple(layer.get_output(0) for layer in carried)
-    following = step(now, current)
+    output, following = step(now, current)
     for layer, value in zip(carried, following, strict=True):
         layer.set_input(1, value)
     order = trt.LoopOutput.REVERSE if reverse else trt.LoopOutput.CONCATENATE
-    outputs = _boundary(net, "loop_output", loop.add_loop_output(following[0], order, 0))
+    outputs = _boundary(net, "loop_output", loop.add_loop_output(output, order, 0))
     outputs.set_input(1, count)
     last = [loop.add_loop_output(value, trt.LoopOutput.LAST_VALUE, 0) for value in current]
     return outputs.get_output(0), tuple(_boundary(net, "loop_output", v).get_output(0) for v in last)

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from pipeline.frontend.data_checks import taken_to_hold
 from pipeline.frontend.torchscript.objects import Object
 from pipeline.frontend.torchscript.registry import Call, Evaluator
 from pipeline.frontend.torchscript.types import Value
@@ -26,10 +27,15 @@ _FIX: Final = "give that size one value, or write the loop as operators on whole
 
 
 def branch(call: Call, condition: Value) -> Value:
-    """prim::If: run the branch that is taken. A condition on sizes adds a guard; one on data is an error."""
-    if _is_data(condition):
+    """prim::If: run the branch that is taken. A condition on sizes adds a guard; one on data is an error, unless one
+    branch raises: that is a check of data, which is taken to hold."""
+    if not _is_data(condition):
+        return call.blocks[0 if condition else 1]()
+    raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
+    if sum(raised) != 1:
         raise call.error("its condition is data, which is known only when the program runs", _CHOOSE)
-    return call.blocks[0 if condition else 1]()
+    taken_to_hold(call.where.partition(",")[0])
+    return call.blocks[raised.index(False)]()
 
 
 def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:

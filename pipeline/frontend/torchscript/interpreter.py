@@ -17,11 +17,12 @@ from pipeline.frontend.torchscript.control import CONTROL
 from pipeline.frontend.torchscript.graph import Block, Node
 from pipeline.frontend.torchscript.numbers import NUMBERS
 from pipeline.frontend.torchscript.objects import OBJECTS
+from pipeline.frontend.torchscript.packed import PACKED
 from pipeline.frontend.torchscript.registry import Call, Evaluators
 from pipeline.frontend.torchscript.tensors import TENSORS, dtype_of
 from pipeline.frontend.torchscript.types import Value
 
-EVALUATORS: Final = Evaluators({**OBJECTS, **CONTROL, **NUMBERS, **CONTAINERS, **TENSORS})
+EVALUATORS: Final = Evaluators({**OBJECTS, **CONTROL, **NUMBERS, **CONTAINERS, **TENSORS, **PACKED})
 """The evaluators that come with the package."""
 
 _TWIN: Final = "hacked_twin"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Final
 
 import torch
@@ -13,11 +12,10 @@ from torch.nn import functional
 
 from pipeline.frontend.torchscript.registry import Call, Evaluator
 from pipeline.frontend.torchscript.types import Value
+from pipeline.frozen import FrozenDict
 
 
-@lru_cache(maxsize=1)
-def codes() -> Mapping[torch.dtype, int]:
-    """TorchScript's integers for dtypes, found by asking torch."""
+def _codes() -> Mapping[torch.dtype, int]:
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     with warnings.catch_warnings():  # some dtypes are experimental, or deprecated
         warnings.simplefilter("ignore")
@@ -31,11 +29,15 @@ def _code(dtype: torch.dtype) -> int | None:
         return None
 
 
+CODES: Final = FrozenDict(_codes())
+"""TorchScript's integers for dtypes, found by asking torch, which has no other answer while it traces."""
+
+
 def dtype_of(code: int | torch.dtype | None) -> torch.dtype | None:
     """The dtype that an integer stands for; None for None (no dtype requested)."""
     if code is None or isinstance(code, torch.dtype):
         return code
-    return next(dtype for dtype, number in codes().items() if number == code)
+    return next(dtype for dtype, number in CODES.items() if number == code)
 
 
 def _item(value: Value) -> Value:
@@ -127,7 +129,7 @@ _ATTRIBUTES: Final = (
 TENSORS: Final[Mapping[str, Evaluator]] = {
     **{f"prim::{name}": _attribute(name) for name in _ATTRIBUTES},
     "prim::requires_grad": lambda call, x: x.is_floating_point(),
-    "prim::dtype": lambda call, x: codes()[x.dtype],
+    "prim::dtype": lambda call, x: CODES[x.dtype],
     "prim::layout": _layout,
     "prim::data": _of(torch.Tensor.detach),
     "prim::type": lambda call, device: device.type,
@@ -135,7 +137,6 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "prim::NumToTensor": to_tensor,
     "prim::tolist": lambda call, x, *_: x.tolist(),
     "aten::size.default": lambda call, x: list(x.shape),
-    "aten::size.int": lambda call, x, dim: x.shape[dim],
     "aten::sym_size.default": lambda call, x: list(x.shape),
     "aten::sym_size.int": lambda call, x, dim: x.shape[dim],
     "aten::stride.default": lambda call, x: list(x.stride()),

@@ -1,46 +1,82 @@
-"""Calls of recurrent layers: of any length, both ways, with and without biases and projection."""
+"""Calls of recurrent layers: of any length, both ways, with and without biases and projection; of rows of one length or
+of several."""
 
 from __future__ import annotations
 
 import torch
+from attrs import frozen
 from hypothesis import strategies as st
 
+from pipeline.aten.packed import LAYERS
 from pipeline.aten.types import Target
-from pipeline.testing.calls import Call, Dim
+from pipeline.testing.calls import Call, Dim, TensorSpec
 from pipeline.testing.strategies.common import Draw, calls, floats, tensors
 
 aten = torch.ops.aten
 
 GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
+PACKED = {LAYERS[getattr(aten, target._schema.name.removeprefix("aten::")).data]: n for target, n in GATES.items()}
 LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
 """A dynamic one, some that are written out, and one that is a loop."""
 
 
-@calls(*GATES)
-def recurrent(draw: Draw, target: Target) -> Call:
-    features, hidden, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+@frozen
+class Layer:
+    """A layer's first states, weights and options, and what an input has."""
+
+    steps: Dim
+    features: int
+    dtype: torch.dtype
+    state: object
+    params: list[TensorSpec]
+    options: tuple[object, ...]
+
+    @property
+    def sizes(self) -> list[str]:
+        """The names of its sizes beside the batch."""
+        return ["t"] if self.steps == "t" else []
+
+
+@st.composite
+def layers(draw: Draw, gates: int) -> Layer:
+    """A layer of so many gates, of which an LSTM has four."""
+    features, hidden, count = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
-    projected = draw(st.none() | st.integers(1, hidden - 1)) if target is aten.lstm.input and hidden > 1 else None
-    dtype, batch_first = draw(floats), draw(st.booleans())
+    projected = draw(st.none() | st.integers(1, hidden - 1)) if gates == 4 and hidden > 1 else None
+    dtype = draw(floats)
     output: int = projected or hidden
-    rows = GATES[target] * hidden
+    rows = gates * hidden
     shapes: list[tuple[Dim, ...]] = []
-    for layer in range(layers):
+    for layer in range(count):
         given: int = features if layer == 0 else output * directions
         biases: list[tuple[Dim, ...]] = [(rows,), (rows,)] if biased else []
         own: list[tuple[Dim, ...]] = [(rows, given), (rows, output), *biases]
         shapes += (own + ([(projected, hidden)] if projected else [])) * directions
     params = [draw(tensors(shape, dtype, values="unit", constant=constant)) for shape in shapes]
-    steps = draw(st.sampled_from(LENGTHS))
-    x = draw(tensors(("n", steps, features) if batch_first else (steps, "n", features), dtype, values="unit"))
-    sizes = (output, hidden) if target is aten.lstm.input else (hidden,)
-    states = [draw(tensors((layers * directions, "n", size), dtype, values="unit")) for size in sizes]
-    options = (biased, layers, 0.0, draw(st.booleans()), directions == 2, batch_first)
-    return Call(
-        target,
-        (x, states if target is aten.lstm.input else states[0], params, *options),
-        sizes={"n": draw(st.integers(1, 3)), **({"t": draw(st.integers(1, 3))} if steps == "t" else {})},
-    )
+    sizes = (output, hidden) if gates == 4 else (hidden,)
+    states = [draw(tensors((count * directions, "n", size), dtype, values="unit")) for size in sizes]
+    options = (biased, count, 0.0, draw(st.booleans()), directions == 2)
+    state: object = states if gates == 4 else states[0]
+    return Layer(draw(st.sampled_from(LENGTHS)), features, dtype, state, params, options)
 
 
-STRATEGIES = {**recurrent}
+@calls(*GATES)
+def recurrent(draw: Draw, target: Target) -> Call:
+    layer, batch_first = draw(layers(GATES[target])), draw(st.booleans())
+    steps, features = layer.steps, layer.features
+    shape = ("n", steps, features) if batch_first else (steps, "n", features)
+    x = draw(tensors(shape, layer.dtype, values="unit"))
+    sizes = {name: draw(st.integers(1, 3)) for name in ("n", *layer.sizes)}
+    return Call(target, (x, layer.state, layer.params, *layer.options, batch_first), sizes=sizes)
+
+
+@calls(*PACKED)
+def packed(draw: Draw, target: Target) -> Call:
+    layer = draw(layers(PACKED[target]))
+    x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
+    lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))
+    sizes = {name: draw(st.integers(1, 3)) for name in ("n", *layer.sizes)}
+    return Call(target, (x, lengths, layer.state, layer.params, *layer.options), sizes=sizes)
+
+
+STRATEGIES = {**recurrent, **packed}

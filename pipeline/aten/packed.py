@@ -1,0 +1,121 @@
+"""Recurrent layers over rows of several lengths: ``pipeline::packed_lstm`` and its like are what torch computes of a
+packed sequence, on padded rows and their lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pipeline.aten.types import Target
+from pipeline.frozen import FrozenDict
+
+aten = torch.ops.aten
+
+ARGUMENTS: Final = "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional"
+GIVEN: Final = "Tensor input, Tensor lengths"
+
+
+def packed(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pack padded rows.
+
+    Args:
+        rows: [T, B, ...], time first.
+        lengths: [B], whole numbers from 1 to T, in any order.
+
+    Returns:
+        The data [sum of lengths, ...], the batch sizes, and the order in which the rows are taken.
+    """
+    order = torch.argsort(lengths, descending=True, stable=True)
+    data, sizes = torch._pack_padded_sequence(rows.index_select(1, order.to(rows.device)), lengths[order].cpu(), False)
+    return data, sizes, order.to(rows.device)
+
+
+def _run(
+    layer: Callable[..., Sequence[Tensor]],
+    input: Tensor,
+    lengths: Tensor,
+    hx: Any,
+    params: Sequence[Tensor],
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    """Run a layer on packed rows, and pad its output with 0."""
+    data, sizes, order = packed(input, lengths)
+    back = torch.argsort(order)
+    states = [state.index_select(1, order) for state in ([hx] if isinstance(hx, Tensor) else hx)]
+    output, *last = layer(data, sizes, states[0] if isinstance(hx, Tensor) else states, params, *rest)
+    padded, _ = torch._pad_packed_sequence(output, sizes, False, 0.0, input.shape[0])
+    return tuple(each.index_select(1, back) for each in (padded, *last))
+
+
+def _shapes(input: Tensor, lengths: Tensor, hx: Any, params: Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
+    """The shapes of an output and of the last states, as tensors without values."""
+    states = [hx] if isinstance(hx, Tensor) else hx
+    output = input.new_empty((*input.shape[:-1], states[0].shape[-1] * (1 + rest[-1])))
+    return (output, *map(torch.empty_like, states))
+
+
+def _operator(layer: Target) -> Any:
+    """The operator on padded rows of a layer's overload for packed data."""
+    name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
+    schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
+    made = torch.library.custom_op(f"pipeline::packed_{name}", partial(_run, layer), mutates_args=(), schema=schema)
+    made.register_fake(_shapes)
+    return getattr(torch.ops.pipeline, f"packed_{name}").default
+
+
+LAYERS: Final[Mapping[Any, Any]] = FrozenDict(
+    {layer: _operator(layer) for layer in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)}
+)
+"""For each layer on packed data its like of ``pipeline::packed_lstm(Tensor input, Tensor lengths, Tensor[] hx,
+Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional) -> (Tensor, Tensor,
+Tensor)``.
+
+The input is [T, B, features], time first; the lengths [B] are from 1 to T, in any order. The output is 0 behind the end
+of a row; the last states are those at its end, and those that go back begin there.
+"""
+
+
+@torch.library.custom_op("pipeline::packed_rows", mutates_args=())
+def packed_rows(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Return the data of a packed sequence: [T, B, ...] to [sum of lengths, ...]. The lengths must not increase."""
+    return torch._pack_padded_sequence(rows, lengths.cpu(), False)[0]
+
+
+@packed_rows.register_fake
+def _(rows: Tensor, lengths: Tensor) -> Tensor:
+    return rows.new_empty((torch.library.get_ctx().new_dynamic_size(), *rows.shape[2:]))
+
+
+@torch.library.custom_op("pipeline::padded_rows", mutates_args=())
+def padded_rows(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
+    """Return the rows of a packed sequence's data, padded with 0: [sum of lengths, ...] to [steps, B, ...]."""
+    return torch._pad_packed_sequence(data, batch_sizes(lengths, steps), False, 0.0, steps)[0]
+
+
+@padded_rows.register_fake
+def _(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
+    return data.new_empty((steps, lengths.shape[0], *data.shape[1:]))
+
+
+@torch.library.custom_op("pipeline::batch_sizes", mutates_args=())
+def batch_sizes(lengths: Tensor, steps: int) -> Tensor:
+    """Return how many rows there are in each step, up to the last of the longest row. It stands for [steps] numbers."""
+    counts = (torch.arange(steps)[:, None] < lengths.cpu()).sum(1)
+    return counts[: int(lengths.max())].contiguous()
+
+
+@batch_sizes.register_fake
+def _(lengths: Tensor, steps: int) -> Tensor:
+    return lengths.new_empty((steps,), device="cpu", dtype=torch.int64)
+
+
+PACKED_ROWS, PADDED_ROWS, BATCH_SIZES = (
+    getattr(torch.ops.pipeline, name).default for name in ("packed_rows", "padded_rows", "batch_sizes")
+)
+"""``pipeline::packed_rows(Tensor rows, Tensor lengths) -> Tensor``,
+``pipeline::padded_rows(Tensor data, Tensor lengths, SymInt steps) -> Tensor``,
+``pipeline::batch_sizes(Tensor lengths, SymInt steps) -> Tensor``"""
