@@ -51,9 +51,11 @@ def row(architecture: Architecture, dtype: str = "float32", *, build: bool = Fal
     try:
         case = architecture.case(getattr(torch, dtype))
         found["model"] = type(case.model).__name__
+        with suppress(Exception), torch.no_grad():
+            case.model(**fresh(case.kwargs))  # some write to their weights in their first call
         program, case = captured(case)
     except CaptureError as error:
-        return {**found, "refused": first_line(error.__cause__ or error)}
+        return {**found, "refused": first_line(error)}
     found["dynamic"] = sorted(_names(case.dynamic_shapes))
     try:
         return {**found, **compiled(architecture, case, program, build)}

@@ -53,7 +53,7 @@ def row(architecture: Architecture, dtype: str) -> dict[str, Any]:
         try:
             return {**found, **_compiled(architecture, case, watch), "seconds": watch.seconds}
         except CaptureError as error:
-            return {**found, "refused": zoo.first_line(error.__cause__ or error)}
+            return {**found, "refused": zoo.first_line(error)}
         except Exception as error:
             logging.getLogger(__name__).exception("%s in %s", architecture.name, dtype)
             return {**found, "failed": f"{type(error).__name__}: {zoo.first_line(error)}"}

@@ -35,7 +35,7 @@ def row(architecture: Architecture, folder: Path, *, build: bool) -> dict[str, A
     try:
         program, case = captured(architecture.case())
     except CaptureError as error:
-        return {**found, "refused": first_line(error.__cause__ or error)}
+        return {**found, "refused": first_line(error)}
     try:
         compile = pipeline.default() if build else pipeline.default().replace("build", unbuilt)
         compiled: pipeline.Compiled = compile(program)

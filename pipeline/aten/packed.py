@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from pipeline.aten.types import Target
+from pipeline.aten.types import Argument, Target
 from pipeline.frozen import FrozenDict
 
 aten = torch.ops.aten
@@ -38,9 +38,9 @@ def _run(
     layer: Callable[..., Sequence[Tensor]],
     input: Tensor,
     lengths: Tensor,
-    hx: Any,
+    hx: Argument,
     params: Sequence[Tensor],
-    *rest: Any,
+    *rest: Argument,
 ) -> tuple[Tensor, ...]:
     """Run a layer on packed rows, and pad its output with 0."""
     data, sizes, order = packed(input, lengths)
@@ -51,14 +51,16 @@ def _run(
     return tuple(each.index_select(1, back) for each in (padded, *last))
 
 
-def _shapes(input: Tensor, lengths: Tensor, hx: Any, params: Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
+def _shapes(
+    input: Tensor, lengths: Tensor, hx: Argument, params: Sequence[Tensor], *rest: Argument
+) -> tuple[Tensor, ...]:
     """The shapes of an output and of the last states, as tensors without values."""
     states = [hx] if isinstance(hx, Tensor) else hx
     output = input.new_empty((*input.shape[:-1], states[0].shape[-1] * (1 + rest[-1])))
     return (output, *map(torch.empty_like, states))
 
 
-def _operator(layer: Target) -> Any:
+def _operator(layer: Target) -> Target:
     """The operator on padded rows of a layer's overload for packed data."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
@@ -67,7 +69,7 @@ def _operator(layer: Target) -> Any:
     return getattr(torch.ops.pipeline, f"packed_{name}").default
 
 
-LAYERS: Final[Mapping[Any, Any]] = FrozenDict(
+LAYERS: Final[Mapping[Target, Target]] = FrozenDict(
     {layer: _operator(layer) for layer in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)}
 )
 """For each layer on packed data its like of ``pipeline::packed_lstm(Tensor input, Tensor lengths, Tensor[] hx,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.packed import LAYERS
+from pipeline.aten.types import Target
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
@@ -21,7 +22,7 @@ from pipeline.settings import CompilationSettings
 
 aten = torch.ops.aten
 
-CELLS: Final[Mapping[Any, impl.Cell]] = {
+CELLS: Final[Mapping[Target, impl.Cell]] = {
     aten.lstm.input: impl.LSTM,
     aten.gru.input: impl.GRU,
     aten.rnn_tanh.input: impl.RNN_TANH,
@@ -37,7 +38,7 @@ def drops_nothing(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
     )
 
 
-def _weights(params: Sequence[Any], has_biases: bool, projected: bool) -> Iterator[impl.Weights]:
+def _weights(params: Sequence[Value], has_biases: bool, projected: bool) -> Iterator[impl.Weights]:
     """For each layer, for each direction: input, hidden, biases of both, projection."""
     count = 2 + 2 * has_biases + projected
     for at in range(0, len(params), count):
@@ -73,7 +74,7 @@ def _own(hx: Value, params: Sequence[Value], has_biases: bool) -> tuple[Sequence
     return states, list(_weights(params, has_biases, projected))
 
 
-PACKED: Final[Mapping[Any, impl.Cell]] = {
+PACKED: Final[Mapping[Target, impl.Cell]] = {
     LAYERS[aten.lstm.data]: impl.LSTM,
     LAYERS[aten.gru.data]: impl.GRU,
     LAYERS[aten.rnn_tanh.data]: impl.RNN_TANH,

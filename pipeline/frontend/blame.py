@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from itertools import chain, product
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import evolve
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
 from pipeline.aten.dtypes import Misfit, misfits, short
@@ -21,6 +24,9 @@ from pipeline.inputs import Input
 from pipeline.program import Program
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+NOT_THE_MODELS: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+"""Where files are that no model is written in."""
 
 _SPEAKS_OF_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
@@ -86,9 +92,27 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
                 return DtypeError(", ".join(said), short(dtype), short(due), worded(error))
     return (
         _misplaced(error, model, inputs)
+        or _by_data(error, model)
         or _unsupported(error, model, inputs)
         or CaptureError(f"torch.export cannot capture {type(model).__name__}: {worded(error)}")
     )
+
+
+def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
+    """The error for a model that decides by data in Python, if it is one, with the line that does."""
+    if not isinstance(error, GuardOnDataDependentSymNode):
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame for frame in reversed(frames) if not frame.filename.startswith(NOT_THE_MODELS)), None)
+    if line is None:
+        return None
+    place = f"{Path(line.filename).name}:{line.lineno}, {line.line}"
+    why = f"{type(model).__name__} decides by data, which only a call has: {place} (torch.export: data-dependent)"
+    hint = (
+        "torch.where(condition, one, other) has both ways, torch.cond runs one of them; what never changes can be an "
+        "attribute, or a buffer of one element"
+    )
+    return CaptureError(why, hint)
 
 
 def _misplaced(error: Exception, model: torch.nn.Module, inputs: Inputs) -> CaptureError | None:

@@ -376,6 +376,9 @@ def _output(spec: OutputSpec, value: Argument) -> Output:
         OutputKind.BUFFER_MUTATION: "buffer",
         OutputKind.USER_INPUT_MUTATION: "input",
     }
+    if spec.kind == OutputKind.PARAMETER_MUTATION:
+        hint = "keep it as a buffer; where only the first call writes, as in RWKV, call the model once before"
+        raise CaptureError(f"the model writes to its parameter {spec.target} when it is called", hint)
     if spec.kind not in kinds:
         raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not take")
     constant = not isinstance(value, torch.fx.Node)

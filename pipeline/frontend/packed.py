@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from types import FrameType
+from typing import Final
 
 import torch
 from attrs import frozen
@@ -22,7 +23,7 @@ from torch.nn import functional
 from torch.nn.utils import rnn
 
 from pipeline.aten.packed import BATCH_SIZES, LAYERS, PACKED_ROWS, PADDED_ROWS
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError, line_of
 
 DATA: Final = "_pipeline_packed_data"
@@ -148,7 +149,7 @@ def longest(packed: Packed) -> int:
 
 def _has_total_length() -> bool:
     """Whether the model has asked for a length, and not for that of the longest row."""
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not rnn.pad_packed_sequence.__code__:
         frame = frame.f_back
     return frame is None or frame.f_locals["total_length"] is not None
@@ -209,7 +210,7 @@ def _readers(node: Node) -> Iterator[Node]:
         waiting.update(dict.fromkeys(first.users))
 
 
-OURS: Final[Mapping[str, Callable[..., Any]]] = {
+OURS: Final[Mapping[str, Function]] = {
     "_pack_padded_sequence": pack,
     "_pad_packed_sequence": _pad,
     "__getitem__": _item,
