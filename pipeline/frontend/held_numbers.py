@@ -14,15 +14,18 @@ from typing import Final
 
 import torch
 from attrs import define, field
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument, Function, Target
+from pipeline.frontend.ratios import RATIO
 
 FROM: Final = "_pipeline_buffers"
 """The attribute of fakes with the names of the buffers that their values come from."""
+
 READS: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 """The tags of operators that make a number or a size of values."""
 
@@ -117,38 +120,43 @@ def reading(dispatch: Function) -> Callable[..., object]:
     def dispatch_and_follow(
         mode: object, func: Target, types: object, args: Argument = (), kwargs: Argument = None
     ) -> object:
+        names = _names(args)
         made = dispatch(mode, func, types, args, kwargs)
-        if names := _names(args):
+        if names and isinstance(func, OpOverload):
             if READS.intersection(func.tags):
                 _note(names, made)
+            known = [each for each in tree_leaves(made) if isinstance(each, FakeTensor) and _has_value(each)]
             if func._schema.is_mutable:
-                _written(args)
-            for each in tree_leaves(made):
-                if isinstance(each, FakeTensor):
-                    vars(each)[FROM] = names
+                _written(args, _names(args[1:]) if known else frozenset())
+            for each in known:
+                vars(each)[FROM] = names
         return made
 
     return dispatch_and_follow
 
 
 def _names(args: Argument) -> frozenset[str]:
-    """The buffers that a call's tensors with known values come from."""
+    """The buffers that the values of a call's tensors come from, of those whose values are known."""
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
-            found |= vars(arg).get(FROM, frozenset())
+            found |= vars(arg)[FROM] if FROM in vars(arg) and _has_value(arg) else frozenset()
         elif type(arg) in (list, tuple):
             found |= _names(arg)
     return found
 
 
-def _written(args: Argument) -> None:
-    """Note a write to a buffer; what is written to another tensor counts as read, since views of that may be read."""
+def _has_value(tensor: FakeTensor) -> bool:
+    """Whether a number that is read from a tensor is known, or may be after some more operators."""
+    return tensor.constant is not None or tensor.item_memo is not None or RATIO in vars(tensor)
+
+
+def _written(args: Argument, names: frozenset[str]) -> None:
+    """Note a write to a buffer. What is written to a tensor with a value counts as read, since its views may be."""
     reads = _reads.get()
-    if reads is not None:
-        target = args[0].untyped_storage() if isinstance(args[0], FakeTensor) else None
-        reads.written |= reads.storages.get(StorageWeakRef(target), frozenset()) if target is not None else frozenset()
-        reads.names |= _names(args[1:])
+    if reads is not None and isinstance(args[0], FakeTensor):
+        reads.written |= reads.storages.get(StorageWeakRef(args[0].untyped_storage()), frozenset())
+        reads.names |= names
 
 
 def _note(names: frozenset[str], read: object) -> None:

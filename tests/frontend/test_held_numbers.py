@@ -81,13 +81,30 @@ def test_of_a_buffer_that_is_not_kept() -> None:
     torch.testing.assert_close(compiled(model).module("reference")(X), model(X))
 
 
+def written_to_rows(model: Any, x: torch.Tensor) -> torch.Tensor:
+    rows = x.clone()
+    rows[0] = model.n
+    rows[1:].add_(x[1:] * model.n)
+    return rows
+
+
+USED: Final[dict[str, Callable[[Any, torch.Tensor], Any]]] = {
+    "a factor": lambda m, x: x * m.n,
+    "written": written_to_rows,
+    "chosen": lambda m, x: torch.cond(m.n > 2, lambda n, y: y * n, lambda n, y: y - n, (m.n, x)),
+    "beside a number": lambda m, x: x.repeat(torch.tensor(x.shape[0]).item(), 1) * m.n,
+}
+
+
 @DEVICES
-def test_what_is_not_read_may_change(device: str | None) -> None:
-    model = Holds(lambda m, x: x * m.n, torch.tensor(3))
+@pytest.mark.parametrize("name", USED)
+def test_what_is_not_read_may_change(name: str, device: str | None) -> None:
+    model = Holds(USED[name], torch.tensor(3))
     result = compiled(model, device)
     assert not result.program.numbers
-    changed = pipeline.refit_module_weights(result, {"n": torch.tensor(5)})
-    torch.testing.assert_close(changed.module("reference")(X), model(X) / 3 * 5)
+    changed = pipeline.refit_module_weights(result, {"n": torch.tensor(1)})
+    model.n.fill_(1)
+    torch.testing.assert_close(changed.module("reference")(X), model(X))
 
 
 WRITTEN: Final[dict[str, Callable[..., torch.Tensor]]] = {
