@@ -234,7 +234,7 @@ def _exported(
         else:
             by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
             export = partial(torch.export.export, model, positional, named, **by)
-        exported = exported_again(export)
+        exported = exported_again(export, model)
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)

@@ -38,11 +38,13 @@ class Reads:
         names: those whose number was read.
         written: those that the model writes: their number is another in each call.
         storages: the buffers of each memory in which stand-ins for them lie.
+        own: the model's names of each of its buffers, by the tensor's id. Dynamo has other names.
     """
 
     names: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     storages: dict[StorageWeakRef, frozenset[str]] = field(factory=dict)
+    own: dict[int, frozenset[str]] = field(factory=dict)
 
     def start(self, written: frozenset[str] = frozenset()) -> None:
         """Forget what is known of the last export."""
@@ -64,12 +66,15 @@ def held_numbers() -> Iterator[Reads]:
         _reads.reset(token)
 
 
-def exported_again(export: Callable[[], Argument]) -> Argument:
-    """Export, and once more where the model writes a buffer whose number it reads, which then has no known number."""
+def exported_again(export: Callable[[], Argument], model: torch.nn.Module) -> Argument:
+    """Export a model, and once more where it writes a buffer whose number it reads, which then has no known number."""
     reads = _reads.get()
     if reads is None:
         return export()
     reads.start()
+    reads.own = {}
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        reads.own[id(buffer)] = reads.own.get(id(buffer), frozenset()) | {name}
     exported = export()
     mutated = reads.written.union(exported.graph_signature.buffers_to_mutate.values())
     if both := reads.names & mutated:
@@ -97,18 +102,14 @@ def valued(own: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[st
         made, reads = own(mode, module), _reads.get()
         if reads is None:
             return made
-        names: dict[int, set[str]] = {}
         for name, buffer in module.named_buffers(remove_duplicate=False):
-            if is_number(buffer) and isinstance(made[name], FakeTensor):
-                names.setdefault(id(made[name]), set()).add(name)
-                with_value(made[name], buffer)
-        for fake in made.values():
-            if id(fake) in names:
-                these = frozenset(names[id(fake)])
-                known = not these & reads.written
-                fake.constant = fake.constant if known else None  # type: ignore[attr-defined]
-                vars(fake)[FROM] = these if known else frozenset()
-                reads.storages[StorageWeakRef(fake.untyped_storage())] = these
+            fake, names = made[name], reads.own.get(id(buffer), frozenset())
+            if is_number(buffer) and isinstance(fake, FakeTensor) and names:
+                reads.storages[StorageWeakRef(fake.untyped_storage())] = names
+                fake.constant = None
+                if not names & reads.written:
+                    with_value(fake, buffer)
+                    vars(fake)[FROM] = names
         return made
 
     return fakes

@@ -12,6 +12,8 @@ from torch import nn
 
 import pipeline
 from pipeline import Compiled, RefitError
+from pipeline.frontend.capture import _exported
+from pipeline.frontend.held_numbers import held_numbers
 from pipeline.stages.unbuilt import unbuilt
 
 X: Final = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -165,6 +167,15 @@ def test_a_kept_program_knows_its_numbers(tmp_path: Path) -> None:
     assert dict(loaded.program.numbers) == {"n": 2}
     with pytest.raises(RefitError, match="n: it is 3, and the graph was captured for 2"):
         pipeline.refit_module_weights(loaded, {"n": torch.tensor(3)})
+
+
+def test_names_are_the_models_in_dynamo_too() -> None:
+    """Dynamo calls a buffer by another name."""
+    model = nn.Sequential(Holds(*READ["item"])).eval()
+    with held_numbers() as reads:
+        exported = _exported(model, (X,), {}, None, None, "bytecode")
+    assert reads.names == {"0.n"}
+    torch.testing.assert_close(exported.module()(X), model(X))
 
 
 class Router(nn.Module):
