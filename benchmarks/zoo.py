@@ -8,6 +8,7 @@ names, only their rows are made anew. ``--build`` builds the engines as well.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import logging
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -66,12 +68,14 @@ def row(architecture: Architecture, dtype: str = "float32", *, build: bool = Fal
 
 def known_dims(architecture: Architecture) -> frozenset[str] | None:
     """The dims that vary in the architecture's row of the results; None if it has none."""
-    for table in TABLES:
-        path = environment.RESULTS / f"zoo_{table}.json"
-        for each in json.loads(path.read_text(encoding="utf-8"))["zoo"] if path.exists() else ():
-            if (each["name"], each["task"]) == (architecture.name, architecture.task) and "dynamic" in each:
-                return frozenset(each["dynamic"])
-    return None
+    return _recorded_dims().get((architecture.name, architecture.task))
+
+
+@functools.cache
+def _recorded_dims() -> dict[tuple[str, str], frozenset[str]]:
+    paths = filter(Path.exists, (environment.RESULTS / f"zoo_{table}.json" for table in TABLES))
+    rows = [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["zoo"]]
+    return {(row["name"], row["task"]): frozenset(row["dynamic"]) for row in rows if "dynamic" in row}
 
 
 def captured(case: Case, known: AbstractSet[str] | None = None) -> tuple[pipeline.Program, Case]:

@@ -105,7 +105,8 @@ def _(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
 
 @torch.library.custom_op("pipeline::batch_sizes", mutates_args=())
 def batch_sizes(lengths: Tensor, steps: int) -> Tensor:
-    """Return how many rows there are in each step, up to the last of the longest row. It stands for [steps] numbers."""
+    """Return how many rows there are in each step, up to the last step of the longest row. How many steps these are is
+    data, so a fake tensor has ``steps`` numbers."""
     counts = (torch.arange(steps)[:, None] < lengths.cpu()).sum(1)
     return counts[: int(lengths.max())].contiguous()
 
