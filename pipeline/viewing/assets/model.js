@@ -29,14 +29,14 @@ const Model = (() => {
       parent.children.push(leaf);
     }
     const times = new Map(((program.profile || {}).nodes || []).map((each) => [each.node, each.milliseconds]));
-    const edges = connect(nodes, leaves);
-    splice(root, edges, leaves);
+    const edges = connect(nodes, leaves), next = readers(edges);
+    splice(root, edges, next, leaves);
     merge(root);
     measure(root, times);
     group(root);
     const all = new Map();
     walk(root, (each) => all.set(each.id, each));
-    return { program, nodes, root, modules, leaves, edges, all, times, readers: readers(edges) };
+    return { program, nodes, root, modules, leaves, edges, all, times, readers: next };
   }
 
   const module = (path, label, type) => ({ id: "m:" + path, path, label, type, children: [], parent: null, open: false });
@@ -44,11 +44,11 @@ const Model = (() => {
 
   // A list of modules has no forward of its own. Where what it holds does not follow upon each other, folding it would
   // draw a circle: then its members stand in its place.
-  function splice(each, edges, leaves) {
+  function splice(each, edges, next, leaves) {
     if (each.leaf) return;
-    each.children.forEach((child) => splice(child, edges, leaves));
+    each.children.forEach((child) => splice(child, edges, next, leaves));
     each.children = each.children.flatMap((child) => {
-      if (child.leaf || child.type || !circles(child, edges, leaves)) return [child];
+      if (child.leaf || child.type || !circles(child, edges, next, leaves)) return [child];
       child.children.forEach((inner) => { inner.parent = each; if (!inner.leaf) inner.label = `${child.label}.${inner.label}`; });
       return child.children;
     });
@@ -67,10 +67,8 @@ const Model = (() => {
     }
   }
 
-  function circles(module, edges, leaves) {
+  function circles(module, edges, next, leaves) {
     const inside = (name) => { for (let up = leaves.get(name); up; up = up.parent) if (up === module) return true; return false; };
-    const next = new Map();
-    for (const edge of edges) next.set(edge.from, [...(next.get(edge.from) || []), edge.to]);
     const seen = new Set(), queue = edges.filter((edge) => inside(edge.from) && !inside(edge.to)).map((edge) => edge.to);
     while (queue.length) {
       const name = queue.pop();
@@ -156,7 +154,10 @@ const Model = (() => {
 
   function readers(edges) {
     const found = new Map();
-    for (const edge of edges) found.set(edge.from, [...(found.get(edge.from) || []), edge.to]);
+    for (const edge of edges) {
+      if (!found.has(edge.from)) found.set(edge.from, []);
+      found.get(edge.from).push(edge.to);
+    }
     return found;
   }
 
