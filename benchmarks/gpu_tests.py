@@ -45,7 +45,8 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "tests.jsonl"
         written.touch()
-        environment = {**(EVERYDAY if everyday else {}), **os.environ, recorded.FILE: str(written)}
+        defaults = {"OMP_NUM_THREADS": "1", **(EVERYDAY if everyday else {})}  # a process a core, a thread a process
+        environment = {**defaults, **os.environ, recorded.FILE: str(written)}
         these = "gpu and not slow" if everyday else "gpu"
         for which, processes in ((f"{these} and not alone", workers), (f"{these} and alone", 0)):
             command = [
