@@ -16,10 +16,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from pipeline.aten.apart import why_apart
 from pipeline.aten.graphs import over, pasted
 from pipeline.aten.kinds import branches
 from pipeline.aten.naming import origin
-from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.decomposition.templates import Templates, nodes_of
 from pipeline.frontend.fakes import fake_result
@@ -32,16 +32,6 @@ Node: TypeAlias = torch.fx.Node
 
 MOST_NODES: Final = 1024
 """A scan of up to so many operators, in all its steps, is written out."""
-
-_BY_POSITIONS: Final = """
-    index _unsafe_index index_select gather take take_along_dim embedding embedding_bag _embedding_bag
-    _embedding_bag_forward_only scatter scatter_add scatter_reduce index_put _unsafe_index_put index_copy index_fill
-    index_add index_reduce put one_hot bincount
-"""
-BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
-"""Operators that read or write at positions in data."""
-
-_DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
 class Emit(Protocol):
@@ -92,26 +82,8 @@ def _alone(node: Node) -> str:
     """Why an operator runs only in the branch that is chosen."""
     if node.op != "call_function" or _name(node):
         return ""
-    kind, target = does(node.target), node.target
-    schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
-    name = "" if schema is None else schema.name.partition("::")[2]
-    why = ""
-    if kind is Does.DRAWS:
-        why = "draws random numbers"
-    elif schema is not None and (schema.is_mutable or not schema.returns):
-        why = "has an effect"
-    elif kind is Does.READS and not name.startswith("sym_"):
-        why = "reads data"
-    elif name in BY_POSITIONS:
-        why = "reads or writes at positions that may be valid only there"
-    elif name in _DIVIDES and _divides_whole_numbers(node):
-        why = "divides by whole numbers that may be 0 elsewhere"
-    return f"{qualified_name(target)} in a branch of it {why}: it must not run where that branch does not" * bool(why)
-
-
-def _divides_whole_numbers(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(node.args[1], Node) and isinstance(value, torch.Tensor) and not value.is_floating_point()
+    why, name = why_apart(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
+    return f"{name} in a branch of it {why}: it must not run where that branch does not" * bool(why)
 
 
 def _of_scan(node: Node) -> str:

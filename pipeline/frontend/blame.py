@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from itertools import chain, product
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -98,16 +100,24 @@ def blamed(error: Exception, model: torch.nn.Module, inputs: Inputs, export: Cal
     )
 
 
+def deciding(error: BaseException) -> tuple[CodeType, int] | None:
+    """The innermost function of the model in an error's traceback, and the line that it was at."""
+    found = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_THE_MODELS)), None)
+
+
 def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
     """The error for a model that decides by data in Python, if it is one, with the line that does."""
     if not isinstance(error, GuardOnDataDependentSymNode):
         return None
-    frames = traceback.extract_tb(error.__traceback__)
-    line = next((frame for frame in reversed(frames) if not frame.filename.startswith(NOT_THE_MODELS)), None)
-    if line is None:
+    found = deciding(error)
+    if found is None:
         return None
-    place = f"{Path(line.filename).name}:{line.lineno}, {line.line}"
+    (code, number), file = found, Path(found[0].co_filename)
+    place = f"{file.name}:{number}, {linecache.getline(code.co_filename, number).strip()}"
     why = f"{type(model).__name__} decides by data, which only a call has: {place} (torch.export: data-dependent)"
+    if isinstance(error.__cause__, CaptureError):
+        why += f"; both ways cannot be in a program: {error.__cause__.message}"
     hint = (
         "torch.where(condition, one, other) has both ways, torch.cond runs one of them; what never changes can be an "
         "attribute, or a buffer of one element"

@@ -31,6 +31,7 @@ from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend import packed
 from pipeline.frontend.blame import blamed, check_dtypes
+from pipeline.frontend.branching.export import with_both_branches
 from pipeline.frontend.data_checks import Checks, asserted, collected
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.functional import functional
@@ -234,7 +235,7 @@ def _exported(
         else:
             by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
             export = partial(torch.export.export, model, positional, named, **by)
-        exported = exported_again(export, model)
+        exported = with_both_branches(lambda: exported_again(export, model))
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)

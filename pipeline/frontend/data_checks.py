@@ -26,6 +26,7 @@ from torch.export import ExportedProgram
 
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import line_of
+from pipeline.frontend.branching import effects
 
 aten = torch.ops.aten
 
@@ -85,16 +86,18 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
     """Wrap torch.export's handling of a call in the model: the truth of a tensor that only a check asks for."""
 
     def override_truths(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
-        if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and _is_unknown(args[0]):
+        if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_unknown(args[0]):
             truth = _taken(sys._getframe(1), is_check=func is torch._assert)
             if truth is not None:
                 return lambda *_, **__: truth, args, kwargs
+            function, args, kwargs = override(self, func, args, kwargs)  # type: ignore[misc]
+            return effects.asked(function, sys._getframe(1)), args, kwargs
         return override(self, func, args, kwargs)
 
     return override_truths
 
 
-def _is_unknown(tensor: object) -> bool:
+def is_unknown(tensor: object) -> bool:
     """Whether only data has the value of a tensor."""
     if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
         return False

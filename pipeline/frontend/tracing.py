@@ -32,6 +32,7 @@ from pipeline.frontend import (
     variadic,
     violations,
 )
+from pipeline.frontend.branching import effects
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Places, Replacement
 from pipeline.frontend.transforms import levels_left
@@ -150,8 +151,9 @@ TABLE: Final = (
     Replacement(
         proxy_tensor,
         "proxy_call",
-        stale_constants.fresh,
-        "reads from a tensor that was written through a view what it held before",
+        lambda own: effects.noting(stale_constants.fresh(own)),
+        "reads from a tensor that was written through a view what it held before, and knows no branches that data "
+        "decides",
         during="export",
     ),
     Replacement(

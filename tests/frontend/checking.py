@@ -96,12 +96,6 @@ def beside_other_errors(m: Checking, x: Tensor) -> Tensor:
     return y
 
 
-def branches(m: Checking, x: Tensor) -> Tensor:
-    if x.sum() > 0:
-        x = x + 1
-    return m.linear(x)
-
-
 def caught(m: Checking, x: Tensor) -> Tensor:
     try:
         assert (x > 0).all()
@@ -142,4 +136,4 @@ HOLD: Final = (
     *(asserts, asserts_in_words, asserts_two, asserts_in_torch, raises, raises_or, raises_otherwise),
     *(in_a_context, in_a_function, beside_other_errors),
 )
-DECIDE: Final = (branches, caught, caught_by_the_caller, caught_whatever_it_is, counts, either)
+DECIDE: Final = (caught, caught_by_the_caller, caught_whatever_it_is, counts, either)

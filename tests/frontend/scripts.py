@@ -166,13 +166,58 @@ class Sizes(nn.Module):
 
 
 class OnData(nn.Module):
-    """Branches on the data."""
+    """Branches on the data, in all forms that have both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def one(self, x: Tensor, low: float) -> Tensor:
+        """A function that returns soon."""
+        if bool(x.sum() > low):
+            return self.layer(x)
+        if bool(x.mean() < -1) or bool((x > 1).any()):
+            x = x * 2
+        elif not bool(x[0, 0] > 0) and x.size(0) > 0:
+            x = x - 1
+        return x + 1
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        """The script."""
+        is_large = bool(x.sum() > 0)
+        a, b = x, x
+        if is_large and x.size(1) == 4:
+            a = self.one(x, -1.0)
+        if not is_large:
+            b = self.one(x, 2.0)
+        for i in range(3):
+            if a.sum() > i:
+                a = a - b
+            else:
+                a = a * 0.5
+                a.add_(1)
+        return a, b
+
+
+class OnNumber(nn.Module):
+    """Branches on a number of the data's."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The script."""
-        if bool(x.sum() > 0):
+        if x.sum().item() > 0:
             x = x + 1
         return x
+
+
+class OnDataKeeps(nn.Module):
+    """Leaves something behind in a branch on the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The script."""
+        parts = [x]
+        if bool(x.sum() > 0):
+            parts.append(x + 1)
+        return torch.stack(parts).sum(0)
 
 
 class WhileData(nn.Module):

@@ -186,7 +186,7 @@ def test_a_module_is_no_input() -> None:
 
 
 class ClampedInHalves(nn.Module):
-    """A layer that asks its data whether to clamp, in float16 alone."""
+    """A layer that asks its data whether to clamp, and how often, in float16 alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class ClampedInHalves(nn.Module):
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """``x`` [N, 4] of any dtype, ``mask`` of ints."""
         x = self.linear(x) * mask
-        if x.dtype == torch.float16 and torch.isinf(x).any():
+        while x.dtype == torch.float16 and torch.isinf(x).any():
             x = x.clamp(-1000, 1000)
         return x
 
@@ -226,7 +226,7 @@ def test_a_model_that_writes_to_its_weights() -> None:
 
 def test_what_depends_on_data_is_no_matter_of_dtypes() -> None:
     args = torch.ones(2, 4, dtype=torch.float16), torch.ones(2, 4, dtype=torch.int64)
-    line = r"ClampedInHalves decides by data, .*: test_blame\.py:\d+, if x\.dtype == torch\.float16 and torch\.isinf"
+    line = r"ClampedInHalves decides by data, .*: test_blame\.py:\d+, while x\.dtype == torch\.float16 and torch\.isinf"
     with pytest.raises(pipeline.CaptureError, match=line) as caught:
         pipeline.capture(ClampedInHalves().half().eval(), args)
     assert ", expected " not in str(caught.value)

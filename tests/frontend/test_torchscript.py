@@ -29,6 +29,8 @@ PROGRAMS: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
     "objects": (scripts.Objects(), (X,)),
     "sizes": (scripts.Sizes(), (X,)),
     "python": (scripts.Logged(), (X,)),
+    "data": (scripts.OnData(), (X,)),
+    "other data": (scripts.OnData(), (-X,)),
 }
 
 
@@ -64,6 +66,14 @@ def test_a_file_is_interpreted_as_torch_does(name: str, tmp_path: Path) -> None:
     twin = torch.jit.load(tmp_path / "model.pt")
     equal(model(script)(*copied(args)), twin(*copied(args)))
     assert {*script.state_dict()} <= {*pipeline.capture(script, copied(args)).parameters}
+
+
+def test_data_decides_in_a_script() -> None:
+    script = torch.jit.script(scripts.OnData().eval())
+    dims = ({0: torch.export.Dim("n", min=1, max=9)},)
+    run = pipeline.default()(script, (X,), dynamic_shapes=dims).module("reference")
+    for x in (X, -X, X * 0.1, X * 0, X[:1], X[1:] - 3, X * 5 - 10, X.abs()):
+        equal(run(x), script(x))
 
 
 def test_the_structure_of_the_outputs_is_the_scripts() -> None:
@@ -174,7 +184,8 @@ def test_nodes_know_their_line_and_module() -> None:
 
 
 REFUSED = {
-    "an if on data": (scripts.OnData(), r"prim::If \(scripts\.py:\d+, if bool.*condition is data"),
+    "an if on a number": (scripts.OnNumber(), r"prim::If \(scripts\.py:\d+, if x\.sum.*condition is data"),
+    "an if on data that keeps": (scripts.OnDataKeeps(), r"prim::If \(scripts\.py:\d+, if bool.*aten::append in"),
     "a loop on data": (scripts.WhileData(), r"prim::Loop \(scripts\.py:\d+, while bool.*condition is data"),
     "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*not ended after 10000 turns"),
     "a method of Python's": (scripts.Asks(), r"prim::PythonOp \(scripts\.py:\d+, return self.*a method to Python"),

@@ -64,7 +64,9 @@ class Asks(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N] -> [N]"""
-        return x if x.sum().item() > 0 else -x
+        while x.sum().item() > 0:
+            x = x - 1
+        return x
 
 
 def test_what_torch_export_does_not_take_is_no_failure() -> None:

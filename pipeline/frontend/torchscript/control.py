@@ -1,13 +1,15 @@
-"""Evaluators of control flow: branches on conditions known at capture, loops with a known count, inlined calls."""
+"""Evaluators of control flow: branches, both of them where data decides, loops with a known count, inlined calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import torch
 
+from pipeline.frontend.branching.both import either
 from pipeline.frontend.data_checks import taken_to_hold
+from pipeline.frontend.torchscript.graph import Block, Node
 from pipeline.frontend.torchscript.objects import Object
 from pipeline.frontend.torchscript.registry import Call, Evaluator
 from pipeline.frontend.torchscript.types import Value
@@ -25,17 +27,57 @@ _HARMLESS: Final = (
 _CHOOSE: Final = "let torch.where choose between values, or decide before the model is called"
 _FIX: Final = "give that size one value, or write the loop as operators on whole tensors"
 
+_CHANGES: Final = (
+    *("aten::append", "aten::extend", "aten::insert", "aten::pop", "aten::popitem", "aten::clear", "aten::update"),
+    *("aten::setdefault", "aten::remove", "aten::sort", "aten::reverse", "aten::_set_item", "aten::Delete"),
+    "prim::SetAttr",
+)
+"""Nodes that change lists, dicts and objects."""
+_GROWS: Final = ("aten::add_", "aten::mul_")
+"""Nodes that do, where they are of lists."""
+
 
 def branch(call: Call, condition: Value) -> Value:
-    """prim::If: run the branch that is taken. A condition on sizes adds a guard; one on data is an error, unless one
-    branch raises: that is a check of data, which is taken to hold."""
+    """prim::If: run the branch that is taken. A condition on sizes adds a guard. Where data decides, both run, and data
+    chooses, unless one raises: that is a check of data, which is taken to hold."""
     if not _is_data(condition):
         return call.blocks[0 if condition else 1]()
     raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
-    if sum(raised) != 1:
+    if sum(raised) == 1:
+        taken_to_hold(call.where.partition(",")[0])
+        return call.blocks[raised.index(False)]()
+    if not isinstance(condition, torch.Tensor):
         raise call.error("its condition is data, which is known only when the program runs", _CHOOSE)
-    taken_to_hold(call.where.partition(",")[0])
-    return call.blocks[raised.index(False)]()
+    changed = next((node.kind for block in call.node.blocks for node in _nodes(block) if _changes(node)), "")
+    if changed:
+        raise call.error(f"data decides, and {changed} in a branch must leave nothing behind", _CHOOSE)
+    yes, no = (_with_truths(call, block, condition.device) for block in call.blocks)
+    return either(condition, yes, no, call.where.partition(",")[0])
+
+
+def _nodes(block: Block) -> Iterator[Node]:
+    """All nodes of a block, and of the blocks in it."""
+    for node in block.nodes:
+        yield node
+        for inner in node.blocks:
+            yield from _nodes(inner)
+
+
+def _changes(node: Node) -> bool:
+    return node.kind in _CHANGES or (node.kind in _GROWS and node.types[:1] != ("Tensor",))
+
+
+def _with_truths(
+    call: Call, block: Callable[..., tuple[Value, ...]], device: torch.device
+) -> Callable[[], tuple[Value, ...]]:
+    """A branch whose truths are tensors, so that data can choose one."""
+
+    def truth(value: Value) -> Value:
+        if isinstance(value, bool | torch.SymBool) and not _is_data(value):
+            return torch.scalar_tensor(bool(value), dtype=torch.bool, device=device)
+        return value
+
+    return lambda: tuple(truth(v) if of == "bool" else v for v, of in zip(block(), call.types, strict=True))
 
 
 def loop(call: Call, turns: Value, condition: Value, *carried: Value) -> Value:
@@ -58,13 +100,16 @@ def _holds(call: Call, condition: Value) -> bool:
 
 def _known(call: Call, value: Value, what: str) -> None:
     """Raise where a loop would have no one length: it would be compiled for the example's."""
-    if isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None:
+    is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
+    if is_symbol or isinstance(value, torch.Tensor):
         kind = "is data, which is known only when the program runs" if _is_data(value) else f"varies: {value}"
         raise call.error(f"{what} {kind}", _FIX)
 
 
 def _is_data(value: Value) -> bool:
-    """Whether a number is read from a tensor while the program is traced, with no known value."""
+    """Whether a number is read from a tensor while the program is traced, with no known value, or is a tensor."""
+    if isinstance(value, torch.Tensor):
+        return True
     if not isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat):
         return False
     return not value.node.has_hint() and value.node.maybe_as_int() is None

@@ -33,7 +33,7 @@ _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::__xor__": operator.xor,
     "aten::__lshift__": operator.lshift,
     "aten::__rshift__": operator.rshift,
-    "aten::__not__": torch.sym_not,
+    "aten::__not__": lambda a: torch.logical_not(a) if isinstance(a, torch.Tensor) else torch.sym_not(a),
     "aten::add_": operator.iadd,
     "aten::mul_": operator.imul,
     "aten::sum": sum,

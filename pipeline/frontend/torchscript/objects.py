@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from attrs import define, field
 
+from pipeline.frontend.branching.both import UNSET
 from pipeline.frontend.torchscript.registry import Call, Evaluator
 from pipeline.frontend.torchscript.types import Value
 
@@ -152,7 +153,7 @@ OBJECTS: Final[Mapping[str, Evaluator]] = {
     "prim::ListConstruct": lambda call, *values: list(values),
     "prim::ListUnpack": lambda call, values: tuple(values),
     "prim::DictConstruct": lambda call, *values: dict(_pairs(values)),
-    "prim::Uninitialized": lambda call: None,
+    "prim::Uninitialized": lambda call: UNSET,
     "prim::isinstance": is_instance,
     "prim::unchecked_cast": _same,
     "prim::unchecked_unwrap_optional": _same,

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from pipeline.frontend.branching.both import is_open
 from pipeline.frontend.torchscript.registry import Call, Evaluator
 from pipeline.frontend.torchscript.types import Value
 from pipeline.frozen import FrozenDict
@@ -60,7 +61,9 @@ def to_float(call: Call, value: Value) -> Value:
 
 
 def to_bool(call: Call, value: Value) -> Value:
-    """aten::Bool: the condition of a branch; for data, a symbol, which the branch refuses."""
+    """aten::Bool: the condition of a branch; for data, a tensor of shape []."""
+    if is_open(value):
+        return value.reshape(()) != 0
     number = _item(value)
     return number if isinstance(number, bool | torch.SymBool) else number != 0
 

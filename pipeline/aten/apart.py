@@ -1,0 +1,49 @@
+"""Operators that run only in the branch that is chosen, and why: an engine computes both, and then chooses."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument, Target
+
+_BY_POSITIONS: Final = """
+    index _unsafe_index index_select gather take take_along_dim embedding embedding_bag _embedding_bag
+    _embedding_bag_forward_only scatter scatter_add scatter_reduce index_put _unsafe_index_put index_copy index_fill
+    index_add index_reduce put one_hot bincount
+"""
+BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
+"""Operators that read or write at positions in data."""
+
+_DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
+
+
+def why_apart(target: Target, args: Argument, value: object) -> str:
+    """Why a call, with its result, must not run in a branch that is not taken; empty if it may.
+
+    Args:
+        target: the operator.
+        args: its arguments: nodes, or tensors.
+        value: its result, which may be fake.
+    """
+    schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
+    name = "" if schema is None else schema.name.partition("::")[2]
+    kind = does(target)
+    if kind is Does.DRAWS:
+        return "draws random numbers"
+    if schema is not None and (schema.is_mutable or not schema.returns):
+        return "has an effect"
+    if kind is Does.READS and not name.startswith("sym_"):
+        return "reads data"
+    if name in BY_POSITIONS:
+        return "reads or writes at positions that may be valid only there"
+    if name in _DIVIDES and _divides_whole_numbers(args, value):
+        return "divides by whole numbers that may be 0 elsewhere"
+    return ""
+
+
+def _divides_whole_numbers(args: Argument, value: object) -> bool:
+    by_data = isinstance(args[1], torch.fx.Node | torch.Tensor)
+    return by_data and isinstance(value, torch.Tensor) and not value.is_floating_point()

@@ -1,0 +1,1 @@
+"""Branches that data decides: both are traced, and data chooses between their results."""

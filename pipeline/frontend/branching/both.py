@@ -1,0 +1,196 @@
+"""What a function that is written anew calls while it is traced: both branches run, and data chooses.
+
+A branch that is not taken must leave nothing behind. While one is traced whose test is open, it is noted if it writes
+to what was there before, draws, reads data, or changes lists and attributes; then there is no program.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from typing import Final
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pipeline.aten.types import Argument
+from pipeline.errors import CaptureError
+from pipeline.frontend.branching import effects
+from pipeline.frontend.data_checks import is_unknown
+from pipeline.shapes.environment import shape_of
+
+HINT: Final = "torch.where(condition, one, other) has both ways, torch.cond runs one of them"
+
+
+class Unset:
+    """What a name is that a branch does not set."""
+
+    def __repr__(self) -> str:
+        return "not set"
+
+
+UNSET: Final = Unset()
+
+
+def is_open(test: object) -> bool:
+    """Whether only data has the truth of a test."""
+    return effects.is_traced() and isinstance(test, torch.Tensor) and is_unknown(test) and set(shape_of(test)) <= {1}
+
+
+def negation(test: Argument) -> object:
+    """``not test``"""
+    return torch.logical_not(test) if is_open(test) else not test
+
+
+def both(*tests: Callable[[], Argument]) -> object:
+    """``a and b and c``: a test is asked unless one before it is known to be false."""
+    return _joined(tests, torch.logical_and, stops=False)
+
+
+def any_of(*tests: Callable[[], Argument]) -> object:
+    """``a or b or c``: a test is asked unless one before it is known to be true."""
+    return _joined(tests, torch.logical_or, stops=True)
+
+
+def _joined(tests: Sequence[Callable[[], Argument]], join: Callable[..., Argument], stops: bool) -> object:
+    found: Argument = None
+    for ask in tests:
+        if found is None:
+            test = ask()
+        else:
+            with effects.NoneIn("in a test that is asked only if one before it leaves it open", HINT):
+                test = ask()
+        if is_open(test):
+            found = test if found is None else join(found.reshape(()), test.reshape(()))
+        elif bool(test) == stops:
+            return test  # whatever the others are
+        else:
+            last = test
+    return last if found is None else found
+
+
+def item(value: Argument) -> object:
+    """``value.item()`` in a test, which may as well be a tensor."""
+    return value if is_open(value) else value.item()
+
+
+def truth(value: Argument) -> object:
+    """``bool(value)`` in a test."""
+    return value if is_open(value) else bool(value)
+
+
+def either(test: Argument, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> object:
+    """``yes if test else no``"""
+    if not is_open(test):
+        return yes() if test else no()
+    choice = Choice(test, place, {}, ("the value",), ("the value",))
+    for way, value in ((True, yes), (False, no)):
+        with choice.branch(way):
+            found = value()
+        choice.ends(way, {"the value": found})
+    return choice.merged()[0]
+
+
+class Choice:
+    """A choice between two branches.
+
+    Attributes:
+        is_open: whether only data has it. Then both branches are traced; else one of them runs, and nothing is done.
+        before: what the names were that the branches set.
+    """
+
+    def __init__(
+        self, test: Argument, place: str, values: Mapping[str, Argument], names: Sequence[str], kept: Sequence[str]
+    ) -> None:
+        self.is_open = is_open(test)
+        self.test = test if self.is_open else bool(test)
+        self.place, self.names, self.kept = place, names, frozenset(kept)
+        self.before = tuple(values.get(name, UNSET) for name in names) if self.is_open else ()
+        self._held = [(v, copy(v)) for v in values.values() if isinstance(v, list | dict | set)] if self.is_open else []
+        self._after: dict[bool, tuple[Argument, ...]] = {}
+        self._made: dict[bool, effects.Made] = {}
+
+    def runs(self, way: bool) -> bool:
+        """Whether a branch runs."""
+        return self.is_open or self.test == way
+
+    def branch(self, way: bool) -> AbstractContextManager[object]:
+        """A context of a branch."""
+        if not self.is_open:
+            return nullcontext()
+        watched = effects.NoneIn(f"in a branch of the if at {self.place}, which data decides", HINT)
+        self._made[way] = watched.made
+        return watched
+
+    def ends(self, way: bool, values: Mapping[str, Argument]) -> None:
+        """Take what a branch has set.
+
+        Raises:
+            CaptureError: it has changed a list, dict or set of the function's (``parts += [x]``).
+        """
+        if self.is_open:
+            self._after[way] = tuple(values.get(name, UNSET) for name in self.names)
+            changed = next((type(now).__name__ for now, before in self._held if not _is_as_before(now, before)), "")
+            if changed:
+                why = f"a branch of the if at {self.place}, which data decides, changes a {changed}"
+                raise effects.refused(f"{why}: it may not be taken, and must leave nothing behind", HINT)
+
+    def merged(self) -> tuple[Argument, ...]:
+        """What the names are after the branches.
+
+        Raises:
+            CaptureError: data would choose between what is no tensor, or between tensors of two kinds.
+        """
+        rows = zip(self.names, self._after[True], self._after[False], strict=True)
+        return tuple(self._one(name, yes, no) if name in self.kept else UNSET for name, yes, no in rows)
+
+    def _one(self, name: str, yes: Argument, no: Argument) -> Argument:
+        (ours, spec), (theirs, other) = tree_flatten(yes), tree_flatten(no)
+        if yes is UNSET and no is UNSET:
+            return UNSET
+        if spec != other or yes is UNSET or no is UNSET:
+            raise self._error(name, _kind(yes), _kind(no))
+        return tree_unflatten([self._leaf(name, a, b) for a, b in zip(ours, theirs, strict=True)], spec)
+
+    def _leaf(self, name: str, yes: Argument, no: Argument) -> Argument:
+        """One of two values. What a part of a script leaves unset is not read after it."""
+        if yes is no or no is UNSET or _is_same_number(yes, no):
+            return yes
+        if yes is UNSET:
+            return no
+        if not isinstance(yes, torch.Tensor) or not isinstance(no, torch.Tensor) or _facts(yes) != _facts(no):
+            raise self._error(name, _kind(yes), _kind(no))
+        chosen = torch.where(self.test.reshape(()) != 0, yes, no)
+        effects.keep(chosen, [t for t, way in ((yes, True), (no, False)) if t not in self._made[way]], self.place)
+        return chosen
+
+    def _error(self, name: str, yes: str, no: str) -> CaptureError:
+        what = "what it returns" if name.startswith("_pipeline") else name
+        why = f"data decides the if at {self.place}, after which {what} is {yes} or {no}"
+        return effects.refused(f"{why}: programs have tensors of one kind", HINT)
+
+
+def _is_as_before(now: Argument, before: Argument) -> bool:
+    """Whether a container has what its copy has."""
+    if isinstance(now, dict):
+        now, before = ([*each.keys(), *each.values()] for each in (now, before))
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _facts(tensor: torch.Tensor) -> object:
+    return shape_of(tensor), tensor.dtype, tensor.device
+
+
+def _is_same_number(a: object, b: object) -> bool:
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return type(a) is type(b) and isinstance(a, int | float | str | torch.dtype | torch.device) and a == b
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(map(str, shape_of(value)))
+        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    return str(value)[:40]

@@ -1,0 +1,262 @@
+"""Watch a branch that may not be taken: what it leaves behind would be there whether it is taken or not."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import logging
+import sys
+import sysconfig
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final, TypeAlias
+
+import torch
+from attrs import define, field
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from pipeline.aten.apart import why_apart
+from pipeline.aten.types import Argument, Target
+from pipeline.errors import CaptureError
+from pipeline.frontend.replacement import Kernel
+
+_KNOWN: Final = ("torch", "sympy", "mpmath", "pipeline")
+QUIET: Final = (*(str(Path(str(sys.modules[name].__file__)).parent) for name in _KNOWN), "<")
+"""Where the code is whose operators tell all that it does: torch's and ours, and what torch computes sizes with."""
+STANDARD: Final = sysconfig.get_path("stdlib")
+"""Where Python's own is."""
+
+CHANGES: Final = (
+    *("append", "extend", "insert", "pop", "popitem", "remove", "clear", "update", "setdefault", "add", "discard"),
+    *("appendleft", "extendleft", "popleft", "sort", "reverse", "move_to_end", "__setitem__", "__delitem__"),
+)
+"""Methods that change Python's containers."""
+
+STORES: Final = ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR")
+
+
+Line: TypeAlias = tuple[CodeType, int]
+"""A function, and a line of it."""
+
+
+@define
+class Made:
+    """What a branch makes, and what it leaves behind.
+
+    Attributes:
+        memory: the memory of the tensors that it made.
+        effect: what it leaves behind first, in words.
+    """
+
+    memory: set[StorageWeakRef] = field(factory=set)
+    effect: str = ""
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return _memory(tensor) in self.memory
+
+
+@define
+class Trace:
+    """One trace of a model.
+
+    Attributes:
+        open: the branches that are traced at the moment, from the outer to the inner.
+        kept: results of choices, with the memory that they would share with others had Python chosen, and the place.
+        refusal: why there is no program, which the model may have caught.
+        asked: the functions, with their lines, that asked for a truth that only data has.
+    """
+
+    open: list[Made] = field(factory=list)
+    kept: list[tuple[weakref.ref[torch.Tensor], frozenset[StorageWeakRef], str]] = field(factory=list)
+    refusal: CaptureError | None = None
+    asked: list[Line] = field(factory=list)
+
+
+_trace: ContextVar[Trace | None] = ContextVar("a trace of both branches", default=None)
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    """A context of one trace in which branches may be open.
+
+    Raises:
+        CaptureError: what a branch does was refused, and the model caught the error.
+    """
+    trace = Trace()
+    token = _trace.set(trace)
+    try:
+        yield trace
+    finally:
+        _trace.reset(token)
+    if trace.refusal is not None:
+        raise trace.refusal
+
+
+def refused(why: str, hint: str) -> CaptureError:
+    """The error for what cannot be in a program, which stands whether or not the model catches it."""
+    error, trace = CaptureError(why, hint), _trace.get()
+    if trace is not None:
+        trace.refusal = trace.refusal or error
+    return error
+
+
+def asked(truth: Callable[..., Argument], frame: FrameType | None) -> Callable[..., object]:
+    """Wrap what gives the truth of a tensor in a frame, to note that it has none: the model may catch the error."""
+
+    def noted(*args: object, **kwargs: object) -> object:
+        try:
+            return truth(*args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            trace, at = _trace.get(), frame
+            while at is not None and _is_quiet(at.f_code.co_filename):
+                at = at.f_back
+            if trace is not None and at is not None:
+                trace.asked.append((at.f_code, at.f_lineno))
+            raise
+
+    return noted
+
+
+def is_traced() -> bool:
+    """Whether branches may be open."""
+    return _trace.get() is not None
+
+
+@define
+class NoneIn:
+    """A context that may be left out of the program: it must leave nothing behind.
+
+    Args:
+        what: it, in words.
+        hint: how to go on where it does.
+
+    Raises:
+        CaptureError: it does; the message says what.
+    """
+
+    what: str
+    hint: str
+    made: Made = field(init=False, factory=Made)
+    _before: Argument = field(init=False, default=None)
+
+    def __enter__(self) -> Made:
+        """Watch what is done from here on."""
+        trace = _trace.get()
+        if trace is not None:
+            trace.open.append(self.made)
+            self._before = sys.getprofile()
+            sys.setprofile(_watching(self.made))
+        return self.made
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Say what was done."""
+        trace = _trace.get()
+        if trace is None:
+            return
+        sys.setprofile(self._before)
+        trace.open.pop()
+        if kind is None and self.made.effect:
+            why = f"{self.what}, {self.made.effect}: it may not be taken, and must leave nothing behind"
+            raise refused(why, self.hint)
+        if trace.open:
+            trace.open[-1].memory |= self.made.memory
+
+
+def keep(chosen: torch.Tensor, shared: Sequence[torch.Tensor], place: str) -> None:
+    """Note the result of a choice, and the tensors from before of which it would be one had Python chosen: to write to
+    one of them would write to the other."""
+    trace = _trace.get()
+    if trace is not None and shared:
+        memory = frozenset(map(_memory, (chosen, *shared)))
+        trace.kept.append((weakref.ref(chosen), memory, place))
+
+
+def noting(own: Kernel) -> Kernel:
+    """Wrap torch's tracing of a call, to note what it does to a branch that is open."""
+
+    def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
+        result = own(mode, func, pre_dispatch, args, kwargs)
+        trace = _trace.get()
+        if trace is None:
+            return result
+        written = set(_written(func, args, kwargs or {}))
+        for chosen, memory, place in trace.kept:
+            if written & memory and chosen() is not None:
+                why = f"the model writes in place to what the if at {place} chose by data, or chose from"
+                raise refused(why, "write to a clone: which of two tensors is written is for data to say")
+        if trace.open:
+            made = trace.open[-1]
+            why = "" if written and written <= made.memory else why_apart(func, args, result)
+            made.effect = made.effect or (f"{func} {why}" if why else "")
+            given = {_memory(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            made.memory |= {_memory(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)} - given
+        return result
+
+    return proxy_call
+
+
+def _written(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[StorageWeakRef]:
+    """The memory that a call writes to."""
+    if func._schema.is_mutable:
+        for argument, value in (*zip(func._schema.arguments, args, strict=False), *_named(func, kwargs)):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                yield from (_memory(t) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+def _named(func: Target, kwargs: Mapping[str, Argument]) -> Iterator[tuple[Argument, Argument]]:
+    return ((argument, kwargs[argument.name]) for argument in func._schema.arguments if argument.name in kwargs)
+
+
+def _memory(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _watching(made: Made) -> Callable[[FrameType, str, Argument], None]:
+    """A profiler that notes what Python changes, but for what torch does."""
+
+    def watch(frame: FrameType, event: str, arg: Argument) -> None:
+        if made.effect or _is_quiet(frame.f_code.co_filename):
+            return
+        found = ""
+        if event == "call":
+            found = _stores(frame.f_code)
+        elif event == "c_call" and getattr(arg, "__name__", "") in CHANGES and _is_container(arg):
+            line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            found = f"{type(arg.__self__).__name__}.{arg.__name__} ({line}) changes what Python has"
+        if found and not _logs(frame):
+            made.effect = found
+
+    return watch
+
+
+def _logs(frame: FrameType | None) -> bool:
+    """Whether a call comes from what is logged on the way, which is no part of a model."""
+    while frame is not None and frame.f_code.co_filename != logging.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_quiet(file: str) -> bool:
+    return file.startswith(QUIET) or (file.startswith(STANDARD) and "-packages" not in file)
+
+
+def _is_container(method: Argument) -> bool:
+    return type(getattr(method, "__self__", None)).__module__ in ("builtins", "collections")
+
+
+@functools.lru_cache(1024)
+def _stores(code: CodeType) -> str:
+    """What a function may change that is not its own, in words."""
+    for step in dis.get_instructions(code):
+        outside = step.opname == "STORE_DEREF" and step.argval in code.co_freevars
+        is_own = code.co_name == "__init__" and step.opname == "STORE_ATTR"
+        if (step.opname in STORES and not is_own) or outside:
+            place = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+            return f"{code.co_name} ({place}) may change what Python has"
+    return ""

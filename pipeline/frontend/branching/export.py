@@ -1,0 +1,89 @@
+"""Export a model that decides by data: its functions that do are written anew, and it is exported again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TypeVar
+
+from attrs import define, field
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from pipeline.errors import CaptureError
+from pipeline.frontend.blame import deciding
+from pipeline.frontend.branching import effects
+from pipeline.frontend.branching.rewriting import rewritten
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def with_both_branches(export: Callable[[], T]) -> T:
+    """Export. Where a function decides by data, both its branches are traced, and data chooses between the results.
+
+    Functions have their own code again when it is done. What they compute meanwhile in other threads is as ever.
+
+    Raises:
+        GuardOnDataDependentSymNode: data decides, and both branches cannot be computed; its cause says why, if it is
+            known.
+        CaptureError: the same, and the model catches that error.
+    """
+    functions, first = Functions(), None
+    try:
+        while True:
+            try:
+                with effects.traced() as trace:
+                    exported = export()
+                if not trace.asked:
+                    return exported
+                if not functions.rewrite(trace.asked[0]):
+                    raise _caught(trace.asked[0])
+            except GuardOnDataDependentSymNode as error:
+                first = first or error
+                if not functions.rewrite(deciding(error)):
+                    raise
+            except CaptureError as refusal:
+                if first is None:
+                    raise
+                raise first from refusal
+    finally:
+        functions.restore()
+
+
+def _caught(line: effects.Line) -> CaptureError:
+    place = f"{Path(line[0].co_filename).name}:{line[1]}"
+    why = f"the model decides by data at {place}, and catches torch.export's error: the program would have its way alone"
+    return CaptureError(why, "torch.where(condition, one, other) has both ways, torch.cond runs one of them")
+
+
+@define
+class Functions:
+    """The functions that are written anew, with their own code, and all codes that were looked at."""
+
+    own: list[tuple[FunctionType, CodeType]] = field(factory=list)
+    seen: set[CodeType] = field(factory=set)
+
+    def rewrite(self, found: effects.Line | None) -> bool:
+        """Write the function anew that decides by data at a line; whether that is done."""
+        if found is None or found[0] in self.seen:
+            return False
+        code, line = found
+        made = rewritten(code, line)
+        self.seen |= {code} if made is None else {code, made}
+        users = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+        if made is None or not users:
+            return False
+        for function in users:
+            self.own.append((function, code))
+            function.__code__ = made
+        place = f"{Path(code.co_filename).name}:{line}"
+        log.info("data decides in %s (%s): both branches are computed", code.co_name, place)
+        return True
+
+    def restore(self) -> None:
+        """Give them their own code."""
+        for function, code in self.own:
+            function.__code__ = code

@@ -1,0 +1,131 @@
+"""Random functions that decide by their data: branches in branches, loops and returns; one a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attrs import define, field
+
+NAMES = ("t", "u", "v")
+
+
+@define
+class Writer:
+    """A function under construction: its lines, and how far they are indented.
+
+    Attributes:
+        loops: how many loops are around the line, and ``open`` whether data has decided since the innermost.
+    """
+
+    seed: int
+    draw: random.Random = field(init=False)
+    lines: list[str] = field(factory=list)
+    depth: int = 1
+    loops: int = 0
+    open: bool = False
+    names: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+
+    def say(self, line: str) -> None:
+        """One more line."""
+        self.lines.append("    " * self.depth + line)
+
+    @contextmanager
+    def inside(self, line: str, loop: bool = False, data: bool = False) -> Iterator[None]:
+        """A block under this line."""
+        self.say(line)
+        before = self.loops, self.open
+        self.depth, self.loops, self.open = self.depth + 1, self.loops + loop, (self.open or data) and not loop
+        yield
+        self.depth, (self.loops, self.open) = self.depth - 1, before
+
+    def value(self, deep: int = 0) -> str:
+        """A tensor."""
+        a, b = self.draw.choice(NAMES), self.draw.choice(NAMES)
+        forms = [f"{a} + {b}", f"{a} * 0.5", f"{a}.tanh()", f"m.linear({a})", f"{a} - {b}.mean()", f"-{a}"]
+        forms += [f"{a} / 2 + k"]
+        if deep < 2 and self.draw.random() < 0.3:
+            condition, _ = self.condition()
+            return f"({self.value(deep + 1)} if {condition} else {self.value(deep + 1)})"
+        return self.draw.choice(forms)
+
+    def condition(self, deep: int = 0) -> tuple[str, bool]:
+        """A test, and whether data has its truth."""
+        a, b = self.draw.choice(NAMES), self.draw.choice(NAMES)
+        low, high = self.draw.randint(0, 1), self.draw.randint(0, 4)
+        data = [f"{a}.sum() > {b}.mean()", f"({a} > 1).any()", f"{a}.amax() < {low}", f"{a}.argmax()"]
+        data += [f"bool(({a} > {b}).all())", f"{a}.mean().item() > 0"]
+        plain = [f"k % 2 == {low}", "t.shape[1] == 4", f"k > {high}", "t is not None"]
+        if deep < 2 and self.draw.random() < 0.35:
+            (one, is_one), (other, is_other) = self.condition(deep + 1), self.condition(deep + 1)
+            form = self.draw.choice(["({} and {})", "({} or {})", "not ({} and not {})"])
+            return form.format(one, other), is_one or is_other
+        is_data = self.draw.random() < 0.7
+        return self.draw.choice(data if is_data else plain), is_data
+
+
+def assign(w: Writer) -> None:
+    a = w.draw.choice(NAMES)
+    w.say(w.draw.choice([f"{a} = {w.value()}", f"{a} = {w.value()}", "t, u = u, t", f"v = t if k else {w.value()}"]))
+
+
+def write(w: Writer) -> None:
+    a = w.draw.choice(NAMES)
+    w.say(f"{a} = {a}.clone()")
+    w.say(w.draw.choice([f"{a} += 1", f"{a}.mul_(0.5)", f"{a}[:, 1:].clamp_(-1, 1)"]))
+
+
+def branch(w: Writer) -> None:
+    condition, is_data = w.condition()
+    with w.inside(f"if {condition}:", data=is_data):
+        body(w)
+    while w.draw.random() < 0.3:
+        condition, is_more = w.condition()
+        is_data = is_data or is_more
+        with w.inside(f"elif {condition}:", data=is_data):
+            body(w)
+    if w.draw.random() < 0.6:
+        with w.inside("else:", data=is_data):
+            body(w)
+
+
+def loop(w: Writer) -> None:
+    w.names += 1
+    name = f"i{w.names}"
+    with w.inside(f"for {name} in range({w.draw.randint(1, 3)}):", loop=True):
+        body(w)
+        if w.draw.random() < 0.4:
+            w.say(f"if {name} == 1:")
+            w.say(f"    {w.draw.choice(['break', 'continue'])}")
+            body(w)
+        w.say(f"t = t + {name}")
+
+
+def leave(w: Writer) -> None:
+    """A return, where all that follows is the other branch."""
+    condition, is_data = w.condition()
+    with w.inside(f"if {condition}:", data=is_data):
+        body(w)
+        w.say(f"return {w.value()}, t")
+
+
+def body(w: Writer) -> None:
+    """A few statements; fewer the deeper they are."""
+    for _ in range(w.draw.randint(1, max(1, 5 - 2 * w.depth))):
+        kinds = {assign: 4, write: 1, **({branch: 4, loop: 1} if w.depth < 4 else {})}
+        w.draw.choices(list(kinds), list(kinds.values()))[0](w)
+
+
+def source(seed: int) -> str:
+    """The text of a function of a module with a ``linear``, a tensor of shape [N, 4] and a number."""
+    w = Writer(seed)
+    for _ in range(3):
+        body(w)
+        if w.draw.random() < 0.5:
+            leave(w)
+    first = f"def decides_{seed}(m, x, k):\n    t, u, v = x, x * 2, m.linear(x)\n"
+    return first + "\n".join(w.lines) + "\n    return u - v, t\n"

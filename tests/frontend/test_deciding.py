@@ -1,0 +1,96 @@
+"""Where data decides in Python, both branches are computed, and data chooses between what they give."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import pipeline
+from pipeline.frontend.branching import both
+from tests.frontend import deciding
+from tests.frontend.deciding import REFUSED, RIGHT, Deciding, Doubled, Forward
+
+X = torch.linspace(-1, 2, 12).reshape(3, 4)
+DIMS = ({0: torch.export.Dim("n", min=1, max=9)},)
+CALLS = (X, -X, X[:1], X * 3, X * 0, -X.abs(), torch.cat([X, X + 1]), X.masked_fill(X > 1, torch.inf))
+
+
+@pytest.fixture(autouse=True)
+def functions_are_as_they_were() -> Iterator[None]:
+    """Their own code, and the profiler that was set."""
+    codes = {name: f.__code__ for name, f in vars(deciding).items() if hasattr(f, "__code__")}
+    profiler = sys.getprofile()
+    yield
+    assert all(vars(deciding)[name].__code__ is code for name, code in codes.items())
+    assert sys.getprofile() is profiler
+
+
+def agrees(model: Deciding, device: str | None) -> None:
+    compile = pipeline.default(require_full_compilation=True, device=device)
+    run = compile(model, (X,), dynamic_shapes=DIMS).module("reference")
+    for x in CALLS:
+        ours, theirs = tree_leaves(run(x.clone())), tree_leaves(model(x.clone()))
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("function", RIGHT, ids=lambda f: f.__name__)
+def test_both_branches_are_computed(function: Forward, device: str | None) -> None:
+    agrees(Deciding(function).eval(), device)
+
+
+def test_what_a_class_inherits() -> None:
+    agrees(Doubled(deciding.returns).eval(), None)
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
+def test_what_would_be_left_behind_is_refused(function: Forward) -> None:
+    line = rf"Deciding decides by data, .*deciding\.py:\d+, .*both ways cannot be in a program: .*{REFUSED[function]}"
+    with pytest.raises(pipeline.CaptureError, match=line):
+        pipeline.capture(Deciding(function).eval(), (X,))
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (deciding.caught, r"decides by data at deciding\.py:\d+, and catches"),
+        (deciding.refused_and_caught, r"a branch of the if at deciding\.py:\d+, .* draws random numbers"),
+    ],
+)
+def test_what_the_model_catches_is_refused(function: Forward, why: str) -> None:
+    """torch.export gives the program of the error."""
+    with pytest.raises(pipeline.CaptureError, match=why):
+        pipeline.capture(Deciding(function).eval(), (X,))
+
+
+def test_a_model_without_source() -> None:
+    space: dict[str, Forward] = {}
+    exec("def f(m, x):\n    if x.sum() > 0:\n        x = x + 1\n    return x", space)
+    with pytest.raises(pipeline.CaptureError, match="decides by data"):
+        pipeline.capture(Deciding(space["f"]).eval(), (X,))
+
+
+def test_other_threads_decide_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written anew asks Python where nothing is traced."""
+    model, begins = Deciding(deciding.one_way).eval(), both.Choice.__init__
+    expected, found = [model(x) for x in (X, -X)], list[torch.Tensor]()
+
+    def asked(self: both.Choice, *args: Any) -> None:
+        begins(self, *args)
+        if self.is_open:
+            assert deciding.one_way.__code__.co_names[0] == "pipeline.frontend.branching"
+            thread = threading.Thread(target=lambda: found.extend(model(x) for x in (X, -X)))
+            thread.start()
+            thread.join()
+
+    monkeypatch.setattr(both.Choice, "__init__", asked)
+    pipeline.capture(Deciding(deciding.one_way).eval(), (X,))
+    assert len(found) == 2
+    torch.testing.assert_close(found, expected)
