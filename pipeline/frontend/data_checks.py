@@ -90,8 +90,8 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
             truth = _taken(sys._getframe(1), is_check=func is torch._assert)
             if truth is not None:
                 return lambda *_, **__: truth, args, kwargs
-            function, args, kwargs = override(self, func, args, kwargs)  # type: ignore[misc]
-            return effects.asked(function, sys._getframe(1)), args, kwargs
+            given: Argument = override(self, func, args, kwargs)
+            return effects.asked(given[0], sys._getframe(1)), *given[1:]
         return override(self, func, args, kwargs)
 
     return override_truths

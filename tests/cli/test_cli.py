@@ -81,9 +81,7 @@ def dropping() -> Any:
 def branching() -> Any:
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            while x.sum() < 0:
-                x = x + 1
-            return x
+            return x[:1] if x.sum() > 0 else x
 
     return Branching(), (torch.ones(2, 4),)
 

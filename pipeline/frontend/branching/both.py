@@ -162,7 +162,8 @@ class Choice:
             return no
         if not isinstance(yes, torch.Tensor) or not isinstance(no, torch.Tensor) or _facts(yes) != _facts(no):
             raise self._error(name, _kind(yes), _kind(no))
-        chosen = torch.where(self.test.reshape(()) != 0, yes, no)
+        test: Argument = self.test
+        chosen = torch.where(test.reshape(()) != 0, yes, no)
         effects.keep(chosen, [t for t, way in ((yes, True), (no, False)) if t not in self._made[way]], self.place)
         return chosen
 

@@ -55,7 +55,7 @@ def with_both_branches(export: Callable[[], T]) -> T:
 
 def _caught(line: effects.Line) -> CaptureError:
     place = f"{Path(line[0].co_filename).name}:{line[1]}"
-    why = f"the model decides by data at {place}, and catches torch.export's error: the program would have its way alone"
+    why = f"the model decides by data at {place}, and catches torch.export's error: a program would have its way alone"
     return CaptureError(why, "torch.where(condition, one, other) has both ways, torch.cond runs one of them")
 
 

@@ -37,6 +37,7 @@ from typing import Final
 
 from attrs import define
 
+from pipeline.aten.types import Argument
 from pipeline.frontend.branching.names import Names, inside, read_after, stored
 
 BOTH: Final = "_pipeline_both"
@@ -53,7 +54,8 @@ def rewritten(code: CodeType, line: int) -> CodeType | None:
     """The code of a function that traces both branches where data decides; None where its source is not at hand, or
     no ``if`` of this line can be written so."""
     tree = _tree(code)
-    function = None if tree is None else next((n for n in ast.walk(tree) if _is_of(n, code)), None)
+    functions = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    function = next((node for node in functions if _is_of(node, code)), None)
     if function is None or not any(_asks(node, line) for node in ast.walk(function)):
         return None
     if _READS_NAMES & set(code.co_names) or any(map(_is_strange, ast.walk(function))):
@@ -79,10 +81,9 @@ def _tree(code: CodeType) -> ast.Module | None:
     return ast.increment_lineno(tree, first - 1 - is_indented)
 
 
-def _is_of(node: ast.AST, code: CodeType) -> bool:
-    if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
-        return False
-    return code.co_firstlineno in (node.lineno, *(each.lineno for each in node.decorator_list))
+def _is_of(node: ast.FunctionDef, code: CodeType) -> bool:
+    lines = node.lineno, *(each.lineno for each in node.decorator_list)
+    return node.name == code.co_name and code.co_firstlineno in lines
 
 
 def _asks(node: ast.AST, line: int) -> bool:
@@ -113,8 +114,7 @@ def _compiled(function: ast.FunctionDef, code: CodeType) -> CodeType | None:
     made = next((each for each in _codes(module) if each.co_name == code.co_name), None)
     if made is None or made.co_freevars != code.co_freevars:
         return None
-    kept = {"co_name": code.co_name, "co_firstlineno": code.co_firstlineno}
-    return made.replace(**kept, **({"co_qualname": code.co_qualname} if hasattr(code, "co_qualname") else {}))
+    return made.replace(co_firstlineno=code.co_firstlineno, co_qualname=code.co_qualname)
 
 
 _FUTURE: Final = 0x1000000
@@ -235,7 +235,7 @@ class _Writer:
 
     def test(self, test: ast.expr) -> ast.expr:
         """A test that may be a tensor."""
-        return test if _needs_its_place(test) else _Tests().visit(test)  # type: ignore[no-any-return]
+        return test if _needs_its_place(test) else _Tests().visit(test)
 
 
 class _Expressions(ast.NodeTransformer):
@@ -253,16 +253,16 @@ class _Expressions(ast.NodeTransformer):
         test, yes, no = (self.visit(part) for part in (self.writer.test(node.test), node.body, node.orelse))
         return ast.copy_location(_call("either", test, _lambda(yes), _lambda(no), _constant(place)), node)
 
-    def visit(self, node: ast.AST) -> ast.AST:
+    def visit(self, node: Argument) -> Argument:
         """What has names of its own stays as it is."""
         own = ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-        return node if isinstance(node, own) else super().visit(node)  # type: ignore[no-any-return]
+        return node if isinstance(node, own) else super().visit(node)
 
 
 class _Tests(ast.NodeTransformer):
     """A test in operators that take tensors: ``not a``, ``a and b``, ``a.item()``, ``bool(a)``."""
 
-    def visit(self, node: ast.AST) -> ast.AST:
+    def visit(self, node: Argument) -> Argument:
         """Only what a test is made of: not what its functions are called with."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return ast.copy_location(_call("negation", self.visit(node.operand)), node)
