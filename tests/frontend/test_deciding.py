@@ -12,7 +12,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import pipeline
+from benchmarks import zoo
 from pipeline.frontend.branching import both
+from pipeline.stages import unbuilt
 from tests.frontend import deciding
 from tests.frontend.deciding import REFUSED, RIGHT, Deciding, Doubled, Forward
 
@@ -44,6 +46,15 @@ def agrees(model: Deciding, device: str | None) -> None:
 @pytest.mark.parametrize("function", RIGHT, ids=lambda f: f.__name__)
 def test_both_branches_are_computed(function: Forward, device: str | None) -> None:
     agrees(Deciding(function).eval(), device)
+
+
+def test_bart_in_float16_is_one_engine() -> None:
+    """It clamps where a number is not finite."""
+    bart = next(each for each in zoo.architectures("text") if each.name == "bart")
+    program, _ = zoo.captured(bart.case(torch.float16), zoo.known_dims(bart))
+    compiled = pipeline.default(require_full_compilation=True).replace("build", unbuilt)(program)
+    assert len(compiled.partitioned.engine_segments) == 1
+    assert sum(node.target == torch.ops.aten.isfinite.default for node in program.graph.nodes) > 1
 
 
 def test_what_a_class_inherits() -> None:
