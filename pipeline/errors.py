@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
@@ -284,14 +285,16 @@ def _line_of(trace: str) -> str:
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return ""
-    frame = next((f for f in reversed(frames) if not f["file"].startswith((_torch_folder(), "<"))), frames[-1])
+    frame = next((f for f in reversed(frames) if not f["file"].startswith((folder_of("torch"), "<"))), frames[-1])
     place = f"{PurePath(frame['file']).name}:{frame['line']}"
     return f"{place}, {frame['code']}" if frame["code"] else place
 
 
 @cache
-def _torch_folder() -> str:
-    return f"{Path(torch.__file__).parent}{os.sep}"
+def folder_of(package: str) -> str:
+    """The folder of a package that is imported, as its files' paths begin: not as those of another package begin, whose
+    name begins so (``torchvision``)."""
+    return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
 
 
 def worded(error: BaseException) -> str:
@@ -304,7 +307,7 @@ def worded(error: BaseException) -> str:
 def raised_at(error: BaseException) -> str:
     """The file and line that raised an exception, the innermost outside torch: `model.py, line 41`."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_torch_folder())] or list(frames)
+    own = [frame for frame in frames if not frame.filename.startswith(folder_of("torch"))] or list(frames)
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 

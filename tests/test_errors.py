@@ -3,8 +3,10 @@
 import builtins
 import importlib
 import inspect
+import os
 import pickle
 import pkgutil
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +23,7 @@ from pipeline.errors import (
     RefitError,
     ShapeError,
     UnsupportedOperatorException,
+    folder_of,
     source_line,
 )
 
@@ -124,3 +127,11 @@ def test_the_source_line_is_the_users_and_not_torchs() -> None:
     line = Net.forward.__code__.co_firstlineno + 2
     assert source_line(linear) == f"test_errors.py:{line}, return self.layer(x)"
     assert source_line(next(iter(graph.nodes))) == ""
+
+
+@pytest.mark.parametrize("package", ["torch", "pipeline", "torch.export"])
+def test_a_folder_is_not_that_of_a_package_whose_name_begins_so(package: str) -> None:
+    """``torchvision`` is no part of torch."""
+    file = str(sys.modules[package].__file__)
+    assert file.startswith(folder_of(package))
+    assert not file.replace(f"{os.sep}__init__.py", f"vision{os.sep}__init__.py").startswith(folder_of(package))

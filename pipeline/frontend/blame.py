@@ -20,14 +20,14 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_pa
 
 from pipeline.aten.dtypes import Misfit, misfits, short
 from pipeline.aten.types import Argument
-from pipeline.errors import CaptureError, DtypeError, source_line, worded
+from pipeline.errors import CaptureError, DtypeError, folder_of, source_line, worded
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.inputs import Input
 from pipeline.program import Program
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
-NOT_THE_MODELS: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"), "<")
 """Where files are that no model is written in."""
 
 _SPEAKS_OF_DTYPES = re.compile(

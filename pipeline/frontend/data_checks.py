@@ -25,14 +25,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 
 from pipeline.aten.types import Argument, Target
-from pipeline.errors import line_of
+from pipeline.errors import folder_of, line_of
 from pipeline.frontend.branching import effects
 
 aten = torch.ops.aten
 
-TORCH: Final = str(Path(torch.__file__).parent)
-EXPORT: Final = str(Path(torch.export.__file__).parent)
-OURS: Final = str(Path(__file__).parent)
+EXPORT: Final = folder_of("torch.export")
+NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
 LONGEST: Final = 80
 """Instructions before an error is raised: its message may be long."""
 ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
@@ -128,7 +127,7 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
 
 def _is_not_the_models(frame: FrameType) -> bool:
     """Whether a frame is of torch or of ours."""
-    return frame.f_code.co_filename.startswith((TORCH, OURS))
+    return frame.f_code.co_filename.startswith(NOT_THE_MODELS)
 
 
 @functools.lru_cache(1024)

@@ -23,11 +23,10 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.apart import why_apart
 from pipeline.aten.types import Argument, Target
-from pipeline.errors import CaptureError
+from pipeline.errors import CaptureError, folder_of
 from pipeline.frontend.replacement import Kernel
 
-_KNOWN: Final = ("torch", "sympy", "mpmath", "pipeline")
-QUIET: Final = (*(str(Path(str(sys.modules[name].__file__)).parent) for name in _KNOWN), "<")
+QUIET: Final = (*map(folder_of, ("torch", "sympy", "mpmath", "pipeline")), "<")
 """Where the code is whose operators tell all that it does: torch's and ours, and what torch computes sizes with."""
 STANDARD: Final = sysconfig.get_path("stdlib")
 """Where Python's own is."""
