@@ -12,7 +12,7 @@ from pipeline.aten.types import Argument, Target
 _BY_POSITIONS: Final = """
     index _unsafe_index index_select gather take take_along_dim embedding embedding_bag _embedding_bag
     _embedding_bag_forward_only scatter scatter_add scatter_reduce index_put _unsafe_index_put index_copy index_fill
-    index_add index_reduce put one_hot bincount
+    index_add index_reduce put one_hot bincount _index_put_impl
 """
 BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
 """Operators that read or write at positions in data."""
@@ -20,28 +20,36 @@ BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
 _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
-def why_apart(target: Target, args: Argument, value: object) -> str:
+def why_apart(target: Target, args: Argument, value: object, *, undone: bool = False) -> str:
     """Why a call, with its result, must not run in a branch that is not taken; empty if it may.
 
     Args:
         target: the operator.
         args: its arguments: nodes, or tensors.
         value: its result, which may be fake.
+        undone: what it writes is written back where the branch is not taken.
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
-    name = "" if schema is None else schema.name.partition("::")[2]
+    name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
     kind = does(target)
     if kind is Does.DRAWS:
         return "draws random numbers"
-    if schema is not None and (schema.is_mutable or not schema.returns):
+    if schema is not None and (not schema.returns or (schema.is_mutable and not undone)):
         return "has an effect"
     if kind is Does.READS and not name.startswith("sym_"):
         return "reads data"
-    if name in BY_POSITIONS:
+    if name in BY_POSITIONS and not _is_by_mask(args):
         return "reads or writes at positions that may be valid only there"
     if name in _DIVIDES and _divides_whole_numbers(args, value):
         return "divides by whole numbers that may be 0 elsewhere"
     return ""
+
+
+def _is_by_mask(args: Argument) -> bool:
+    """Whether positions are those where a mask holds: ``x[mask] = 0``."""
+    places = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
+    values = [place.meta.get("val") if isinstance(place, torch.fx.Node) else place for place in places]
+    return bool(values) and all(isinstance(v, torch.Tensor) and v.dtype == torch.bool for v in values)
 
 
 def _divides_whole_numbers(args: Argument, value: object) -> bool:

@@ -19,7 +19,7 @@ class Deciding(nn.Module):
         torch.manual_seed(0)
         self.function, self.linear, self.other = function, nn.Linear(4, 4), nn.Linear(4, 4)
         self.table, self.drop = nn.Embedding(4, 4), nn.Dropout(0.5)
-        self.seen: list[Tensor] = []
+        self.register_buffer("calls", torch.zeros(2))
         self.count = 0
 
     def forward(self, x: Tensor) -> Any:
@@ -104,6 +104,7 @@ def returns_where_python_decides(m: Deciding, x: Tensor) -> Any:
     if x.sum() > 0:
         x = x + 1
     if x.shape[1] == 4:
+        m.count += 0
         return m.linear(x), 3
     m.count += 1
     return x
@@ -262,6 +263,84 @@ def draws(m: Deciding, x: Tensor) -> Tensor:
     return x
 
 
+def resizes(m: Deciding, x: Tensor) -> Tensor:
+    y = m.linear(x)
+    if x.sum() > 0:
+        y.unsqueeze_(0)
+    return y
+
+
+def assigns_an_item(m: Deciding, x: Tensor) -> Tensor:
+    found = {"x": x}
+    if x.sum() > 0:
+        found["x"] = x * 2
+    return found["x"]
+
+
+def counts_in_a_number(m: Deciding, x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        m.count += 1
+    return m.linear(x)
+
+
+def assigns_an_item_elsewhere(m: Deciding, x: Tensor) -> Tensor:
+    found = [x]
+    if x.sum() > 0:
+        found[0], y = x * 2, x
+        x = y + 1
+    return found[0]
+
+
+def writes_to_what_decides(m: Deciding, x: Tensor) -> Tensor:
+    y = m.linear(x)
+    first = y[0, 0]
+    if first > 0:
+        y.sub_(9)
+    else:
+        y += first
+    return y * 2
+
+
+def writes_to_its_input(m: Deciding, x: Tensor) -> Tensor:
+    """As pictures are brought to numbers of 0 to 1."""
+    if x.amax() > 1:
+        x /= 255.0
+    return m.linear(x)
+
+
+def assigns_elements(m: Deciding, x: Tensor) -> Tensor:
+    y = m.linear(x)
+    row = y[0]
+    if x.sum() > 0:
+        y[:, 1] = 0.5
+        y[y < 0] = 2
+        row += 1
+        if x.amax() > 1:
+            y[:, 2] *= x[:, 0]
+            row[3] = y.amax()
+    else:
+        row[:2] = y[0, 2:]
+    return y + row
+
+
+def writes_within(m: Deciding, x: Tensor) -> Tensor:
+    """Where the outer branch is not taken, what the inner one writes is as it was."""
+    w = x + 0.5
+    if x.amax() < 1:
+        if x.sum() > -20:
+            w.clamp_(-0.5, 0.5)
+        if x.amin() < 0:
+            w -= 1
+    return m.linear(w)
+
+
+def counts_calls(m: Deciding, x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        m.calls += 1
+        m.calls[1].add_(x.amax())
+    return m.linear(x) + m.calls.sum()
+
+
 def writes_elsewhere(m: Deciding, x: Tensor) -> Tensor:
     y = m.linear(x)
     if x.sum() > 0:
@@ -372,11 +451,14 @@ def asks_later(m: Deciding, x: Tensor) -> Tensor:
 RIGHT: Final = (
     *(one_way, two_ways, clamped, many_ways, nested, returns, returns_soon, returns_where_python_decides, in_a_loop),
     *(loops_inside, before_its_turn, in_an_expression, ends_with_nothing, with_numbers, of_one_element, of_numbers),
+    *(writes_elsewhere, writes_to_what_decides, writes_to_its_input, assigns_elements, writes_within),
     *(in_a_function, in_a_closure, writes_to_its_own, keeps_what_is_not_finite, checks, collects),
 )
 REFUSED: Final[dict[Forward, str]] = {
     draws: "draws random numbers",
-    writes_elsewhere: r"add_.* has an effect",
+    resizes: r"has an effect",
+    assigns_an_item: "changes a dict",
+    counts_in_a_number: "changes a int",
     looks_up: "reads or writes at positions",
     appends: r"list\.append \(deciding\.py:\d+\) changes what Python has",
     extends: "changes a list",

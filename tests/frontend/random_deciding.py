@@ -47,7 +47,7 @@ class Writer:
         """A tensor."""
         a, b = self.draw.choice(NAMES), self.draw.choice(NAMES)
         forms = [f"{a} + {b}", f"{a} * 0.5", f"{a}.tanh()", f"m.linear({a})", f"{a} - {b}.mean()", f"-{a}"]
-        forms += [f"{a} / 2 + k"]
+        forms += [f"{a} / 2 + k", f"{a} * 0.5 + w", f"w - {a}"]
         if deep < 2 and self.draw.random() < 0.3:
             condition, _ = self.condition()
             return f"({self.value(deep + 1)} if {condition} else {self.value(deep + 1)})"
@@ -77,6 +77,23 @@ def write(w: Writer) -> None:
     a = w.draw.choice(NAMES)
     w.say(f"{a} = {a}.clone()")
     w.say(w.draw.choice([f"{a} += 1", f"{a}.mul_(0.5)", f"{a}[:, 1:].clamp_(-1, 1)"]))
+
+
+def write_in_place(w: Writer) -> None:
+    """A write to a tensor that is never chosen, in whatever branch it stands."""
+    a, column = w.draw.choice(NAMES), w.draw.randint(0, 2)
+    w.say(
+        w.draw.choice(
+            [
+                f"w += {a} * 0.1",
+                f"w[:, {column}:] *= 0.5",
+                f"w[w > 1] = {column}",
+                f"w[:, {column}] = {a}[:, {column + 1}]",
+                "w.clamp_(-2, 2)",
+                f"w[:, {column}].sub_(1)",
+            ]
+        )
+    )
 
 
 def branch(w: Writer) -> None:
@@ -110,13 +127,13 @@ def leave(w: Writer) -> None:
     condition, is_data = w.condition()
     with w.inside(f"if {condition}:", data=is_data):
         body(w)
-        w.say(f"return {w.value()}, t")
+        w.say(f"return {w.value()}, t, w")
 
 
 def body(w: Writer) -> None:
     """A few statements; fewer the deeper they are."""
     for _ in range(w.draw.randint(1, max(1, 5 - 2 * w.depth))):
-        kinds = {assign: 4, write: 1, **({branch: 4, loop: 1} if w.depth < 4 else {})}
+        kinds = {assign: 4, write: 1, write_in_place: 2, **({branch: 4, loop: 1} if w.depth < 4 else {})}
         w.draw.choices(list(kinds), list(kinds.values()))[0](w)
 
 
@@ -127,5 +144,5 @@ def source(seed: int) -> str:
         body(w)
         if w.draw.random() < 0.5:
             leave(w)
-    first = f"def decides_{seed}(m, x, k):\n    t, u, v = x, x * 2, m.linear(x)\n"
-    return first + "\n".join(w.lines) + "\n    return u - v, t\n"
+    first = f"def decides_{seed}(m, x, k):\n    t, u, v, w = x, x * 2, m.linear(x), x + 0.5\n"
+    return first + "\n".join(w.lines) + "\n    return u - v, t, w\n"

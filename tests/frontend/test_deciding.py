@@ -37,8 +37,9 @@ def agrees(model: Deciding, device: str | None) -> None:
     compile = pipeline.default(require_full_compilation=True, device=device)
     run = compile(model, (X,), dynamic_shapes=DIMS).module("reference")
     for x in CALLS:
-        ours, theirs = tree_leaves(run(x.clone())), tree_leaves(model(x.clone()))
-        for a, b in zip(ours, theirs, strict=True):
+        given, same = x.clone(), x.clone()
+        ours, theirs = tree_leaves(run(given)), tree_leaves(model(same))
+        for a, b in zip([*ours, given], [*theirs, same], strict=True):
             torch.testing.assert_close(a, b, equal_nan=True)
 
 
@@ -57,6 +58,14 @@ def test_bart_in_float16_is_one_engine() -> None:
     assert sum(node.target == torch.ops.aten.isfinite.default for node in program.graph.nodes) > 1
 
 
+def test_a_buffer_is_written_where_data_decides() -> None:
+    model = Deciding(deciding.counts_calls).eval()
+    run = pipeline.default(require_full_compilation=True)(model, (X,), dynamic_shapes=DIMS).module("reference")
+    for x in CALLS[:-1]:
+        torch.testing.assert_close(run(x), model(x))
+    torch.testing.assert_close(run.get_buffer("calls"), model.calls)
+
+
 def test_what_a_class_inherits() -> None:
     agrees(Doubled(deciding.returns).eval(), None)
 
@@ -72,11 +81,12 @@ def test_what_would_be_left_behind_is_refused(function: Forward) -> None:
     ("function", "why"),
     [
         (deciding.caught, r"decides by data at deciding\.py:\d+, and catches"),
+        (deciding.assigns_an_item_elsewhere, r"decides by data, .*deciding\.py:\d+, if x\.sum"),
         (deciding.refused_and_caught, r"a branch of the if at deciding\.py:\d+, .* draws random numbers"),
     ],
 )
-def test_what_the_model_catches_is_refused(function: Forward, why: str) -> None:
-    """torch.export gives the program of the error."""
+def test_others_are_refused(function: Forward, why: str) -> None:
+    """What a model catches, too: torch.export gives the program of the error."""
     with pytest.raises(pipeline.CaptureError, match=why):
         pipeline.capture(Deciding(function).eval(), (X,))
 

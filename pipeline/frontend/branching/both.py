@@ -81,6 +81,18 @@ def truth(value: Argument) -> object:
     return value if is_open(value) else bool(value)
 
 
+def tensor(value: Argument) -> Argument:
+    """The tensor that a branch changes: ``x[:, 0] = 1``, ``self.calls += 1``.
+
+    Raises:
+        CaptureError: it is a number, a list or the like, and the branch may not be taken.
+    """
+    if effects.is_open_branch() and not isinstance(value, torch.Tensor):
+        why = f"a branch that data decides changes a {type(value).__name__}"
+        raise effects.refused(f"{why}: it may not be taken, and must leave nothing behind", HINT)
+    return value
+
+
 def either(test: Argument, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> object:
     """``yes if test else no``"""
     if not is_open(test):
@@ -105,7 +117,7 @@ class Choice:
         self, test: Argument, place: str, values: Mapping[str, Argument], names: Sequence[str], kept: Sequence[str]
     ) -> None:
         self.is_open = is_open(test)
-        self.test = test if self.is_open else bool(test)
+        self.test: Argument = test.reshape(()) != 0 if self.is_open else bool(test)  # a branch may write to the tensor
         self.place, self.names, self.kept = place, names, frozenset(kept)
         self.before = tuple(values.get(name, UNSET) for name in names) if self.is_open else ()
         self._held = [(v, copy(v)) for v in values.values() if isinstance(v, list | dict | set)] if self.is_open else []
@@ -120,17 +132,18 @@ class Choice:
         """A context of a branch."""
         if not self.is_open:
             return nullcontext()
-        watched = effects.NoneIn(f"in a branch of the if at {self.place}, which data decides", HINT)
-        self._made[way] = watched.made
-        return watched
+        self._made[way] = effects.Made(undoes=True)
+        return effects.NoneIn(f"in a branch of the if at {self.place}, which data decides", HINT, self._made[way])
 
     def ends(self, way: bool, values: Mapping[str, Argument]) -> None:
-        """Take what a branch has set.
+        """Take what a branch has set, and write back what it has written where it is not taken.
 
         Raises:
             CaptureError: it has changed a list, dict or set of the function's (``parts += [x]``).
         """
         if self.is_open:
+            for tensor, before in reversed(self._made[way].written):
+                tensor.copy_(torch.where(self.test == way, tensor, before))
             self._after[way] = tuple(values.get(name, UNSET) for name in self.names)
             changed = next((type(now).__name__ for now, before in self._held if not _is_as_before(now, before)), "")
             if changed:
@@ -162,8 +175,7 @@ class Choice:
             return no
         if not isinstance(yes, torch.Tensor) or not isinstance(no, torch.Tensor) or _facts(yes) != _facts(no):
             raise self._error(name, _kind(yes), _kind(no))
-        test: Argument = self.test
-        chosen = torch.where(test.reshape(()) != 0, yes, no)
+        chosen = torch.where(self.test, yes, no)
         effects.keep(chosen, [t for t, way in ((yes, True), (no, False)) if t not in self._made[way]], self.place)
         return chosen
 
@@ -194,4 +206,6 @@ def _kind(value: object) -> str:
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, shape_of(value)))
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    if isinstance(value, tuple | list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
     return str(value)[:40]

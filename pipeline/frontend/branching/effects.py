@@ -26,6 +26,8 @@ from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError, folder_of
 from pipeline.frontend.replacement import Kernel
 
+aten = torch.ops.aten
+
 QUIET: Final = (*map(folder_of, ("torch", "sympy", "mpmath", "pipeline")), "<")
 """Where the code is whose operators tell all that it does: torch's and ours, and what torch computes sizes with."""
 STANDARD: Final = sysconfig.get_path("stdlib")
@@ -49,15 +51,42 @@ class Made:
     """What a branch makes, and what it leaves behind.
 
     Attributes:
+        undoes: whether what it writes is written back where it is not taken.
         memory: the memory of the tensors that it made.
         effect: what it leaves behind first, in words.
+        written: tensors from before that it writes to, with copies, in order.
     """
 
+    undoes: bool = False
     memory: set[StorageWeakRef] = field(factory=set)
     effect: str = ""
+    written: list[tuple[torch.Tensor, torch.Tensor]] = field(factory=list)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return _memory(tensor) in self.memory
+
+    def is_undone(self, func: Target) -> bool:
+        """Whether what an operator writes can be written back: it changes no sizes."""
+        return self.undoes and torch.Tag.inplace_view not in func.tags
+
+    def save(self, tensor: torch.Tensor, copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Keep a copy of a tensor from before that is written for the first time."""
+        if tensor not in self and not any(tensor is known for known, _ in self.written):
+            self.written.append((tensor, copied(tensor)))
+
+    def take(self, inner: Made) -> None:
+        """Take what a branch in this one has made, and the copies from before it wrote."""
+        for tensor, before in inner.written:
+            self.save(tensor, lambda _, before=before: before)
+        self.memory |= inner.memory
+
+    def note(self, func: Target, given: Argument, written: set[StorageWeakRef], result: object) -> None:
+        """Note what a call leaves behind, and the memory that it makes."""
+        undone = self.is_undone(func) or bool(written and written <= self.memory)
+        why = why_apart(func, given[0], result, undone=undone)
+        self.effect = self.effect or (f"{func} {why}" if why else "")
+        before = {_memory(t) for t in tree_leaves(given) if isinstance(t, torch.Tensor)}
+        self.memory |= {_memory(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)} - before
 
 
 @define
@@ -122,6 +151,12 @@ def asked(truth: Callable[..., Argument], frame: FrameType | None) -> Callable[.
     return noted
 
 
+def is_open_branch() -> bool:
+    """Whether a branch is traced that may not be taken."""
+    trace = _trace.get()
+    return trace is not None and bool(trace.open)
+
+
 def is_traced() -> bool:
     """Whether branches may be open."""
     return _trace.get() is not None
@@ -134,6 +169,7 @@ class NoneIn:
     Args:
         what: it, in words.
         hint: how to go on where it does.
+        made: what it makes.
 
     Raises:
         CaptureError: it does; the message says what.
@@ -141,7 +177,7 @@ class NoneIn:
 
     what: str
     hint: str
-    made: Made = field(init=False, factory=Made)
+    made: Made = field(factory=Made)
     _before: Argument = field(init=False, default=None)
 
     def __enter__(self) -> Made:
@@ -164,7 +200,7 @@ class NoneIn:
             why = f"{self.what}, {self.made.effect}: it may not be taken, and must leave nothing behind"
             raise refused(why, self.hint)
         if trace.open:
-            trace.open[-1].memory |= self.made.memory
+            trace.open[-1].take(self.made)
 
 
 def keep(chosen: torch.Tensor, shared: Sequence[torch.Tensor], place: str) -> None:
@@ -180,32 +216,33 @@ def noting(own: Kernel) -> Kernel:
     """Wrap torch's tracing of a call, to note what it does to a branch that is open."""
 
     def proxy_call(mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument) -> object:
-        result = own(mode, func, pre_dispatch, args, kwargs)
         trace = _trace.get()
         if trace is None:
-            return result
-        written = set(_written(func, args, kwargs or {}))
-        for chosen, memory, place in trace.kept:
-            if written & memory and chosen() is not None:
+            return own(mode, func, pre_dispatch, args, kwargs)
+        written = list(_written(func, args, kwargs or {}))
+        branch = trace.open[-1] if trace.open else None
+        if branch is not None and branch.is_undone(func):
+            for tensor in written:
+                branch.save(tensor, lambda value: own(mode, aten.clone.default, pre_dispatch, (value,), {}))
+        result = own(mode, func, pre_dispatch, args, kwargs)
+        memory = set(map(_memory, written))
+        for chosen, shared, place in trace.kept:
+            if memory & shared and chosen() is not None:
                 why = f"the model writes in place to what the if at {place} chose by data, or chose from"
                 raise refused(why, "write to a clone: which of two tensors is written is for data to say")
-        if trace.open:
-            made = trace.open[-1]
-            why = "" if written and written <= made.memory else why_apart(func, args, result)
-            made.effect = made.effect or (f"{func} {why}" if why else "")
-            given = {_memory(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-            made.memory |= {_memory(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)} - given
+        if branch is not None:
+            branch.note(func, (args, kwargs), memory, result)
         return result
 
     return proxy_call
 
 
-def _written(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[StorageWeakRef]:
-    """The memory that a call writes to."""
+def _written(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[torch.Tensor]:
+    """The tensors that a call writes to."""
     if func._schema.is_mutable:
         for argument, value in (*zip(func._schema.arguments, args, strict=False), *_named(func, kwargs)):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                yield from (_memory(t) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+                yield from (tensor for tensor in tree_leaves(value) if isinstance(tensor, torch.Tensor))
 
 
 def _named(func: Target, kwargs: Mapping[str, Argument]) -> Iterator[tuple[Argument, Argument]]:

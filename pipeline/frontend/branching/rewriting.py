@@ -22,8 +22,8 @@ After, where ``both`` is `pipeline.frontend.branching.both`::
         (y,) = choice.merged()
 
 What Python decides, it decides as before. A branch that returns becomes one that sets a name, and what follows the
-``if`` the other branch. An ``if`` stays as it is where a branch does more than to set names: assigns to attributes or
-elements, leaves a loop, raises.
+``if`` the other branch. Elements are assigned to tensors alone (``both.tensor(x)[0] = 1``). An ``if`` stays as it is
+where a branch does more: assigns attributes (but for ``self.calls += 1`` of a tensor), leaves a loop, raises.
 """
 
 from __future__ import annotations
@@ -174,6 +174,11 @@ class _Writer:
             names = sorted(stored([*s.body, *s.orelse]))
             kept = [name for name in names if name in self.after[s]]
             return self._choice(s, self._each(s.body), self._each(s.orelse), names, kept)
+        if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Attribute) and _is_plain(s.target):
+            return self._added(s, s.target)
+        for target in getattr(s, "targets", [getattr(s, "target", None)]):
+            if isinstance(target, ast.Subscript):
+                target.value = _call("tensor", target.value)
         for name, part in ast.iter_fields(s):
             if isinstance(part, ast.expr):
                 setattr(s, name, _Expressions(self).visit(part))
@@ -182,6 +187,14 @@ class _Writer:
         for handler in getattr(s, "handlers", ()):
             handler.body = self._each(handler.body)
         return [s]
+
+    def _added(self, s: ast.AugAssign, target: ast.Attribute) -> list[ast.stmt]:
+        """``self.calls += 1``, which writes to a tensor if there is one."""
+        name, held = self.new("held"), ast.Attribute(target.value, target.attr, ast.Load())
+        value = _Expressions(self).visit(s.value)
+        add = ast.AugAssign(ast.Name(name, ast.Store()), s.op, value)
+        made = [_set(name, _call("tensor", held)), add, ast.Assign([target], ast.Name(name, ast.Load()))]
+        return [_at(each, s.lineno) for each in made]
 
     def _returning(self, s: ast.If, rest: Sequence[ast.stmt]) -> list[ast.stmt] | None:
         """An ``if`` of which a branch returns, with what follows it in the other."""
@@ -296,10 +309,20 @@ def _is_pure(statements: Sequence[ast.stmt]) -> bool:
     jumps = [node for node in nodes if isinstance(node, ast.Break | ast.Continue)]
     if any(isinstance(node, (*_EFFECTS, *_OTHERS)) for node in nodes):
         return False
-    if any(isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load) for n in nodes):
+    assigned = {id(target) for n in nodes for target in getattr(n, "targets", [getattr(n, "target", None)])}
+    stores = [n for n in nodes if isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load)]
+    added = {id(n.target) for n in nodes if isinstance(n, ast.AugAssign) and _is_plain(n.target)}
+    if any(id(n) not in (added if isinstance(n, ast.Attribute) else assigned) for n in stores):
         return False
     own = {node for loop in loops for node in inside([*loop.body, *loop.orelse])}
     return own >= set(jumps) and not (statements and isinstance(statements[-1], ast.Raise))
+
+
+def _is_plain(target: ast.expr) -> bool:
+    """Whether a target is ``self.a.b``, whose parts can be read twice."""
+    while isinstance(target, ast.Attribute):
+        target = target.value
+    return isinstance(target, ast.Name)
 
 
 def _needs_its_place(part: ast.expr) -> bool:
