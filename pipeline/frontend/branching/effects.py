@@ -69,15 +69,13 @@ class Made:
         """Whether what an operator writes can be written back: it changes no sizes."""
         return self.undoes and torch.Tag.inplace_view not in func.tags
 
-    def save(self, tensor: torch.Tensor, copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Keep a copy of a tensor from before that is written for the first time."""
-        if tensor not in self and not any(tensor is known for known, _ in self.written):
-            self.written.append((tensor, copied(tensor)))
+    def is_before(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is from before, and has not been written."""
+        return tensor not in self and not any(tensor is known for known, _ in self.written)
 
     def take(self, inner: Made) -> None:
         """Take what a branch in this one has made, and the copies from before it wrote."""
-        for tensor, before in inner.written:
-            self.save(tensor, lambda _, before=before: before)
+        self.written += [(tensor, copy) for tensor, copy in inner.written if self.is_before(tensor)]
         self.memory |= inner.memory
 
     def note(self, func: Target, given: Argument, written: set[StorageWeakRef], result: object) -> None:
@@ -222,8 +220,8 @@ def noting(own: Kernel) -> Kernel:
         written = list(_written(func, args, kwargs or {}))
         branch = trace.open[-1] if trace.open else None
         if branch is not None and branch.is_undone(func):
-            for tensor in written:
-                branch.save(tensor, lambda value: own(mode, aten.clone.default, pre_dispatch, (value,), {}))
+            for tensor in filter(branch.is_before, written):
+                branch.written.append((tensor, own(mode, aten.clone.default, pre_dispatch, (tensor,), {})))
         result = own(mode, func, pre_dispatch, args, kwargs)
         memory = set(map(_memory, written))
         for chosen, shared, place in trace.kept:
