@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +17,9 @@ import pipeline
 from benchmarks import zoo
 from pipeline.frontend.branching import both
 from pipeline.stages import unbuilt
-from tests.frontend import deciding
-from tests.frontend.deciding import REFUSED, RIGHT, Deciding, Doubled, Forward
+from tests.frontend import deciding, deciding_refused
+from tests.frontend.deciding import RIGHT, Deciding, Doubled, Forward
+from tests.frontend.deciding_refused import REFUSED
 
 X = torch.linspace(-1, 2, 12).reshape(3, 4)
 DIMS = ({0: torch.export.Dim("n", min=1, max=9)},)
@@ -72,23 +75,37 @@ def test_what_a_class_inherits() -> None:
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
 def test_what_would_be_left_behind_is_refused(function: Forward) -> None:
-    line = rf"Deciding decides by data, .*deciding\.py:\d+, .*both ways cannot be in a program: .*{REFUSED[function]}"
-    with pytest.raises(pipeline.CaptureError, match=line):
+    line = r"Deciding decides by data, .*deciding_refused\.py:\d+, .*both ways cannot be in a program: .*"
+    with pytest.raises(pipeline.CaptureError, match=line + REFUSED[function]):
         pipeline.capture(Deciding(function).eval(), (X,))
 
 
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (deciding.caught, r"decides by data at deciding\.py:\d+, and catches"),
-        (deciding.assigns_an_item_elsewhere, r"decides by data, .*deciding\.py:\d+, if x\.sum"),
-        (deciding.refused_and_caught, r"a branch of the if at deciding\.py:\d+, .* draws random numbers"),
+        (deciding_refused.caught, r"decides by data at deciding_refused\.py:\d+, and catches"),
+        (deciding_refused.assigns_an_item_elsewhere, r"decides by data, .*deciding_refused\.py:\d+, if x\.sum"),
+        (deciding_refused.refused_and_caught, r"the if at deciding_refused\.py:\d+, .* draws random numbers"),
     ],
 )
 def test_others_are_refused(function: Forward, why: str) -> None:
     """What a model catches, too: torch.export gives the program of the error."""
     with pytest.raises(pipeline.CaptureError, match=why):
         pipeline.capture(Deciding(function).eval(), (X,))
+
+
+def test_what_is_collected_meanwhile_is_no_effect() -> None:
+    seen = types.SimpleNamespace(count=0)
+
+    def counted(phase: str, info: object) -> None:
+        seen.count += 1
+
+    gc.callbacks.append(counted)
+    try:
+        pipeline.capture(Deciding(deciding.collects_garbage).eval(), (X,))
+    finally:
+        gc.callbacks.remove(counted)
+    assert seen.count
 
 
 def test_a_model_without_source() -> None:

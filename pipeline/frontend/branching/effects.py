@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import logging
 import sys
 import sysconfig
@@ -263,17 +264,22 @@ def _watching(made: Made) -> Callable[[FrameType, str, Argument], None]:
         elif event == "c_call" and getattr(arg, "__name__", "") in CHANGES and _is_container(arg):
             line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
             found = f"{type(arg.__self__).__name__}.{arg.__name__} ({line}) changes what Python has"
-        if found and not _logs(frame):
+        if found and not _is_aside(frame):
             made.effect = found
 
     return watch
 
 
-def _logs(frame: FrameType | None) -> bool:
-    """Whether a call comes from what is logged on the way, which is no part of a model."""
-    while frame is not None and frame.f_code.co_filename != logging.__file__:
+def _is_aside(frame: FrameType | None) -> bool:
+    """Whether a call comes from what is no part of a model: from what is logged on the way, or from what Python calls at
+    any time, as it collects garbage."""
+    collecting = {getattr(each, "__code__", None) for each in gc.callbacks}
+    while frame is not None:
+        code = frame.f_code
+        if code in collecting or code.co_name == "__del__" or code.co_filename == logging.__file__:
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 def _is_quiet(file: str) -> bool:
