@@ -28,7 +28,6 @@ class Deciding(nn.Module):
         return self.function(self, x)
 
 
-
 def one_way(m: Deciding, x: Tensor) -> Tensor:
     y = m.linear(x)
     if y.sum() > 0:

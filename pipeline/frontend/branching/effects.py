@@ -271,8 +271,7 @@ def _watching(made: Made) -> Callable[[FrameType, str, Argument], None]:
 
 
 def _is_aside(frame: FrameType | None) -> bool:
-    """Whether a call comes from what is no part of a model: from what is logged on the way, or from what Python calls at
-    any time, as it collects garbage."""
+    """Whether a call is no part of a model: it logs, or Python calls it at any time, as it collects garbage."""
     collecting = {getattr(each, "__code__", None) for each in gc.callbacks}
     while frame is not None:
         code = frame.f_code
