@@ -73,8 +73,10 @@ class Functions:
         code, line = found
         made = rewritten(code, line)
         self.seen |= {code} if made is None else {code, made}
+        if made is None:
+            return False
         users = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
-        if made is None or not users:
+        if not users:
             return False
         for function in users:
             self.own.append((function, code))
