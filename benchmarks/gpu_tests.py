@@ -28,7 +28,7 @@ RECORDED = {"attribute_pairs": ("kind", "attribute"), "zoo_gpu": ("task", "name"
 """Tests that record a row each, and the fields that tell rows apart; they lie in result files of these names."""
 
 
-EVERYDAY = {"PIPELINE_GPU_EXAMPLES": "2", "PIPELINE_GPU_PROGRAMS": "50"}
+EVERYDAY = {"PIPELINE_GPU_EXAMPLES": "2", "PIPELINE_GPU_PROGRAMS": "25"}
 """Calls of each operator and random programs for every day."""
 
 Row: TypeAlias = dict[str, Any]
@@ -41,14 +41,17 @@ def run(
     for ``everyday``; return a row for each that ended (`benchmarks.recorded`), and what ended them early: ``limit``,
     ``interrupted`` or nothing. They run side by side, and those that measure after them, each alone."""
     until = None if limit is None else time.monotonic() + limit
-    chosen, early = ["-k", only, *files] if only else files, ""
+    chosen, early = ["-k", only] if only else [], ""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "tests.jsonl"
         written.touch()
         defaults = {"OMP_NUM_THREADS": "1", **(EVERYDAY if everyday else {})}  # a process a core, a thread a process
         environment = {**defaults, **os.environ, recorded.FILE: str(written)}
         these = "gpu and not slow" if everyday else "gpu"
-        for which, processes in ((f"{these} and not alone", workers), (f"{these} and alone", 0)):
+        for which, processes, paths in (
+            (f"{these} and not alone", workers, files),
+            (f"{these} and alone", 0, with_alone(files)),
+        ):
             command = [
                 sys.executable,
                 "-m",
@@ -65,12 +68,22 @@ def run(
             ]
             left = None if until is None else max(until - time.monotonic(), 0.0)
             try:
-                subprocess.run([*command, *chosen], cwd=ROOT, check=False, env=environment, timeout=left)
+                subprocess.run([*command, *chosen, *paths], cwd=ROOT, check=False, env=environment, timeout=left)
             except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
                 early = "limit" if isinstance(error, subprocess.TimeoutExpired) else "interrupted"
                 print(f"ended before all tests were: {early}", file=sys.stderr)
                 break
         return [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()], early
+
+
+def with_alone(files: Sequence[str]) -> list[str]:
+    """Of files, folders and tests, the files in which tests are marked ``alone``: to collect all takes as long as these
+    tests."""
+    found = []
+    for path in (ROOT / file.partition("::")[0] for file in files):
+        inside = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+        found += [str(each) for each in inside if "mark.alone" in each.read_text(encoding="utf-8")]
+    return found or list(files)
 
 
 def summary(report: Sequence[Row]) -> dict[str, Any]:

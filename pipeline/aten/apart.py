@@ -20,7 +20,7 @@ BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
 _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
-def why_apart(target: Target, args: Argument, value: object, *, undone: bool = False) -> str:
+def why_apart(target: Target, args: Argument, value: object, *, undone: bool = False, valid: bool = False) -> str:
     """Why a call, with its result, must not run in a branch that is not taken; empty if it may.
 
     Args:
@@ -28,17 +28,18 @@ def why_apart(target: Target, args: Argument, value: object, *, undone: bool = F
         args: its arguments: nodes, or tensors.
         value: its result, which may be fake.
         undone: what it writes is written back where the branch is not taken.
+        valid: the positions are known to be there, whether or not it is taken.
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
     kind = does(target)
-    if kind is Does.DRAWS:
+    if kind is Does.DRAWS and not _is_at_rest(target, args):
         return "draws random numbers"
     if schema is not None and (not schema.returns or (schema.is_mutable and not undone)):
         return "has an effect"
-    if kind is Does.READS and not name.startswith("sym_"):
+    if kind is Does.READS and not name.startswith("sym_") and not isinstance(value, int | float):  # a known number
         return "reads data"
-    if name in BY_POSITIONS and not _is_by_mask(args):
+    if name in BY_POSITIONS and not valid and not _is_by_mask(args):
         return "reads or writes at positions that may be valid only there"
     if name in _DIVIDES and _divides_whole_numbers(args, value):
         return "divides by whole numbers that may be 0 elsewhere"
@@ -50,6 +51,13 @@ def _is_by_mask(args: Argument) -> bool:
     places = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     values = [place.meta.get("val") if isinstance(place, torch.fx.Node) else place for place in places]
     return bool(values) and all(isinstance(v, torch.Tensor) and v.dtype == torch.bool for v in values)
+
+
+def _is_at_rest(target: Target, args: Argument) -> bool:
+    """Whether a dropout is one of a model that is not trained."""
+    names = [argument.name for argument in target._schema.arguments]
+    at = names.index("train") if "train" in names else len(args)
+    return len(args) > at and args[at] is False
 
 
 def _divides_whole_numbers(args: Argument, value: object) -> bool:

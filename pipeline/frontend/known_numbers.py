@@ -98,7 +98,10 @@ COMPUTED: Mapping[object, Rule] = {
 }
 """Operators that compute with tensors of one element."""
 
-ON_BOOLS = MOVED | {aten.ne.Scalar}
+ALONE: Mapping[object, Rule] = {aten.select.int: _first}
+"""Operators that have the element of a tensor of one."""
+
+ON_BOOLS = MOVED | {aten.ne.Scalar, *ALONE}
 """Operators that pass bools on; all others would compute with them."""
 
 WRITES: Mapping[object, object] = {
@@ -108,7 +111,7 @@ WRITES: Mapping[object, object] = {
 }
 """In-place operators, and those that return the written value."""
 
-RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED}
+RULES: Mapping[object, Rule] = {**MADE, **dict.fromkeys(MOVED, _first), **ADDED, **COMPUTED, **ALONE}
 
 
 def noting(dispatch: Function) -> Callable[..., object]:
@@ -123,7 +126,7 @@ def noting(dispatch: Function) -> Callable[..., object]:
         if value is not None:
             made.item_memo = value
         else:
-            ratios.note(func, made, args, _number)
+            ratios.note(func, made, args, number_of)
         return made
 
     return dispatch_and_note
@@ -135,7 +138,7 @@ def _known(func: Target, made: Argument, args: Argument, kwargs: Argument) -> Nu
         return None
     if not _is_exact(func, args, kwargs):
         return None
-    values = [_number(a) if isinstance(a, torch.Tensor) else a for a in args]
+    values = [number_of(a) if isinstance(a, torch.Tensor) else a for a in args]
     if any(v is None for v, a in zip(values, args, strict=True) if isinstance(a, torch.Tensor)):
         return None
     if any(isinstance(v, torch.SymBool) for v in values) and func not in ON_BOOLS:
@@ -147,6 +150,8 @@ def _known(func: Target, made: Argument, args: Argument, kwargs: Argument) -> Nu
 
 def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
     """Whether the largest element of the result is the rule's for the largest of each tensor."""
+    if func in ALONE:
+        return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDED:
         alone, first = args[1:], isinstance(args[0], torch.Tensor)
     else:
@@ -155,7 +160,7 @@ def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
     return first and not ranked and not any(isinstance(a, torch.Tensor) for a in kwargs.values())
 
 
-def _number(tensor: torch.Tensor) -> object:
+def number_of(tensor: torch.Tensor) -> object:
     """The largest element of a tensor, if it is known."""
     if tensor.is_floating_point():
         return ratios.whole(tensor)
@@ -181,7 +186,7 @@ def _indices(index: Argument) -> object:
         return tuple(map(_indices, index))
     if isinstance(index, slice):
         return slice(_indices(index.start), _indices(index.stop), _indices(index.step))
-    known = _number(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
+    known = number_of(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
     return index.item() if isinstance(known, torch.SymInt) else index
 
 

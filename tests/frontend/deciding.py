@@ -271,7 +271,7 @@ def writes_to_what_decides(m: Deciding, x: Tensor) -> Tensor:
     if first > 0:
         y.sub_(9)
     else:
-        y += first
+        y += 3
     return y * 2
 
 

@@ -113,6 +113,9 @@ def branch(w: Writer) -> None:
 def loop(w: Writer) -> None:
     w.names += 1
     name = f"i{w.names}"
+    if w.draw.random() < 0.4:
+        turns(w, name)
+        return
     with w.inside(f"for {name} in range({w.draw.randint(1, 3)}):", loop=True):
         body(w)
         if w.draw.random() < 0.4:
@@ -120,6 +123,23 @@ def loop(w: Writer) -> None:
             w.say(f"    {w.draw.choice(['break', 'continue'])}")
             body(w)
         w.say(f"t = t + {name}")
+
+
+def turns(w: Writer, name: str) -> None:
+    """A loop over some of four columns, which data chooses."""
+    a, b = w.draw.choice(NAMES), w.draw.choice(NAMES)
+    found = f"({a}.sum(0) > {b}.mean())"
+    values = w.draw.choice(["{}.nonzero()", "{}.nonzero().squeeze(-1)", "torch.where({})[0]", "{}.nonzero().tolist()"])
+    with w.inside(f"for {name} in {values.format(found)}:", loop=True, data=True):
+        if not values.startswith("torch") and "squeeze" not in values:
+            w.say(f"{name} = {name}[0]")
+        if w.draw.random() < 0.5:
+            condition, _ = w.condition()
+            with w.inside(f"if {condition}:"):
+                body(w)
+                w.say("continue")
+        body(w)
+        w.say(w.draw.choice([f"t = t + {name}", f"u = u - v[:, {name}:][:, :1]", f"w[:, {name}] += 0.5"]))
 
 
 def leave(w: Writer) -> None:
@@ -144,5 +164,5 @@ def source(seed: int) -> str:
         body(w)
         if w.draw.random() < 0.5:
             leave(w)
-    first = f"def decides_{seed}(m, x, k):\n    t, u, v, w = x, x * 2, m.linear(x), x + 0.5\n"
+    first = f"import torch\n\n\ndef decides_{seed}(m, x, k):\n    t, u, v, w = x, x * 2, m.linear(x), x + 0.5\n"
     return first + "\n".join(w.lines) + "\n    return u - v, t, w\n"

@@ -10,9 +10,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.types import Argument
@@ -39,8 +40,21 @@ def is_open(test: object) -> bool:
     return effects.is_traced() and isinstance(test, torch.Tensor) and is_unknown(test) and set(shape_of(test)) <= {1}
 
 
+def number(value: Argument) -> Argument:
+    """A size that only data has, as a tensor; else the value."""
+    if effects.is_traced() and isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
+        return torch.scalar_tensor(value, dtype=torch.int64)
+    return value
+
+
+def length(value: Argument) -> Argument:
+    """``len(value)`` in a test."""
+    return number(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else len(value)
+
+
 def negation(test: Argument) -> object:
     """``not test``"""
+    test = number(test)
     return torch.logical_not(test) if is_open(test) else not test
 
 
@@ -58,10 +72,10 @@ def _joined(tests: Sequence[Callable[[], Argument]], join: Callable[..., Argumen
     found: Argument = None
     for ask in tests:
         if found is None:
-            test = ask()
+            test = number(ask())
         else:
             with effects.NoneIn("in a test that is asked only if one before it leaves it open", HINT):
-                test = ask()
+                test = number(ask())
         if is_open(test):
             found = test if found is None else join(found.reshape(()), test.reshape(()))
         elif bool(test) == stops:
@@ -78,6 +92,7 @@ def item(value: Argument) -> object:
 
 def truth(value: Argument) -> object:
     """``bool(value)`` in a test."""
+    value = number(value)
     return value if is_open(value) else bool(value)
 
 
@@ -95,6 +110,7 @@ def tensor(value: Argument) -> Argument:
 
 def either(test: Argument, yes: Callable[[], Argument], no: Callable[[], Argument], place: str) -> object:
     """``yes if test else no``"""
+    test = number(test)
     if not is_open(test):
         return yes() if test else no()
     choice = Choice(test, place, {}, ("the value",), ("the value",))
@@ -113,9 +129,12 @@ class Choice:
         before: what the names were that the branches set.
     """
 
+    part: ClassVar[str] = "a branch of the if"
+
     def __init__(
         self, test: Argument, place: str, values: Mapping[str, Argument], names: Sequence[str], kept: Sequence[str]
     ) -> None:
+        test = number(test)
         self.is_open = is_open(test)
         self.test: Argument = test.reshape(()) != 0 if self.is_open else bool(test)  # a branch may write to the tensor
         self.place, self.names, self.kept = place, names, frozenset(kept)
@@ -133,7 +152,7 @@ class Choice:
         if not self.is_open:
             return nullcontext()
         self._made[way] = effects.Made(undoes=True)
-        return effects.NoneIn(f"in a branch of the if at {self.place}, which data decides", HINT, self._made[way])
+        return effects.NoneIn(f"in {self.part} at {self.place}, which data decides", HINT, self._made[way])
 
     def ends(self, way: bool, values: Mapping[str, Argument]) -> None:
         """Take what a branch has set, and write back what it has written where it is not taken.
@@ -147,8 +166,22 @@ class Choice:
             self._after[way] = tuple(values.get(name, UNSET) for name in self.names)
             changed = next((type(now).__name__ for now, before in self._held if not _is_as_before(now, before)), "")
             if changed:
-                why = f"a branch of the if at {self.place}, which data decides, changes a {changed}"
+                why = f"{self.part} at {self.place}, which data decides, changes a {changed}"
                 raise effects.refused(f"{why}: it may not be taken, and must leave nothing behind", HINT)
+
+    def undo(self, way: bool) -> None:
+        """Leave a branch out, which looks up what there is not.
+
+        Raises:
+            CaptureError: it has left something behind before.
+        """
+        made = self._made[way]
+        if made.effect:
+            why = f"in {self.part} at {self.place}, which data decides, {made.effect}"
+            raise effects.refused(f"{why}: it may not be taken, and must leave nothing behind", HINT)
+        for tensor, before in reversed(made.written):
+            tensor.copy_(before)
+        self._after[way] = self.before
 
     def merged(self) -> tuple[Argument, ...]:
         """What the names are after the branches.
@@ -181,7 +214,7 @@ class Choice:
 
     def _error(self, name: str, yes: str, no: str) -> CaptureError:
         what = "what it returns" if name.startswith("_pipeline") else name
-        why = f"data decides the if at {self.place}, after which {what} is {yes} or {no}"
+        why = f"data decides {self.part.partition(' of ')[2]} at {self.place}, after which {what} is {yes} or {no}"
         return effects.refused(f"{why}: programs have tensors of one kind", HINT)
 
 

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.apart import why_apart
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError, folder_of
+from pipeline.frontend.branching.positions import Positions, Rows
 from pipeline.frontend.replacement import Kernel
 
 aten = torch.ops.aten
@@ -79,10 +80,10 @@ class Made:
         self.written += [(tensor, copy) for tensor, copy in inner.written if self.is_before(tensor)]
         self.memory |= inner.memory
 
-    def note(self, func: Target, given: Argument, written: set[StorageWeakRef], result: object) -> None:
-        """Note what a call leaves behind, and the memory that it makes."""
+    def note(self, func: Target, given: Argument, written: set[StorageWeakRef], result: object, *, valid: bool) -> None:
+        """Note what a call leaves behind, and the memory that it makes; ``valid``: its positions are."""
         undone = self.is_undone(func) or bool(written and written <= self.memory)
-        why = why_apart(func, given[0], result, undone=undone)
+        why = why_apart(func, given[0], result, undone=undone, valid=valid)
         self.effect = self.effect or (f"{func} {why}" if why else "")
         before = {_memory(t) for t in tree_leaves(given) if isinstance(t, torch.Tensor)}
         self.memory |= {_memory(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)} - before
@@ -97,12 +98,14 @@ class Trace:
         kept: results of choices, with the memory that they would share with others had Python chosen, and the place.
         refusal: why there is no program, which the model may have caught.
         asked: the functions, with their lines, that asked for a truth that only data has.
+        positions: what is known of tensors of positions.
     """
 
     open: list[Made] = field(factory=list)
     kept: list[tuple[weakref.ref[torch.Tensor], frozenset[StorageWeakRef], str]] = field(factory=list)
     refusal: CaptureError | None = None
     asked: list[Line] = field(factory=list)
+    positions: Positions = field(factory=Positions)
 
 
 _trace: ContextVar[Trace | None] = ContextVar("a trace of both branches", default=None)
@@ -159,6 +162,12 @@ def is_open_branch() -> bool:
 def is_traced() -> bool:
     """Whether branches may be open."""
     return _trace.get() is not None
+
+
+def rows_of(tensor: torch.Tensor) -> Rows | None:
+    """The rows that a tensor of as many rows as data says can have; None if that is not known."""
+    trace = _trace.get()
+    return None if trace is None else trace.positions.rows(tensor)
 
 
 @define
@@ -223,14 +232,18 @@ def noting(own: Kernel) -> Kernel:
         if branch is not None and branch.is_undone(func):
             for tensor in filter(branch.is_before, written):
                 branch.written.append((tensor, own(mode, aten.clone.default, pre_dispatch, (tensor,), {})))
+        valid = branch is not None and trace.positions.are_valid(func, args, kwargs or {})
         result = own(mode, func, pre_dispatch, args, kwargs)
         memory = set(map(_memory, written))
         for chosen, shared, place in trace.kept:
             if memory & shared and chosen() is not None:
                 why = f"the model writes in place to what the if at {place} chose by data, or chose from"
                 raise refused(why, "write to a clone: which of two tensors is written is for data to say")
+        if memory:
+            trace.positions.forget(lambda tensor: _memory(tensor) in memory)
+        trace.positions.note(func, args, kwargs or {}, result)
         if branch is not None:
-            branch.note(func, (args, kwargs), memory, result)
+            branch.note(func, (args, kwargs), memory, result, valid=valid)
         return result
 
     return proxy_call

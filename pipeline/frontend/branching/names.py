@@ -15,13 +15,15 @@ INNER: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 """What has names of its own."""
 
 
-def inside(parts: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All parts of these, but for the inside of functions and classes in them."""
+def inside(parts: Iterable[ast.AST], *, loops: bool = True) -> Iterator[ast.AST]:
+    """All parts of these, but for the inside of functions and classes in them, and of ``loops``."""
     waiting = [*parts]
     while waiting:
         part = waiting.pop()
         yield part
-        if not isinstance(part, INNER):
+        if isinstance(part, ast.For | ast.AsyncFor | ast.While) and not loops:
+            waiting += part.orelse
+        elif not isinstance(part, INNER):
             waiting += ast.iter_child_nodes(part)
 
 
@@ -40,27 +42,29 @@ def read(*parts: ast.AST | None) -> Names:
     return frozenset(loaded | added)
 
 
-def read_after(function: Function) -> dict[ast.stmt, Names]:
+def liveness_of(function: Function) -> Liveness:
     """For each statement of a function, the names that may be read after it before they are set. Where it is not known,
     they are."""
     kept = [node for node in ast.walk(function) if isinstance(node, INNER) and node is not function]
-    liveness = _Liveness(read(*kept))
+    liveness = Liveness(read(*kept))
     liveness.block(function.body, NONE)
-    return liveness.after
+    return liveness
 
 
 @define
-class _Liveness:
+class Liveness:
     """Walks a function from its end to its beginning.
 
     Attributes:
         always: what functions in it may read at any time, and what ``except`` and ``finally`` around it do.
         after: the names read after each statement.
+        heads: the names read after each turn of a loop.
         jumps: what is read after a ``break`` or a ``continue``.
     """
 
     always: Names
     after: dict[ast.stmt, Names] = field(factory=dict)
+    heads: dict[ast.stmt, Names] = field(factory=dict)
     jumps: Names = NONE
 
     def block(self, statements: Sequence[ast.stmt], out: Names) -> Names:
@@ -94,6 +98,7 @@ class _Liveness:
             turn = self.block(loop.body, below)
             below |= turn if isinstance(loop, ast.While) else turn - stored([loop.target])
         self.jumps = outer
+        self.heads[loop] = self.heads.get(loop, NONE) | below | self.always
         return below
 
     def _any_way(self, statement: ast.stmt, out: Names) -> Names:
