@@ -47,6 +47,18 @@ def nonzero(net: Net, input: Value) -> ITensor:
     return base.permute(net, found, [1, 0])
 
 
+@converts(aten.nonzero_numpy.default, validator=runs_nonzero, requires_output_allocator=True)
+def nonzero_numpy(net: Net, input: Value) -> list[Any]:
+    """nonzero_numpy(Tensor self) -> Tensor[]. The coordinates in each dim."""
+    return _places(net, base.tensor(net, input, rank=1))
+
+
+@converts(aten.where.default, validator=runs_nonzero, requires_output_allocator=True)
+def where(net: Net, condition: Value) -> list[Any]:
+    """where(Tensor condition) -> Tensor[], the same."""
+    return _places(net, base.tensor(net, condition, rank=1))
+
+
 @converts(aten.index.Tensor, validator=runs_nonzero, requires_output_allocator=True)
 def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the places where they hold are the indices."""

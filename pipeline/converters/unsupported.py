@@ -89,7 +89,6 @@ REASONS: Final[dict[Any, str]] = {
     **dict.fromkeys(
         (
             aten.argwhere.default,
-            aten.nonzero_numpy.default,
             aten._unique2.default,
             aten.unique_dim.default,
             aten.unique_consecutive.default,

@@ -69,6 +69,9 @@ def test_without_nonzero_the_reason_names_tensorrt(function: Callable[..., Any])
         lambda x: x.masked_select(x[0] > 1),
         lambda x: x[0, 1].nonzero(),
         lambda x: x[1, 1].masked_select(x[0, 1] > 0),
+        lambda x: torch.stack(torch.where(x > 0)[::-1]),
+        lambda x: x.nonzero(as_tuple=True)[1] * 2,
+        lambda x: torch.where(x[0, 1] > 0)[0],
     ],
     ids=[
         "mask",
@@ -79,6 +82,9 @@ def test_without_nonzero_the_reason_names_tensorrt(function: Callable[..., Any])
         "masked_select",
         "nonzero of rank 0",
         "masked_select of rank 0",
+        "where",
+        "nonzero as tuple",
+        "where of rank 0",
     ],
 )
 @pytest.mark.usefixtures("runs_nonzero")

@@ -17,7 +17,8 @@ from pipeline.trt import CAPABILITIES
 
 aten = torch.ops.aten
 
-REFUSED = set() if CAPABILITIES.nonzero else {aten.nonzero.default, aten.masked_select.default}
+NON_ZERO = {aten.nonzero.default, aten.nonzero_numpy.default, aten.where.default, aten.masked_select.default}
+REFUSED = set() if CAPABILITIES.nonzero else NON_ZERO
 """Operators whose every call this TensorRT refuses (test_index_data)."""
 
 

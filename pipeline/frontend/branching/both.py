@@ -43,7 +43,7 @@ def is_open(test: object) -> bool:
 def number(value: Argument) -> Argument:
     """A size that only data has, as a tensor; else the value."""
     if effects.is_traced() and isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
-        return torch.scalar_tensor(value, dtype=torch.int64)
+        return torch.full((), value, dtype=torch.int64)  # type: ignore[call-overload]
     return value
 
 

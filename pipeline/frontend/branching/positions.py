@@ -64,9 +64,9 @@ class Positions:
             if sizes:
                 self._below[made] = sizes
         rows = self._known_rows(func, args)
-        made = next(_tensors(result), None)
-        if rows is not None and made is not None and _is_column(made):
-            self._rows[made] = rows
+        first = next(_tensors(result), None)
+        if rows is not None and first is not None and _is_column(first):
+            self._rows[first] = rows
 
     def forget(self, is_written: Callable[[torch.Tensor], bool]) -> None:
         """Forget what is known of memory that is written."""

@@ -269,10 +269,9 @@ def _is_counted(values: ast.expr) -> bool:
 
 def _listed(values: ast.expr) -> ast.expr | None:
     """``x`` in ``x.tolist()``"""
-    is_call = isinstance(values, ast.Call) and not values.args and not values.keywords
-    if is_call and isinstance(values.func, ast.Attribute) and values.func.attr == "tolist":
-        return values.func.value
-    return None
+    if not isinstance(values, ast.Call) or values.args or values.keywords or not isinstance(values.func, ast.Attribute):
+        return None
+    return values.func.value if values.func.attr == "tolist" else None
 
 
 def _is_pure(statements: Sequence[ast.stmt], skips: bool = False) -> bool:

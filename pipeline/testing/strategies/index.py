@@ -144,7 +144,7 @@ def masked_scatter(draw: Draw, target: object) -> Call:
     return Call(target, (draw(moved(shape, dtype)), draw(tensors(part, torch.bool)), source))
 
 
-@calls(aten.nonzero.default)
+@calls(aten.nonzero.default, aten.nonzero_numpy.default, aten.where.default)
 def nonzero(draw: Draw, target: object) -> Call:
     return draw(named(Call(target, (draw(tensors(draw(shapes(1, 4)), draw(dtypes), "small")),))))
 
