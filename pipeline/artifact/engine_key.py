@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from pipeline.artifact.sums import THREADS
+from pipeline.aten.raw import raw_bytes
 from pipeline.build.plans import Order
 from pipeline.network.canonical import Canonical
 from pipeline.settings import ENGINE
@@ -38,8 +39,7 @@ def bytes_digest(data: memoryview) -> str:
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor: where they lie, if it is contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return memoryview(raw_bytes(tensor.cpu()).numpy())  # type: ignore[arg-type]
 
 
 def engine_key(order: Order, form: Canonical, values: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from attrs import evolve
 
+from pipeline.aten.raw import raw_bytes
 from pipeline.build.plans import Order
 from pipeline.network.canonical import Canonical, canonical, renames
 from pipeline.network.engine import Engine
@@ -70,5 +71,4 @@ def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two weights of one shape are equal bit by bit."""
     if one.dtype != other.dtype:
         return False
-    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(a, b)
+    return torch.equal(raw_bytes(one), raw_bytes(other))

@@ -9,6 +9,8 @@ from typing import IO, Any
 
 import torch
 
+from pipeline.aten.raw import raw_bytes
+
 LEAST = 1 << 16
 """Smaller tensors, in bytes, stay where they are."""
 PIECE = 1 << 24
@@ -31,7 +33,7 @@ class MemoryMappedWeights:
             return tensor
         data = torch.frombuffer(self.mapping, dtype=torch.uint8, count=tensor.nbytes, offset=self.used)
         try:
-            self._write(tensor.detach().resolve_neg().reshape(-1).view(torch.uint8))
+            self._write(raw_bytes(tensor))
         except OSError:
             return tensor
         self.used += _aligned(tensor.nbytes)

@@ -12,6 +12,7 @@ import sympy
 import torch
 from attrs import define, field, frozen
 
+from pipeline.aten.raw import raw_bytes
 from pipeline.errors import PipelineError
 from pipeline.network.codes import codes_of
 from pipeline.network.description import Weight
@@ -178,5 +179,5 @@ def literal_name(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.numel() <= 8:
         return f"{dtype}{list(tensor.shape)} = {tensor.tolist()}"
-    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    raw = raw_bytes(tensor).numpy().tobytes()
     return f"{dtype}{list(tensor.shape)} = sha256:{hashlib.sha256(raw).hexdigest()[:16]}"
