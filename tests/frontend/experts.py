@@ -172,7 +172,60 @@ def another_place(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Ten
     return x[0] * 1
 
 
+def stops_at_one(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    for expert in hit(chosen)[1].nonzero():
+        x = m.experts[expert](x)
+        if expert == 1:
+            break
+    return x
+
+
+def until_small(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """Iterates until little changes."""
+    for _ in range(6):
+        before = x
+        x = m.experts[0](x).tanh() * 0.5
+        if (x - before).abs().amax() < 0.3:
+            break
+    return x
+
+
+def ends_in_many_ways(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    total = x
+    for i, expert in enumerate(m.experts):
+        if total.sum() > 20:
+            total = total * 0.5
+            continue
+        if i == 3:
+            total = total + 100
+            break
+        for k in range(4):
+            total = total + expert(x) * k
+            if total.mean() > 1 or k == 2:
+                break
+            total = total - 0.25
+        if total.amin() < -2:
+            total = total - i
+            break
+        elif x.mean() > 0:
+            continue
+        total = total + 1
+    return total
+
+
+def ends_where_python_says(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """What an iterator has left is as it was."""
+    numbers = iter(range(10))
+    for i in numbers:
+        if x.sum() > 0:
+            x = x + i
+        if i == 2:
+            break
+    return x * next(numbers)
+
+
 RIGHT: Final = (
+    *(stops_at_one, until_small, ends_in_many_ways, ends_where_python_says),
     *(as_mixtral, by_name, one_class_more, numbers, listed, of_unique, none_is_skipped, by_masks, in_ifs, skips),
     another_place,
 )
@@ -190,10 +243,18 @@ def two_columns(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tenso
     return x
 
 
-def leaves(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+def returns(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     for expert in hit(chosen)[1].nonzero():
         x = m.experts[expert](x)
         if expert == 1:
+            return x
+    return x
+
+
+def too_long(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    for _ in range(1000):
+        x = x * 0.5
+        if x.sum() < 0.1:
             break
     return x
 
@@ -236,7 +297,8 @@ KNOWN: Final = r"turns are known that go over"
 REFUSED: Final[dict[Forward, str]] = {
     some: rf"the loop at experts\.py:\d+ has as many turns as data says, it is not known for which rows: {KNOWN}",
     two_columns: KNOWN,
-    leaves: r"the loop at experts\.py:\d+ has as many turns as data says, and does more than set names",
+    returns: r"the loop at experts\.py:\d+ has as many turns as data says, and does more than set names",
+    too_long: r"the loop at experts\.py:\d+ has more than 128 turns, any of which data may end",
     none_there_is: "index 7 is out of range",
     gathers: r"in a turn of the loop at experts\.py:\d+, which data decides, list\.append .* changes what Python has",
     of_other_numbers: "positions that may be valid only there",

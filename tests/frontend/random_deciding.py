@@ -118,6 +118,12 @@ def loop(w: Writer) -> None:
         return
     with w.inside(f"for {name} in range({w.draw.randint(1, 3)}):", loop=True):
         body(w)
+        if w.draw.random() < 0.3:
+            condition, is_data = w.condition()
+            with w.inside(f"if {condition}:", data=is_data):
+                body(w)
+                w.say(w.draw.choice(["continue", "break"]))
+            body(w)
         if w.draw.random() < 0.4:
             w.say(f"if {name} == 1:")
             w.say(f"    {w.draw.choice(['break', 'continue'])}")
@@ -137,7 +143,7 @@ def turns(w: Writer, name: str) -> None:
             condition, _ = w.condition()
             with w.inside(f"if {condition}:"):
                 body(w)
-                w.say("continue")
+                w.say(w.draw.choice(["continue", "break"]))
         body(w)
         w.say(w.draw.choice([f"t = t + {name}", f"u = u - v[:, {name}:][:, :1]", f"w[:, {name}] += 0.5"]))
 

@@ -206,11 +206,18 @@ class Choice:
             return yes
         if yes is UNSET:
             return no
+        yes, no = self._flag(name, yes), self._flag(name, no)
         if not isinstance(yes, torch.Tensor) or not isinstance(no, torch.Tensor) or _facts(yes) != _facts(no):
             raise self._error(name, _kind(yes), _kind(no))
         chosen = torch.where(self.test, yes, no)
         effects.keep(chosen, [t for t, way in ((yes, True), (no, False)) if t not in self._made[way]], self.place)
         return chosen
+
+    def _flag(self, name: str, value: Argument) -> Argument:
+        """Whether a loop has ended, as a tensor."""
+        if not name.startswith("_pipeline_stopped") or not isinstance(value, bool):
+            return value
+        return torch.full((), value, device=self.test.device)
 
     def _error(self, name: str, yes: str, no: str) -> CaptureError:
         what = "what it returns" if name.startswith("_pipeline") else name

@@ -22,8 +22,10 @@ After, where ``both`` is `pipeline.frontend.branching.both`::
         (y,) = choice.merged()
 
 What Python decides, it decides as before. A branch that returns becomes one that sets a name, and what follows the
-``if`` the other branch. Elements are assigned to tensors alone (``both.tensor(x)[0] = 1``). An ``if`` stays as it is
-where a branch does more: assigns attributes (but for ``self.calls += 1`` of a tensor), leaves a loop, raises.
+``if`` the other branch; so do branches that leave a turn of a loop, where ``break`` sets a name that the next turns ask
+for. Turns that data chooses are branches (`pipeline.frontend.branching.turns`). Elements are assigned to tensors alone
+(``both.tensor(x)[0] = 1``). An ``if`` stays as it is where a branch does more: assigns attributes (but for
+``self.calls += 1`` of a tensor), returns from a loop, raises.
 """
 
 from __future__ import annotations

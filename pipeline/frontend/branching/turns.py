@@ -15,11 +15,14 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.types import Argument
 from pipeline.frontend.branching import effects
-from pipeline.frontend.branching.both import Choice
+from pipeline.frontend.branching.both import Choice, negation
 from pipeline.frontend.known_numbers import number_of
 
 MOST: Final = 1024
-"""Turns that are traced of one loop."""
+"""Turns that are traced of one loop, each of them or none."""
+
+LONGEST: Final = 128
+"""Turns that are traced of one loop that data may end."""
 
 HINT: Final = "go over range(n), and let torch.where choose what a turn changes"
 
@@ -41,6 +44,13 @@ class Turn:
     value: Argument
     error: Exception | None = None
 
+    def unless(self, stopped: Argument) -> Turn:
+        """The turn, if the loop has not ended."""
+        if stopped is not False:
+            going: Argument = negation(stopped)
+            self.test = going if self.test is True else torch.logical_and(self.test.reshape(()) != 0, going)
+        return self
+
 
 def turns(values: Argument, listed: bool, place: str) -> Iterator[Turn]:
     """The turns that there may be; ``listed``: over ``values.tolist()``.
@@ -50,7 +60,7 @@ def turns(values: Argument, listed: bool, place: str) -> Iterator[Turn]:
         IndexError, KeyError: none of them has what it looks up.
     """
     if not _is_open(values):
-        yield from (Turn(True, value) for value in (values.tolist() if listed else values))
+        yield from _each(values.tolist() if listed else values, place)
         return
     rows = effects.rows_of(values)
     if rows is None or rows.count > MOST:
@@ -67,6 +77,22 @@ def turns(values: Argument, listed: bool, place: str) -> Iterator[Turn]:
         failed += [] if turn.error is None else [turn.error]
     if failed and len(failed) == rows.count:
         raise failed[0]
+
+
+def _each(values: Argument, place: str) -> Iterator[Turn]:
+    """A turn for each of the values; data may end the loop."""
+    ends = 0
+    for value in values:
+        turn = Turn(True, value)
+        yield turn
+        ends += turn.test is not True
+        if ends > LONGEST:
+            raise effects.refused(f"the loop at {place} has more than {LONGEST} turns, any of which data may end", HINT)
+
+
+def has_ended(stopped: object) -> bool:
+    """Whether a loop has ended, whatever the data."""
+    return stopped is True
 
 
 def all_of(values: Argument, place: str) -> Argument:

@@ -13,8 +13,6 @@ from pipeline.frontend.branching.names import Liveness, Names, inside, stored
 from pipeline.frontend.branching.nodes import assigned, at, attribute, call, constant, deferred, method, unpacked
 from pipeline.frontend.branching.nodes import variables as local_names
 
-RETURNED: Final = "_pipeline_returned"
-
 _EFFECTS: Final = (ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom, ast.Delete, ast.Try, ast.FunctionDef)
 _ASYNC: Final = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef)
 _OTHERS: Final = (ast.ClassDef, ast.Yield, ast.YieldFrom, *_ASYNC)
@@ -22,32 +20,36 @@ _OTHERS: Final = (ast.ClassDef, ast.Yield, ast.YieldFrom, *_ASYNC)
 
 @define(frozen=True)
 class _Way:
-    """How a branch leaves what it is in: the function, by ``return``, or the turn of a loop, by ``continue``.
+    """How a branch leaves what it is in: the function, by ``return``, or the turn of a loop.
 
     Attributes:
-        kind: the statement.
-        kept: the names that are read after it.
+        kinds: the statements.
+        sets: the name that is set instead: to what is returned, or to whether the loop has ended.
+        after: the names that are read after it.
     """
 
-    kind: type[ast.Return] | type[ast.Continue]
-    kept: Names
+    kinds: tuple[type[ast.stmt], ...]
+    sets: str
+    after: Names
 
     def ends(self, statements: Sequence[ast.stmt]) -> bool:
         """Whether statements end with it."""
-        return bool(statements) and isinstance(statements[-1], self.kind)
+        return bool(statements) and isinstance(statements[-1], self.kinds)
 
     def is_in(self, *statements: ast.stmt) -> bool:
         """Whether it is in statements; a ``continue`` of a loop in them is that loop's."""
-        return any(isinstance(node, self.kind) for node in inside(statements, loops=self.kind is ast.Return))
+        return any(isinstance(node, self.kinds) for node in inside(statements, loops=ast.Return in self.kinds))
 
-    def end(self, value: ast.expr | None, line: int) -> list[ast.stmt]:
+    def end(self, kind: type[ast.stmt] | None, value: ast.expr | None, line: int) -> list[ast.stmt]:
         """What stands in its place."""
-        if self.kind is ast.Continue:
-            return []
-        return [at(assigned(RETURNED, constant(None) if value is None else value), line)]
+        if ast.Return in self.kinds:
+            return [at(assigned(self.sets, value or constant(None)), line)]
+        return [at(assigned(self.sets, constant(True)), line)] if kind is ast.Break else []
 
 
-_RETURN: Final = _Way(ast.Return, frozenset({RETURNED}))
+RETURNED: Final = "_pipeline_returned"
+_RETURN: Final = _Way((ast.Return,), RETURNED, frozenset({RETURNED}))
+_BREAK: Final = _Way((ast.Break,), "", frozenset())
 
 
 @define
@@ -91,7 +93,7 @@ class Writer:
             names = stored([*s.body, *s.orelse])
             return self._choice(s, s.test, (self._each(s.body), self._each(s.orelse)), names, self.liveness.after[s])
         if isinstance(s, ast.For | ast.While):
-            return [self._loop(s)]
+            return self._loop(s)
         if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Attribute) and _is_plain(s.target):
             return self._added(s, s.target)
         for target in getattr(s, "targets", [getattr(s, "target", None)]):
@@ -114,24 +116,21 @@ class Writer:
         made = [assigned(name, call("tensor", held)), add, ast.Assign([target], ast.Name(name, ast.Load()))]
         return [at(each, s.lineno) for each in made]
 
-    def _loop(self, s: ast.For | ast.While) -> ast.stmt:
-        """A loop. Data may choose the turns of ``for``."""
-        way = _Way(ast.Continue, self.liveness.heads[s])
-        own = _named(s)
-        is_pure = _is_pure(s.body, skips=True) and not _RETURN.is_in(*s.body)
-        names = stored([*own, *s.body])
-        body = self._tail(s.body, s.lineno, way) if way.is_in(*s.body) and is_pure else None
-        is_whole = body is not None or not way.is_in(*s.body)
-        body = self._each(s.body) if body is None else body
-        if isinstance(s, ast.For) and own and is_pure and is_whole and not s.orelse:
-            turn, values = self.new("turn"), _listed(s.iter)
-            given = [s.iter, constant(False)] if values is None else [values, constant(True)]
-            first = ast.Assign([s.target], attribute(turn, "value"))
-            test = ast.Name(turn, ast.Load())
-            body = self._choice(s, test, ([at(first, s.lineno), *body], []), names, way.kept, kind="Once")
-            place = constant(self._place(s))
-            s.target, s.iter = ast.Name(turn, ast.Store()), call("turns", *given, place, module="turns")
-        elif isinstance(s, ast.For) and not _is_counted(s.iter):
+    def _loop(self, s: ast.For | ast.While) -> list[ast.stmt]:
+        """A loop. Data may choose the turns of ``for``, and end it."""
+        breaks, own = _BREAK.is_in(*s.body), _named(s)
+        stopped = frozenset({self.new("stopped")} if breaks else ())
+        kinds = (ast.Continue, ast.Break) if breaks else (ast.Continue,)
+        way = _Way(kinds, "".join(stopped), self.liveness.heads[s] | stopped)
+        names, leaves = stored([*own, *s.body]) | stopped, way.is_in(*s.body)
+        is_pure = _is_pure(s.body, leaves=True) and not _RETURN.is_in(*s.body)
+        is_pure = is_pure and not (breaks and (not own or s.orelse))
+        written = self._tail(s.body, s.lineno, way) if leaves and is_pure else None
+        body = self._each(s.body) if written is None else written
+        is_whole = is_pure and not s.orelse and (written is not None or not leaves)
+        if isinstance(s, ast.For) and own and is_whole and (breaks or not _is_counted(s)):
+            body = self._turn(s, way, names, body)
+        elif isinstance(s, ast.For) and not _is_counted(s):
             self.count += 1
             s.iter = call("all_of", s.iter, constant(self._place(s)), module="turns")
         expressions = _Expressions(self)
@@ -140,7 +139,21 @@ class Writer:
         else:
             s.test = expressions.visit(s.test)
         s.body, s.orelse = body or [ast.Pass()], self._each(s.orelse)
-        return at(s, s.lineno)
+        return [*(at(assigned(name, constant(False)), s.lineno) for name in stopped), at(s, s.lineno)]
+
+    def _turn(self, s: ast.For, way: _Way, names: Names, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """The body of a loop whose turns data may choose. The loop goes over turns then."""
+        turn, values = self.new("turn"), _listed(s.iter)
+        given = [s.iter, constant(False)] if values is None else [values, constant(True)]
+        first = at(ast.Assign([s.target], attribute(turn, "value")), s.lineno)
+        stopped = ast.Name(way.sets, ast.Load()) if way.sets else constant(False)
+        made = self._choice(s, method(turn, "unless", stopped), ([first, *body], []), names, way.after, kind="Once")
+        place = constant(self._place(s))
+        s.target, s.iter = ast.Name(turn, ast.Store()), call("turns", *given, place, module="turns")
+        if way.sets:
+            ended = call("has_ended", stopped, module="turns")
+            made.append(at(ast.If(ended, [ast.Break()], []), s.lineno))
+        return made
 
     def _leaving(self, s: ast.If, rest: Sequence[ast.stmt], way: _Way) -> list[ast.stmt] | None:
         """An ``if`` of which a branch leaves, with what follows it in the other."""
@@ -148,13 +161,13 @@ class Writer:
         if not way.ends(yes) and not way.ends(no):
             return None
         parts = [part if way.ends(part) else [*part, *rest] for part in (yes, no)]
-        if not all(_is_pure(part, skips=way.kind is ast.Continue) for part in parts):
+        if not all(_is_pure(part, leaves=way is not _RETURN) for part in parts):
             return None
-        names = stored(parts[0] + parts[1]) | {RETURNED} & way.kept
+        names = stored(parts[0] + parts[1]) | ({way.sets} & way.after)
         made = [self._tail(part, s.lineno, way) for part in parts]
         if made[0] is None or made[1] is None:
             return None
-        return self._choice(s, s.test, (made[0], made[1]), names, way.kept)
+        return self._choice(s, s.test, (made[0], made[1]), names, way.after)
 
     def _tail(self, statements: Sequence[ast.stmt], line: int, way: _Way) -> list[ast.stmt] | None:
         """Statements that leave in the end, without that: ``return`` sets a name. None if they leave elsewhere too."""
@@ -162,13 +175,13 @@ class Writer:
             if isinstance(statement, ast.If) and way.is_in(statement):
                 made = self._leaving(statement, statements[i + 1 :], way)
                 return None if made is None else [*self._each(statements[:i]), *made]
-            if isinstance(statement, way.kind):
+            if isinstance(statement, way.kinds):
                 value = getattr(statement, "value", None)
                 value = None if value is None else _Expressions(self).visit(value)
-                return [*self._each(statements[:i]), *way.end(value, statement.lineno)]
+                return [*self._each(statements[:i]), *way.end(type(statement), value, statement.lineno)]
             if way.is_in(statement):
                 return None
-        return [*self._each(statements), *way.end(None, line)]
+        return [*self._each(statements), *way.end(None, None, line)]
 
     def _choice(
         self,
@@ -258,12 +271,12 @@ def _named(loop: ast.For | ast.While) -> list[ast.expr]:
     if isinstance(loop, ast.While) or any(isinstance(n, ast.Starred) for n in ast.walk(loop.target)):
         return []
     names = all(isinstance(n, ast.Name | ast.Tuple | ast.expr_context) for n in ast.walk(loop.target))
-    return [loop.target] if names and not _is_counted(loop.iter) else []
+    return [loop.target] if names else []
 
 
-def _is_counted(values: ast.expr) -> bool:
+def _is_counted(loop: ast.For | ast.While) -> bool:
     """Whether Python counts what a loop goes over."""
-    source = values.func if isinstance(values, ast.Call) else None
+    source = loop.iter.func if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) else None
     return isinstance(source, ast.Name) and source.id in ("range", "enumerate", "zip")
 
 
@@ -274,11 +287,11 @@ def _listed(values: ast.expr) -> ast.expr | None:
     return values.func.value if values.func.attr == "tolist" else None
 
 
-def _is_pure(statements: Sequence[ast.stmt], skips: bool = False) -> bool:
-    """Whether statements set names, and nothing else that can be seen in them; ``skips``: they may end a turn."""
+def _is_pure(statements: Sequence[ast.stmt], leaves: bool = False) -> bool:
+    """Whether statements set names, and nothing else that can be seen in them; ``leaves``: they may leave a turn."""
     nodes = list(inside(statements))
     loops = [loop for loop in nodes if isinstance(loop, ast.For | ast.While)]
-    jumps = [node for node in nodes if isinstance(node, (ast.Break,) if skips else (ast.Break, ast.Continue))]
+    jumps = [node for node in nodes if isinstance(node, ast.Break | ast.Continue) and not leaves]
     if any(isinstance(node, (*_EFFECTS, *_OTHERS)) for node in nodes):
         return False
     assigned = {id(target) for n in nodes for target in getattr(n, "targets", [getattr(n, "target", None)])}
