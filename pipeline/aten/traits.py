@@ -101,8 +101,8 @@ TABLE: Final[Mapping[Does, str]] = {
         new_empty new_empty_strided empty_permuted empty_strided eye linspace logspace tril_indices triu_indices fill
     """,
     Does.PLACES: """
-        argmax argmin argsort nonzero nonzero_static searchsorted bucketize one_hot count_nonzero
-        repeat_interleave.Tensor
+        argmax argmin argsort nonzero nonzero_numpy nonzero_static where.default searchsorted bucketize one_hot
+        count_nonzero repeat_interleave.Tensor
     """,
     Does.POINTWISE: """
         hardswish leaky_relu log_sigmoid log_sigmoid_forward floor_divide rsub masked_fill prims.div max.other min.other
