@@ -178,6 +178,20 @@ def of_numbers(m: Deciding, x: Tensor) -> Tensor:
     return x.nan_to_num()
 
 
+def of_numbers_read_before(m: Deciding, x: Tensor) -> Tensor:
+    count, mean = (x > 0).sum().item(), float(x.mean())
+    place, some = int(x.argmax()), int((x > 1).any())
+    if count > 3:
+        x = m.linear(x)
+        if float(x.amax()) > 1 and int((x > 0).sum()) < 9:
+            x = x * 2
+    if mean > 0.25:
+        x = x + 1
+    elif place:
+        x = x - 1
+    return x if some else -x
+
+
 def in_a_function(m: Deciding, x: Tensor) -> Tensor:
     return two_ways(m, clamped(m, x)) + m.drop(one_way(m, x))
 
@@ -324,6 +338,7 @@ def writes_elsewhere(m: Deciding, x: Tensor) -> Tensor:
 
 RIGHT: Final = (
     *(one_way, two_ways, clamped, many_ways, nested, returns, returns_soon, returns_where_python_decides, in_a_loop),
+    *(of_numbers_read_before,),
     *(loops_inside, before_its_turn, in_an_expression, ends_with_nothing, with_numbers, of_one_element, of_numbers),
     *(writes_elsewhere, writes_to_what_decides, writes_to_its_input, assigns_elements, writes_within),
     *(in_a_function, in_a_closure, writes_to_its_own, keeps_what_is_not_finite, checks, collects),

@@ -164,6 +164,16 @@ def skips(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     return total + last
 
 
+def before_it_is_written(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """A number is what it was when it was read."""
+    y = x * 2
+    first, rows = y[0, 0].item(), len(x[x[:, 0] > 0])
+    y += 1
+    if first > 0:
+        y = y * 2
+    return y - 1 if rows == 0 or rows > 3 else y
+
+
 def another_place(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     """Positions that sorting, the best and a range give."""
     if x.sum() > 0:
@@ -227,7 +237,7 @@ def ends_where_python_says(m: Mixture, x: Tensor, weights: Tensor, chosen: Tenso
 RIGHT: Final = (
     *(stops_at_one, until_small, ends_in_many_ways, ends_where_python_says),
     *(as_mixtral, by_name, one_class_more, numbers, listed, of_unique, none_is_skipped, by_masks, in_ifs, skips),
-    another_place,
+    *(another_place, before_it_is_written),
 )
 
 

@@ -59,6 +59,7 @@ class Writer:
         low, high = self.draw.randint(0, 1), self.draw.randint(0, 4)
         data = [f"{a}.sum() > {b}.mean()", f"({a} > 1).any()", f"{a}.amax() < {low}", f"{a}.argmax()"]
         data += [f"bool(({a} > {b}).all())", f"{a}.mean().item() > 0"]
+        data += [f"float({a}.mean()) > 0", f"int(({a} > 1).sum()) > {high}"]
         plain = [f"k % 2 == {low}", "t.shape[1] == 4", f"k > {high}", "t is not None"]
         if deep < 2 and self.draw.random() < 0.35:
             (one, is_one), (other, is_other) = self.condition(deep + 1), self.condition(deep + 1)

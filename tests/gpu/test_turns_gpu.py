@@ -15,7 +15,9 @@ from tests.frontend.test_turns import DIMS
 from tests.gpu.test_control_flow_gpu import agrees
 
 pytestmark = pytest.mark.gpu
-BY_THE_GATE = [function for function in RIGHT if function not in (experts.skips, experts.another_place)]
+OTHERS = (experts.until_small, experts.ends_in_many_ways, experts.ends_where_python_says, experts.skips)
+OTHERS += (experts.another_place, experts.before_it_is_written)
+BY_THE_GATE = [function for function in RIGHT if function not in OTHERS]
 
 
 def gated(function: Forward, dtype: torch.dtype) -> Mixture:

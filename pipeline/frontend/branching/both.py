@@ -13,7 +13,7 @@ from copy import copy
 from typing import ClassVar, Final
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols as free_symbols
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.types import Argument
@@ -23,6 +23,8 @@ from pipeline.frontend.data_checks import is_unknown
 from pipeline.shapes.environment import shape_of
 
 HINT: Final = "torch.where(condition, one, other) has both ways, torch.cond runs one of them"
+
+HALVES: Final = (torch.float16, torch.bfloat16)
 
 
 class Unset:
@@ -41,15 +43,40 @@ def is_open(test: object) -> bool:
 
 
 def number(value: Argument) -> Argument:
-    """A size that only data has, as a tensor; else the value."""
-    if effects.is_traced() and isinstance(value, torch.SymInt) and free_unbacked_symbols(value):
-        return torch.full((), value, dtype=torch.int64)  # type: ignore[call-overload]
-    return value
+    """A number that only data has, as a tensor of one element; else the value."""
+    if not _is_read(value):
+        return value
+    source = effects.source_of(value)
+    if source is not None:
+        return source.reshape(()).float() if source.dtype in HALVES else source.reshape(())
+    dtype = torch.int64 if isinstance(value, torch.SymInt) else torch.float32
+    return torch.full((), value, dtype=dtype)
 
 
 def length(value: Argument) -> Argument:
-    """``len(value)`` in a test."""
-    return number(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else len(value)
+    """``len(value)``, which may be a size that only data has."""
+    rows = value.shape[0] if effects.is_traced() and isinstance(value, torch.Tensor) and value.dim() else None
+    return rows if isinstance(rows, torch.SymInt) and free_symbols(rows) else len(value)
+
+
+def whole(value: Argument) -> Argument:
+    """``int(value)``, which may be a number that only data has."""
+    if is_open(value):
+        value = (value.long() if value.dtype == torch.bool else value).item()
+    return torch.sym_int(value) if _is_read(value) else int(value)
+
+
+def real(value: Argument) -> Argument:
+    """``float(value)``, which may be a number that only data has."""
+    if is_open(value):
+        value = (value.long() if value.dtype == torch.bool else value).item()
+    return torch.sym_float(value) if _is_read(value) else float(value)
+
+
+def _is_read(value: object) -> bool:
+    """Whether a number is data's."""
+    is_number = effects.is_traced() and isinstance(value, torch.SymInt | torch.SymFloat)
+    return is_number and bool(free_symbols(value))
 
 
 def negation(test: Argument) -> object:
@@ -88,6 +115,13 @@ def _joined(tests: Sequence[Callable[[], Argument]], join: Callable[..., Argumen
 def item(value: Argument) -> object:
     """``value.item()`` in a test, which may as well be a tensor."""
     return value if is_open(value) else value.item()
+
+
+def in_test(read: Callable[[Argument], Argument], value: Argument) -> object:
+    """``int(value)`` or ``float(value)`` in a test, which may as well be a tensor."""
+    if not is_open(value):
+        return read(value)
+    return value.trunc() if read is whole and value.is_floating_point() else value
 
 
 def truth(value: Argument) -> object:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, TypeAlias
 
+import sympy
 import torch
 from attrs import define, field
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -99,6 +100,7 @@ class Trace:
         refusal: why there is no program, which the model may have caught.
         asked: the functions, with their lines, that asked for a truth that only data has.
         positions: what is known of tensors of positions.
+        read: the numbers that were read from data, with the tensors of one element that have them.
     """
 
     open: list[Made] = field(factory=list)
@@ -106,6 +108,7 @@ class Trace:
     refusal: CaptureError | None = None
     asked: list[Line] = field(factory=list)
     positions: Positions = field(factory=Positions)
+    read: dict[sympy.Expr, torch.Tensor] = field(factory=dict)
 
 
 _trace: ContextVar[Trace | None] = ContextVar("a trace of both branches", default=None)
@@ -168,6 +171,12 @@ def rows_of(tensor: torch.Tensor) -> Rows | None:
     """The rows that a tensor of as many rows as data says can have; None if that is not known."""
     trace = _trace.get()
     return None if trace is None else trace.positions.rows(tensor)
+
+
+def source_of(number: torch.SymInt | torch.SymFloat) -> torch.Tensor | None:
+    """The tensor that a number was read from, if it still has it."""
+    trace = _trace.get()
+    return None if trace is None else trace.read.get(number.node.expr)
 
 
 @define
@@ -241,7 +250,10 @@ def noting(own: Kernel) -> Kernel:
                 raise refused(why, "write to a clone: which of two tensors is written is for data to say")
         if memory:
             trace.positions.forget(lambda tensor: _memory(tensor) in memory)
+            trace.read = {number: tensor for number, tensor in trace.read.items() if _memory(tensor) not in memory}
         trace.positions.note(func, args, kwargs or {}, result)
+        if func is aten.item.default and isinstance(result, torch.SymInt | torch.SymFloat):
+            trace.read[result.node.expr] = args[0]
         if branch is not None:
             branch.note(func, (args, kwargs), memory, result, valid=valid)
         return result

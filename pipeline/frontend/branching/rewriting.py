@@ -39,7 +39,7 @@ from typing import Final
 
 from pipeline.frontend.branching.names import liveness_of
 from pipeline.frontend.branching.nodes import imports
-from pipeline.frontend.branching.writing import Writer
+from pipeline.frontend.branching.writing import Writer, reads
 
 _READS_NAMES: Final = frozenset(("locals", "vars", "eval", "exec", "dir"))
 
@@ -81,7 +81,9 @@ def _is_of(node: ast.FunctionDef, code: CodeType) -> bool:
 
 
 def _asks(node: ast.AST, line: int) -> bool:
-    """Whether a node's test, or what its turns go over, stands in a line."""
+    """Whether a node's test, what its turns go over, or the number that it reads stands in a line."""
+    if isinstance(node, ast.Call) and reads(node):
+        return node.lineno <= line <= (node.end_lineno or line)
     if isinstance(node, ast.If | ast.IfExp):
         return node.test.lineno <= line <= (node.test.end_lineno or line)
     return isinstance(node, ast.For) and node.iter.lineno <= line <= (node.iter.end_lineno or line)

@@ -10,7 +10,17 @@ from attrs import define
 
 from pipeline.aten.types import Argument
 from pipeline.frontend.branching.names import Liveness, Names, inside, stored
-from pipeline.frontend.branching.nodes import assigned, at, attribute, call, constant, deferred, method, unpacked
+from pipeline.frontend.branching.nodes import (
+    IMPORTED,
+    assigned,
+    at,
+    attribute,
+    call,
+    constant,
+    deferred,
+    method,
+    unpacked,
+)
 from pipeline.frontend.branching.nodes import variables as local_names
 
 _EFFECTS: Final = (ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom, ast.Delete, ast.Try, ast.FunctionDef)
@@ -46,6 +56,9 @@ class _Way:
             return [at(assigned(self.sets, value or constant(None)), line)]
         return [at(assigned(self.sets, constant(True)), line)] if kind is ast.Break else []
 
+
+READS: Final = {"int": "whole", "float": "real", "len": "length"}
+"""Functions of Python's that read numbers, and ours in their place."""
 
 RETURNED: Final = "_pipeline_returned"
 _RETURN: Final = _Way((ast.Return,), RETURNED, frozenset({RETURNED}))
@@ -231,6 +244,14 @@ class _Expressions(ast.NodeTransformer):
         test, yes, no = (self.visit(part) for part in (self.writer.test(node.test), node.body, node.orelse))
         return ast.copy_location(call("either", test, deferred(yes), deferred(no), constant(place)), node)
 
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """``int(x)``, ``float(x)``, ``len(x)``"""
+        self.generic_visit(node)
+        if not reads(node):
+            return node
+        self.writer.count += 1
+        return ast.copy_location(call(reads(node), *node.args), node)
+
     def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.FormattedValue:
         """``f"expert_{i}"``"""
         node.value = call("shown", self.visit(node.value), module="turns")
@@ -243,7 +264,7 @@ class _Expressions(ast.NodeTransformer):
 
 
 class _Tests(ast.NodeTransformer):
-    """A test in operators that take tensors: ``not a``, ``a and b``, ``a.item()``, ``bool(a)``, ``len(a) > 0``."""
+    """A test in operators that take tensors: ``not a``, ``a and b``, ``a.item()``, ``bool(a)``, ``a > n``."""
 
     def visit(self, node: Argument) -> Argument:
         """Only what a test is made of: not what its functions are called with."""
@@ -260,10 +281,21 @@ class _Tests(ast.NodeTransformer):
         if isinstance(node, ast.Call) and not node.keywords:
             if isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args:
                 return ast.copy_location(call("item", node.func.value), node)
-            if isinstance(node.func, ast.Name) and node.func.id in ("bool", "len") and len(node.args) == 1:
-                name = "truth" if node.func.id == "bool" else "length"
-                return ast.copy_location(call(name, self.visit(node.args[0])), node)
+            if isinstance(node.func, ast.Name) and node.func.id == "bool" and len(node.args) == 1:
+                return ast.copy_location(call("truth", self.visit(node.args[0])), node)
+            if reads(node) == "length":
+                return ast.copy_location(call("length", *node.args), node)
+            if reads(node):
+                read = attribute(IMPORTED["both"], reads(node))
+                return ast.copy_location(call("in_test", read, self.visit(node.args[0])), node)
         return node
+
+
+def reads(node: ast.Call) -> str:
+    """The function of ours for a call that may read a number of data, ``int(x)``; empty if it reads none."""
+    if not isinstance(node.func, ast.Name) or len(node.args) != 1 or node.keywords:
+        return ""
+    return READS.get(node.func.id, "")
 
 
 def _named(loop: ast.For | ast.While) -> list[ast.expr]:
