@@ -297,6 +297,12 @@ def along_another(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Ten
     return x[:1]
 
 
+def downwards(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    if x.sum() > 0:
+        x = x + x[torch.arange(5, 0, -1, device=x.device)].sum()
+    return x
+
+
 def read_after(m: Mixture, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
     for expert in hit(chosen)[1].nonzero():
         y = m.experts[expert](x)
@@ -313,5 +319,6 @@ REFUSED: Final[dict[Forward, str]] = {
     gathers: r"in a turn of the loop at experts\.py:\d+, which data decides, list\.append .* changes what Python has",
     of_other_numbers: "positions that may be valid only there",
     along_another: "positions that may be valid only there",
+    downwards: "positions that may be valid only there",
     read_after: r"data decides the loop at .*, after which y is .* or not set",
 }

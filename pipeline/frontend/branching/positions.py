@@ -111,8 +111,9 @@ class Positions:
         """For each tensor of a result, what its elements stay below, or its columns; nothing if that is not known."""
         name, first = _name(func), args[0] if args else None
         if name == "arange":
-            begins, ends = (0, *args)[-2:] if len(args) < 2 else args[:2]
-            yield (ends,) if isinstance(begins, int) and begins >= 0 else ()
+            begins, ends, step = (0, *args, 1) if len(args) < 2 else (*args, 1)[:3]
+            goes_up = all(isinstance(each, int) and each >= least for each, least in ((begins, 0), (step, 1)))
+            yield (ends,) if goes_up else ()
         elif not isinstance(first, torch.Tensor):
             return
         elif name == "nonzero":
