@@ -17,10 +17,13 @@ aten = torch.ops.aten
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 """Operators whose result has another rank if a size is 1; torch.export assumes that a varying size is not 1."""
 
+WRITES = (aten.index_put.default, aten.index_put_.default, aten._unsafe_index_put.default)
+"""Operators that write where a mask says."""
+
 
 def of_operators(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield conditions on sizes without which an operator would behave differently. The nodes carry fake tensors."""
-    for found in (_assertions, _squeezed, _crossed, _reshaped, _sliced, _attended):
+    for found in (_assertions, _squeezed, _crossed, _reshaped, _sliced, _attended, _masked):
         yield from found(graph)
 
 
@@ -68,6 +71,20 @@ def _attended(graph: torch.fx.Graph) -> Iterator[object]:
             keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
             if keys != values and not (isinstance(keys, int) and isinstance(values, int)):
                 yield sympy.Eq(keys, values, evaluate=False)
+
+
+def _masked(graph: torch.fx.Graph) -> Iterator[object]:
+    """Require a mask to have the sizes of what is written to; torch.export checks that only of what is read."""
+    for node in graph.nodes:
+        if node.target in WRITES:
+            sizes, dim = shape_of(argument(node, "self").meta["val"]), 0
+            for index in argument(node, "indices"):
+                value = None if index is None else index.meta["val"]
+                mask = shape_of(value) if value is not None and value.dtype in (torch.bool, torch.uint8) else None
+                for size, due in zip(mask or (), sizes[dim:], strict=False):
+                    if size != due and not (isinstance(size, int) and isinstance(due, int)):
+                        yield sympy.Eq(size, due, evaluate=False)
+                dim += 1 if mask is None else len(mask)
 
 
 def of_one_query(graph: torch.fx.Graph) -> Iterator[object]:

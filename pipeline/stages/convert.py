@@ -368,7 +368,7 @@ def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> d
     have to be equal have one name."""
     same: dict[str, str] = {}
     for sides in (r.condition.args for r in relations if isinstance(r.condition, sympy.Eq)):
-        if all(side.is_Symbol for side in sides):
+        if not any(side.is_Number for side in sides):
             kept, gone = (same.get(str(side), str(side)) for side in sides)
             same |= dict.fromkeys((gone, *(s for s, of in same.items() if of == gone)), kept)
     places: dict[str, list[str]] = {}

@@ -152,3 +152,35 @@ def test_there_is_a_value_for_each_key() -> None:
     torch.testing.assert_close(run(*inputs), Attend()(*inputs), rtol=1e-2, atol=2e-3)
     with pytest.raises(pipeline.ShapeError, match=r"k\.shape\[2\] == v\.shape\[2\]"):
         run(q, k, v[:, :, :4], inputs[3])
+
+
+def test_a_mask_has_the_sizes_of_what_it_writes_to() -> None:
+    """torch.export keeps them apart, and a network with a name for one of them only does not build."""
+
+    def masked(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        found = x.flip(1)
+        found[:, mask] = 2.0
+        return found + y
+
+    args = (torch.randn(2, 3), torch.randn(2, 3), torch.tensor([True, False, True]))
+    n, m = Dim("n", min=2, max=6), Dim("m", min=2, max=6)
+    compiled = pipeline.default()(Calls(masked), args, dynamic_shapes=[{1: n}, {1: n}, {0: m}])
+    assert [str(r) for r in compiled.program.shapes.relations] == ["args_2.shape[0] == args_0.shape[1]"]
+    run = compiled.module(executor="reference")
+    torch.testing.assert_close(run(*args), masked(*args))
+    with pytest.raises(pipeline.ShapeError, match=r"args_2\.shape\[0\] == args_0\.shape\[1\]"):
+        run(*args[:2], torch.tensor([True, False]))
+
+
+def test_sizes_of_one_name_may_be_computed() -> None:
+    """``min(n, m)`` is a size of its own to torch.export, though a model says that it is ``m``."""
+
+    def diagonal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + y) @ x.diagonal()
+
+    dims = {0: Dim("n", min=2, max=9), 1: Dim("m", min=2, max=4)}
+    compiled = pipeline.default(torch_executed_ops=["aten.diagonal.default"], min_block_size=1)(
+        Calls(diagonal), (torch.randn(3, 2), torch.randn(3, 2)), dynamic_shapes=[dims, dims]
+    )
+    args = torch.randn(5, 3), torch.randn(5, 3)
+    torch.testing.assert_close(compiled.module(executor="reference")(*args), diagonal(*args))
