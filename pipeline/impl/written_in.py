@@ -78,6 +78,8 @@ def _normalized(node: torch.fx.Node) -> bool:
     if "normalized_shape" in names:
         sizes: Shape = tuple(argument(node, "normalized_shape"))
         return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= FEW
+    if "dim" in names:  # a log_softmax: `summed` counts its elements
+        return False
     of = next((name for name in ("num_groups", "group") if name in names), None)
     _, channels, *spatial = node_shape(node.all_input_nodes[0]) or (0, 0)
     if not all(isinstance(size, int) for size in (channels, *spatial)):

@@ -70,6 +70,7 @@ def test_what_is_broadcast_is_repeated(form: str, monkeypatch: pytest.MonkeyPatc
 UNCHANGED = {
     "nothing reduced": lambda x: x.softmax(1) * 2 + x,
     "of many": lambda x: x.softmax(2).mean(1),
+    "of a vector of many": lambda x: (x[0, 0].log_softmax(0) * x).sum(-1),
     "through a product": lambda x: (x.softmax(1) @ x.mT).amax(-1),
     "not broadcast": lambda x: (x.sum(1) * 2).amax(-1),
 }

@@ -42,6 +42,7 @@ BESIDE: Final[dict[str, tuple[Function, tuple[int, ...]]]] = {
     "norm of probabilities": (lambda x: functional.layer_norm(x.softmax(1), (20,)), ROWS),
     "weighted": (lambda x: (x.softmax(1) * x).sum(-1), ROWS),
     "logarithms": (lambda x: x.log_softmax(1).amin(-1), ROWS),
+    "logarithms of a vector": (lambda x: (x[0, 0].log_softmax(0) * x).sum(-1), POINTS),
     "in turn": (lambda x: x.softmax(1).softmax(2), ROWS),
     "most probable": (lambda x: x.softmax(-1).argmax(1), POINTS),
     "norms": (lambda x: functional.layer_norm(x, (3,)).amax(1), POINTS),
