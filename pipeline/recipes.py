@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
+from pipeline.aten.layouts import ANY_LAYOUT
 from pipeline.aten.traits import Does, does
 
 CPU = "cpu"
@@ -96,12 +97,18 @@ class Recipe:
         with torch.no_grad():
             for step in self.steps:
                 kwargs = {k: _resolve(v, values, device) for k, v in step.kwargs}
-                values[step.name] = called(target_of(step.target), _resolve(step.args, values, device), kwargs)
+                values[step.name] = called(_for_any_layout(step.target), _resolve(step.args, values, device), kwargs)
             result: torch.Tensor = values[self.result.name]
             return result.contiguous() if result.layout == torch.strided else result
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.steps), str(self.result)])
+
+
+def _for_any_layout(qualified: str) -> Callable[..., object]:
+    target = target_of(qualified)
+    found: Callable[..., object] = ANY_LAYOUT.get(target, target)
+    return found
 
 
 def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -81,19 +81,14 @@ def unfold(net: Net, input: Value, dimension: int, size: int, step: int) -> ITen
     return base.permute(net, windows, [*range(dimension + 1), *range(dimension + 2, rank + 1), dimension + 1])
 
 
-def is_contiguous(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The tensor must be contiguous and cover its storage: an engine knows elements, not storage."""
-    value = argument(node, "self").meta["val"]
-    if value.is_contiguous() and statically_known_true(value.storage_offset() == 0):
-        return True
-    return Rejection("as_strided of a view of another tensor: an engine has no strides", "call contiguous() first")
-
-
-@converts(aten.as_strided.default, validator=is_contiguous)
+@converts(aten.as_strided.default)
 def as_strided(
     net: Net, input: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
 ) -> ITensor:
-    """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""
+    """as_strided(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor
+
+    Of the elements in a row: in a program, the input is all of its memory (`pipeline.frontend.strided`).
+    """
     row = _row(net, input)
     if list(stride) == [product(size[i + 1 :]) for i in range(len(size))]:
         part = narrow(net, row, 0, storage_offset or 0, product(size))

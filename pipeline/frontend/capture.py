@@ -41,6 +41,7 @@ from pipeline.frontend.origin import with_origin
 from pipeline.frontend.output_names import named
 from pipeline.frontend.profiles import resolved, stated
 from pipeline.frontend.stand_ins import attributes, is_elsewhere, shown_on
+from pipeline.frontend.strided import without_gaps
 from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import interpreted
 from pipeline.frontend.tracing import exporting, tracing_for
@@ -157,6 +158,9 @@ def _captured(
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
             exported, graph_module, signature = functional(exported)
+            graph_module = without_gaps(graph_module)
+    except CaptureError:
+        raise
     except Exception as error:
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pipeline.aten.cache import IN_PLACE
-from pipeline.aten.types import Leaf, Target
+from pipeline.aten.layouts import ANY_LAYOUT
+from pipeline.aten.types import Leaf
 from pipeline.program import Program, Segment
 
 
@@ -98,12 +99,6 @@ class _Copy:
                     _place(node, self.device)
                 graph_module.recompile()
         self.root.add_module(name, module.to(self.device))
-
-
-aten = torch.ops.aten
-ANY_LAYOUT: dict[Target, Target] = dict.fromkeys((aten.view.default, aten._unsafe_view.default), aten.reshape.default)
-"""Operators that depend on their input's memory layout, and their equivalents for any layout: the layout of values from
-engines and other segments may differ from the example's."""
 
 
 def _place(node: torch.fx.Node, device: torch.device) -> None:

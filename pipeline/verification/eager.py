@@ -14,11 +14,11 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeline.aten.graphs import results
+from pipeline.aten.layouts import ANY_LAYOUT
 from pipeline.aten.traits import CONTRACTIONS, Does, does
 from pipeline.aten.types import Argument, Target
 from pipeline.improvements.precision import EXPONENTS, TABLE, name_of
 from pipeline.program import Program
-from pipeline.runtime.torch_segment import ANY_LAYOUT
 
 INEXACT = (*CONTRACTIONS, Does.NORMALIZES, Does.SCALES, Does.SOFTENS)
 INEXACT_NAMES = frozenset(

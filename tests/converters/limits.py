@@ -281,12 +281,6 @@ IMAGE = torch.arange(12.0).reshape(3, 4)
 ROWS = ({0: torch.export.Dim("rows", min=2, max=8)},)
 
 MODELS = (
-    Model(
-        "as_strided of a view of another tensor",
-        lambda x: (x + 1).mT.as_strided((2, 2), (2, 1)),
-        (IMAGE,),
-        (aten.as_strided.default,),
-    ),
     Model("is float64, which TensorRT does not have", lambda x: x + 1, (IMAGE.double(),)),
     Model("is int16, which TensorRT does not have", lambda x: x + 1, (IMAGE.short(),)),
     Model("takes for quantized weights only", lambda x: x + 1, (IMAGE.to(torch.int8),)),
