@@ -1,6 +1,7 @@
 """Mixtures of experts as people write them, with the module on the GPU: each row goes to the experts that eager takes.
 
-Gates and inputs have few bits, so that what is chosen is exact, also in TF32, and no two gates are equal.
+Gates and inputs have few bits, so that what is chosen is exact, also in TF32; biases are less than one of these apart,
+so that no two gates are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def gated(function: Forward, dtype: torch.dtype) -> Mixture:
     model = Mixture(function).eval()
     with torch.no_grad():
         model.gate.weight.copy_(model.gate.weight.mul(8).round().div(4))
-        model.gate.bias.copy_(torch.arange(experts.COUNT) / 64)
+        model.gate.bias.copy_(torch.arange(experts.COUNT) / 256)
     return model.to("cuda", dtype)
 
 
