@@ -222,6 +222,13 @@ class ExecutionError(PipelineError):
     advice = 'compiled.module(executor="reference") runs the same networks on the CPU'
 
 
+class DecisionError(ExecutionError):
+    """A call decides otherwise than the example that the program was captured with; the message says where."""
+
+    __module__ = "pipeline"
+    advice = 'torch.where(condition, one, other) has both ways; decisions="example" compiles those of its example alone'
+
+
 class ArtifactError(PipelineError):
     """A kept program that cannot be saved or loaded; the message names the file and says why."""
 

@@ -173,6 +173,23 @@ def described(step: AnyStage) -> str:
     return f"{step.name}{f' ({own})' if own != step.name else ''}: {types}"
 
 
+def under(settings: CompilationSettings | None, record: Any) -> Any:
+    """A program with the settings that differ from the default in place of those that it was captured with; any other
+    record as it is.
+
+    Raises:
+        ValueError: it was captured as on another device.
+    """
+    if settings is None or not isinstance(record, Program):
+        return record
+    own, names = record.settings, settings.changed()
+    if "device" in names and settings.device != own.device:
+        captured = "the device of its tensors" if own.device is None else own.device
+        raise ValueError(f"the program was captured for {captured}, not for {settings.device}: capture it with device=")
+    changes = {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(own, name)}
+    return attrs.evolve(record, settings=own.evolve(**changes)) if changes else record
+
+
 def _stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:
     if not isinstance(value, Iterable):
         raise TypeError(f"stages are a sequence, such as Pipeline((stage,)), not a {type(value).__name__}")
@@ -230,7 +247,8 @@ class Pipeline(Generic[Takes, Gives]):
         """Compile a model, or run the stages on the record that the first of them takes.
 
         model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
-            `pipeline.capture`); or, as the only argument, the record.
+            `pipeline.capture`); or, as the only argument, the record. A program that was captured with other settings
+            gets those that this pipeline changes.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
         output_names: the names of the model's outputs in engines, reports and files; None: their keys.
         Returns the last stage's record. Exceptions of a stage propagate unchanged, with a note that names the stage.
@@ -241,7 +259,7 @@ class Pipeline(Generic[Takes, Gives]):
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None
         if alone and is_instance(model, self.takes):
-            return with_costs(self._run(run, model), ledger.entries[before:])
+            return with_costs(self._run(run, under(self._settings, model)), ledger.entries[before:])
         check_front_door(self.stages, model)
         front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
         front = partial(front, profiles=profiles)

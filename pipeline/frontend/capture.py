@@ -29,9 +29,9 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend import packed
+from pipeline.frontend import decisions, packed
 from pipeline.frontend.blame import blamed, check_dtypes
-from pipeline.frontend.branching.export import with_both_branches
+from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
 from pipeline.frontend.data_checks import Checks, asserted, collected
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.functional import functional
@@ -44,7 +44,7 @@ from pipeline.frontend.stand_ins import attributes, is_elsewhere, shown_on
 from pipeline.frontend.strided import without_gaps
 from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import interpreted
-from pipeline.frontend.tracing import exporting, tracing_for
+from pipeline.frontend.tracing import by_the_example, exporting, tracing_for
 from pipeline.frontend.transforms import check_values, has_transforms
 from pipeline.frontend.untouched import untouched
 from pipeline.frontend.violations import kept_violations
@@ -64,10 +64,10 @@ HINT = "ExportedProgram.run_decompositions({}) alone shows the same; write to cl
 Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any]"
 """What can be captured."""
 
-Way: TypeAlias = Literal["python", "bytecode", "autograd"]
+Way: TypeAlias = Literal["python", "bytecode", "autograd", "example"]
 """How torch.export traces: by running Python; by its bytecode, which reads what Python keeps, as caches do, and numbers
 that ``int`` makes of sizes (not while ``torch.compile`` does so, which it would crash); or below autograd, where
-``torch.func`` has done its work."""
+``torch.func`` has done its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
 
 
 def capture(
@@ -128,6 +128,7 @@ def _captured(
     profiles: Sequence[Spec] | None,
 ) -> Program:
     args, kwargs = checks.arguments(args, kwargs)
+    decided = decisions.Decisions()
     dynamic_shapes, wishes = stated(model, args, kwargs, dynamic_shapes, profiles)
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
@@ -143,7 +144,13 @@ def _captured(
     elif isinstance(model, torch.nn.Module):
         checks.check_module(model)
         with collected() as data_checks, held_numbers() as held:
-            exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device, data_checks)
+            try:
+                exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device, data_checks)
+            except CaptureError:
+                if settings.decisions != "example" or not decisions.has_values(args, kwargs):
+                    raise
+                shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
+                exported, decided = _by_the_example(model, args, kwargs, shapes, settings.device)
         reads = held.names
         if data_checks.caught:
             why = f"the model checks its data at {data_checks.caught}, and may catch the error: data decides its way"
@@ -166,6 +173,7 @@ def _captured(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
+    program = decisions.checked(program, decided)
     check_dtypes(program)
     numbers = FrozenDict({name: program.parameters[name].item() for name in sorted(reads & program.parameters.keys())})
     return evolve(program, numbers=numbers, profiles=resolved(wishes, program.inputs, program.shapes))
@@ -239,12 +247,27 @@ def _exported(
         else:
             by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
             export = partial(torch.export.export, model, positional, named, **by)
-        exported = with_both_branches(lambda: exported_again(export, model))
+        if way == "example":
+            with by_the_example():
+                exported = exported_again(export, model)
+        else:
+            exported = with_both_branches(lambda: exported_again(export, model))
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)
     packed.settled(exported)
     return exported
+
+
+def _by_the_example(
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, Argument],
+    shapes: Spec,
+    device: str | None,
+) -> tuple[ExportedProgram, decisions.Decisions]:
+    """The export that takes the ways of the example where data decides, and what was decided."""
+    return with_the_examples_ways(lambda: _exported(model, args, kwargs, shapes, device, "example"))
 
 
 def _relaxed(

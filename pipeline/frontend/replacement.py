@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from pipeline.aten.types import Argument, Operator
 
 Kernel: TypeAlias = Callable[..., Any]
-When: TypeAlias = Literal["trace", "export", "gpu", "modelopt"]
+When: TypeAlias = Literal["trace", "export", "example", "gpu", "modelopt"]
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
@@ -41,8 +41,8 @@ class Replacement:
         name: the name that torch looks up: an attribute, a key, or a dispatch key.
         make: makes ours from torch's own.
         why: what torch does without it.
-        during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional; ``"gpu"``:
-            while torch traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is
+        during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional;
+            ``"example"``: while it takes the ways of its example where it decides by data; ``"gpu"``: while torch traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is
             exported.
         before: the first version of torch that does not need it; None: all versions do.
     """

@@ -19,6 +19,7 @@ from torch.fx.experimental import proxy_tensor, symbolic_shapes
 from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.frontend import (
     data_checks,
+    decisions,
     flex_attention,
     gpu_answers,
     held_numbers,
@@ -192,6 +193,20 @@ TABLE: Final = (
         during="export",
     ),
     Replacement(
+        FakeTensorMode,
+        "__init__",
+        decisions.computing,
+        "has no values where Python decides by data",
+        during="example",
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "_log_real_tensor_propagation",
+        decisions.noting,
+        "logs what the example decides, and does not say where",
+        during="example",
+    ),
+    Replacement(
         torch.cuda,
         "get_device_capability",
         gpu_answers.capability,
@@ -247,6 +262,13 @@ def exporting() -> Iterator[None]:
     """A context for exporting a model or making a program functional: our exports run one after the other, because
     torch.export itself changes global state; other exports do not wait."""
     with _exports, tracing(), _places.taken("export"), levels_left(), stale_constants.writes_noted():
+        yield
+
+
+@contextmanager
+def by_the_example() -> Iterator[None]:
+    """A context for exporting a model that takes the ways of its example where it decides by data."""
+    with _places.taken("example"):
         yield
 
 

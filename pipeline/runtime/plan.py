@@ -89,6 +89,7 @@ class Layout:
     returns: tuple[Return, ...]
     writes: tuple[Write, ...]
     checks: tuple[int, ...]
+    decisions: tuple[tuple[int, str], ...]
     sizes: tuple[tuple[int, Expr], ...]
     constants: tuple[tuple[int, Leaf], ...]
     late: tuple[tuple[int, Expr], ...]
@@ -168,9 +169,12 @@ class LayoutBuilder:
         returns = _told_once(users, [self._return(o) for o in users])
         writes = self._writes([o for o in outputs if o.kind in ("buffer", "input")])
         checks = tuple(self._value(o) for o in outputs if o.kind == "check")
+        decisions = tuple((self._value(o), o.target) for o in outputs if o.kind == "decision")
         sizes, constants = tuple(self.sizes.items()), tuple(self.constants.items())
         late, weights = tuple(self.late), tuple(self.weights.items())
-        return Layout(self.program, self.slots, self.steps, returns, writes, checks, sizes, constants, late, weights)
+        return Layout(
+            self.program, self.slots, self.steps, returns, writes, checks, decisions, sizes, constants, late, weights
+        )
 
     def _slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))

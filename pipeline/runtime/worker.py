@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from pipeline.aten.types import Leaf
+from pipeline.errors import DecisionError
 from pipeline.program import Segment
 from pipeline.runtime.inputs import checked
 from pipeline.runtime.plan import CallPlan, Layout, Slots, Step, to_write
@@ -32,6 +33,7 @@ class SegmentExecutor:
         self._set_steps(tuple(zip(layout.steps, runners, strict=True)))
         self._double = layout.program.settings.truncate_double
         self._returns, self._checks, self._writes = layout.returns, layout.checks, layout.writes
+        self._decisions = layout.decisions
 
     def __call__(self, plan: CallPlan, leaves: Sequence[Leaf], turn: Turn = ON_CPU) -> list[Leaf]:
         """Return the outputs of a call. Mutated inputs and buffers are written back."""
@@ -40,6 +42,8 @@ class SegmentExecutor:
             value = leaves[given]
             slots[slot] = self.arrive(value) if moved or value.requires_grad else value
         self.run(slots, plan, turn)
+        if self._decisions:
+            _check_ways(slots, self._decisions)
         if self._checks:
             plan.noted(slots, self._checks)
         results = self.results(slots, leaves, plan)
@@ -103,6 +107,14 @@ class SegmentExecutor:
             target = leaves[write.input_index] if write.input_index is not None else slots[write.buffer or 0]
             if target is not value:
                 target.copy_(value)
+
+
+def _check_ways(slots: Slots, decisions: Sequence[tuple[int, str]]) -> None:
+    """Raise a `DecisionError` if a call decides otherwise than the example; this waits for the GPU."""
+    otherwise = torch.stack([slots[slot] for slot, _ in decisions]).tolist()
+    for differs, (_, place) in zip(otherwise, decisions, strict=True):
+        if differs:
+            raise DecisionError(f"this call decides otherwise at {place} than the example that was captured")
 
 
 def _learnt(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, int]:

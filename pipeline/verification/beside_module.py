@@ -116,7 +116,7 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
     except Exception as error:  # it is the user's code, on inputs that it may refuse
         said = next(iter(worded(error).splitlines()), "")
         raise NotComparableError(f"it raises {said} (inputs: {reference.sample.name})") from error
-    outputs = [output for output in program.outputs if output.kind != "check"]
+    outputs = [output for output in program.outputs if output.is_result]
     due = sum(output.kind == "user" for output in outputs)
     if len(returned) != due:
         raise NotComparableError(f"it returns {len(returned)} values, and the captured graph {due}")

@@ -126,7 +126,7 @@ def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
             return next(returned)
         return given[output.target] if output.kind == "input" else buffer(module, output.target).clone()
 
-    return [value(output) for output in program.outputs if output.kind != "check"]
+    return [value(output) for output in program.outputs if output.is_result]
 
 
 def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -138,7 +138,7 @@ def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> Non
 def output_names(program: Program) -> list[str]:
     """The names of outputs: their keys (``logits``, ``hidden_states.0``), or ``output``; and of written buffers and
     inputs."""
-    outputs = [o for o in program.outputs if o.kind != "check"]
+    outputs = [o for o in program.outputs if o.is_result]
     named = (o.name or f"output.{i}" for i, o in enumerate(outputs))
     rows = zip(outputs, named, strict=True)
     return [name if o.kind == "user" else f"{o.kind} {o.target} after the call" for o, name in rows]

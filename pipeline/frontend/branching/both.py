@@ -38,13 +38,18 @@ UNSET: Final = Unset()
 
 
 def is_open(test: object) -> bool:
-    """Whether only data has the truth of a test."""
+    """Whether only data has the truth of a test, and both answers are traced."""
+    return _is_of_data(test) and not effects.takes_the_example()
+
+
+def _is_of_data(test: object) -> bool:
+    """Whether a value is a tensor of one element that only data has."""
     return effects.is_traced() and isinstance(test, torch.Tensor) and is_unknown(test) and set(shape_of(test)) <= {1}
 
 
 def number(value: Argument) -> Argument:
     """A number that only data has, as a tensor of one element; else the value."""
-    if not _is_read(value):
+    if not _is_read(value) or effects.takes_the_example():
         return value
     source = effects.source_of(value)
     if source is not None:
@@ -61,14 +66,14 @@ def length(value: Argument) -> Argument:
 
 def whole(value: Argument) -> Argument:
     """``int(value)``, which may be a number that only data has."""
-    if is_open(value):
+    if _is_of_data(value):
         value = (value.long() if value.dtype == torch.bool else value).item()
     return torch.sym_int(value) if _is_read(value) else int(value)
 
 
 def real(value: Argument) -> Argument:
     """``float(value)``, which may be a number that only data has."""
-    if is_open(value):
+    if _is_of_data(value):
         value = (value.long() if value.dtype == torch.bool else value).item()
     return torch.sym_float(value) if _is_read(value) else float(value)
 

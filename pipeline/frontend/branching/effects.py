@@ -101,6 +101,7 @@ class Trace:
         asked: the functions, with their lines, that asked for a truth that only data has.
         positions: what is known of tensors of positions.
         read: the numbers that were read from data, with the tensors of one element that have them.
+        by_example: whether the example decides, and no branch is open.
     """
 
     open: list[Made] = field(factory=list)
@@ -109,19 +110,20 @@ class Trace:
     asked: list[Line] = field(factory=list)
     positions: Positions = field(factory=Positions)
     read: dict[sympy.Expr, torch.Tensor] = field(factory=dict)
+    by_example: bool = False
 
 
 _trace: ContextVar[Trace | None] = ContextVar("a trace of both branches", default=None)
 
 
 @contextmanager
-def traced() -> Iterator[Trace]:
-    """A context of one trace in which branches may be open.
+def traced(*, by_example: bool = False) -> Iterator[Trace]:
+    """A context of one trace in which branches may be open, or the example decides.
 
     Raises:
         CaptureError: what a branch does was refused, and the model caught the error.
     """
-    trace = Trace()
+    trace = Trace(by_example=by_example)
     token = _trace.set(trace)
     try:
         yield trace
@@ -165,6 +167,12 @@ def is_open_branch() -> bool:
 def is_traced() -> bool:
     """Whether branches may be open."""
     return _trace.get() is not None
+
+
+def takes_the_example() -> bool:
+    """Whether the example decides what only data has."""
+    trace = _trace.get()
+    return trace is not None and trace.by_example
 
 
 def rows_of(tensor: torch.Tensor) -> Rows | None:

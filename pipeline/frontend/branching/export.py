@@ -14,8 +14,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipeline.errors import CaptureError
 from pipeline.frontend.blame import deciding
+from pipeline.frontend import decisions
 from pipeline.frontend.branching import effects
 from pipeline.frontend.branching.rewriting import rewritten
+from pipeline.frontend.decisions import Decisions
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,6 +51,20 @@ def with_both_branches(export: Callable[[], T]) -> T:
                 if first is None:
                     raise
                 raise first from refusal
+    finally:
+        functions.restore()
+
+
+def with_the_examples_ways(export: Callable[[], T]) -> tuple[T, Decisions]:
+    """Export, and what the example has decided. Functions that make a number of what data has (``float``, ``len``) are
+    written anew, so that what is decided is what they compare, and not the number."""
+    functions = Functions()
+    try:
+        while True:
+            with decisions.collected() as found, effects.traced(by_example=True):
+                exported = export()
+            if not any([functions.rewrite(line) for line in found.numbers]):
+                return exported, found
     finally:
         functions.restore()
 
