@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.graphs import results
 from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError, PipelineError
+from pipeline.frontend import decisions, packed
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend import decisions, packed
 from pipeline.frontend.blame import blamed, check_dtypes
 from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
 from pipeline.frontend.data_checks import Checks, asserted, collected

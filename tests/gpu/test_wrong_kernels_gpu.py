@@ -20,6 +20,7 @@ from tests.build.test_biases_of_products import GATES, Convolved, Gated, Squared
 from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
 from tests.build.test_kernels_deconvolutions import Upward
 from tests.build.test_kernels_pools import Averages
+from tests.build.test_nothing_to_sum import DIMS, Sent, calls, example
 
 pytestmark = pytest.mark.gpu
 BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}
@@ -144,3 +145,13 @@ def test_products_keep_their_factors(first: float, turned: bool, size: int, dtyp
     x = torch.randn(2, size, size, device="cuda", dtype=dtype)
     dynamic = {1: Dim("rows", min=1, max=64), 2: Dim("columns", min=1, max=64)}
     assert error(Scaled(first, turned).eval(), (x,), (dynamic,)) <= BOUND[dtype]
+
+
+@DTYPES
+def test_sums_of_nothing_leave_the_places_of_others(dtype: torch.dtype) -> None:
+    x, *positions = example()
+    inputs = (x.to("cuda", dtype), *(each.cuda() for each in positions))
+    run = pipeline.default(require_full_compilation=True)(Sent().eval(), inputs, dynamic_shapes=DIMS).module("tensorrt")
+    for x, *positions in calls():
+        given = (x.to("cuda", dtype), *(each.cuda() for each in positions))
+        torch.testing.assert_close(run(*given), Sent()(*given), rtol=1e-2, atol=1e-3)

@@ -13,8 +13,8 @@ from attrs import define, field
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipeline.errors import CaptureError
-from pipeline.frontend.blame import deciding
 from pipeline.frontend import decisions
+from pipeline.frontend.blame import deciding
 from pipeline.frontend.branching import effects
 from pipeline.frontend.branching.rewriting import rewritten
 from pipeline.frontend.decisions import Decisions

@@ -1,0 +1,82 @@
+"""Sums that may have nothing to sum: what their kernels compute besides is written all the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import pipeline
+from pipeline.trt import CAPABILITIES
+
+BATCH, FIRST, SECOND = (Dim(name, min=least, max=9) for name, least in (("n", 2), ("first", 0), ("second", 0)))
+DIMS: Final = ({0: BATCH}, {0: FIRST}, {0: SECOND})
+PLANS = pytest.mark.skipif(CAPABILITIES.flavour != "tensorrt_rtx", reason="plans of another TensorRT hold no sources")
+
+
+class Sent(nn.Module):
+    """Adds rows to places that two vectors of positions name, of which one may be empty."""
+
+    def forward(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """[N, 8], [F], [S] -> [N, 8]"""
+        found = torch.zeros_like(x).index_add(0, first, x[first])
+        return found.index_add(0, second, x[second] * 2)
+
+
+def example() -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    return torch.randn(5, 8), torch.tensor([1, 1, 4]), torch.tensor([2, 0])
+
+
+def calls() -> Iterator[tuple[Tensor, ...]]:
+    """One vector empty, the other, both, and none."""
+    x, first, second = example()
+    yield x, first[:0], second
+    yield x, first, second[:0]
+    yield x, first[:0], second[:0]
+    yield x[:3], first[:2], second
+
+
+def compiled() -> pipeline.Compiled:
+    compile = pipeline.default(require_full_compilation=True, compute_capabilities=("8.0",))
+    return compile(Sent().eval(), example(), dynamic_shapes=DIMS)
+
+
+WRITES: Final = re.compile(r"\*\)__v\d+\)\[0 \+ \((__v\d+) \* 1\)\] = ")
+
+
+def written_while_reading(plan: bytes) -> set[str]:
+    """Kernels of sums that write to memory, where they read what is summed, something for each result."""
+    found, text = set(), plan.decode("latin1")
+    for match in re.finditer(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(", text):
+        source = text[text.rfind("\0", 0, match.start()) : text.find("\0", match.start())]
+        for part in source.split("template<>")[1:]:
+            if "read_input<" in part.partition("{")[0]:
+                places = WRITES.findall(part.partition("\nextern")[0])
+                if any(re.search(rf"{place} = \(.*blockIdx", part) for place in places):
+                    found.add(match[1])
+    return found
+
+
+def test_it_agrees_with_eager() -> None:
+    run = compiled().module("reference")
+    for given in calls():
+        torch.testing.assert_close(run(*given), Sent()(*given))
+
+
+@PLANS
+def test_one_more_is_sent_where_there_may_be_none() -> None:
+    """The places are written by the threads that read what is summed, of which each kernel then has one."""
+
+    def slices(least: int) -> int:
+        dims = ({0: BATCH}, {0: Dim("first", min=least, max=9)}, {0: Dim("second", min=least, max=9)})
+        found = pipeline.default(compute_capabilities=("8.0",))(Sent().eval(), example(), dynamic_shapes=dims)
+        assert written_while_reading(bytes(found.engines[0].plan)), "TensorRT has learned it: nothing need be added"
+        return found.networks[0].kinds()["SLICE"]
+
+    assert slices(0) > slices(2)
