@@ -215,9 +215,9 @@ class CompilationSettings:
         the model's tensors, which stay where they are: an engine for a GPU elsewhere is then built from the graph that
         torch traces on a GPU. None for the device of the tensors. Default None.
     decisions: what becomes of a model that decides by data in Python (`if x.sum() > 0`). `"both"`: both ways are
-        computed, and data chooses; a model for which that cannot be is refused. `"example"`: such a model takes the ways
-        of the example inputs, and each call is checked: one that decides otherwise raises a `DecisionError`. The check
-        waits for the GPU, and these programs run without a CUDA graph of the whole. Default `"both"`.
+        computed, and data chooses; a model for which that cannot be is refused. `"example"`: such a model takes the
+        ways of the example inputs, and each call is checked: one that decides otherwise raises a `DecisionError`. The
+        check waits for the GPU, and these programs run without a CUDA graph of the whole. Default `"both"`.
     decompose_attention: always compute attention by products and a softmax in float32, of which TensorRT makes several
         kernels, instead of one. Default False.
     use_fp32_acc: accumulate matrix products of halves in float32: their inputs are cast, which TensorRT recognises.

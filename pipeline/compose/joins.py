@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
+import attrs
 import torch
 
 from pipeline.compose.annotations import accepts, is_instance, type_name
@@ -81,3 +82,20 @@ def check_settings(_: object, __: object, value: CompilationSettings | None) -> 
     """Validate a pipeline's settings."""
     if value is not None and not isinstance(value, CompilationSettings):
         raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
+
+
+def under(settings: CompilationSettings | None, record: Any) -> Any:
+    """A program with the settings that differ from the default in place of those that it was captured with; any other
+    record as it is.
+
+    Raises:
+        ValueError: it was captured as on another device.
+    """
+    if settings is None or not isinstance(record, Program):
+        return record
+    own, names = record.settings, settings.changed()
+    if "device" in names and settings.device != own.device:
+        captured = "the device of its tensors" if own.device is None else own.device
+        raise ValueError(f"the program was captured for {captured}, not for {settings.device}: capture it with device=")
+    changes = {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(own, name)}
+    return attrs.evolve(record, settings=own.evolve(**changes)) if changes else record

@@ -27,6 +27,7 @@ from pipeline.compose.joins import (
     checked,
     empty,
     other_argument,
+    under,
 )
 from pipeline.compose.ledger import ledger_of, with_costs
 from pipeline.compose.stage_signature import AnyStage, Gives, Stage, Takes, check_signature, name_of, record_types
@@ -171,23 +172,6 @@ def described(step: AnyStage) -> str:
     except TypeError:
         types = "? -> ?"
     return f"{step.name}{f' ({own})' if own != step.name else ''}: {types}"
-
-
-def under(settings: CompilationSettings | None, record: Any) -> Any:
-    """A program with the settings that differ from the default in place of those that it was captured with; any other
-    record as it is.
-
-    Raises:
-        ValueError: it was captured as on another device.
-    """
-    if settings is None or not isinstance(record, Program):
-        return record
-    own, names = record.settings, settings.changed()
-    if "device" in names and settings.device != own.device:
-        captured = "the device of its tensors" if own.device is None else own.device
-        raise ValueError(f"the program was captured for {captured}, not for {settings.device}: capture it with device=")
-    changes = {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(own, name)}
-    return attrs.evolve(record, settings=own.evolve(**changes)) if changes else record
 
 
 def _stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:

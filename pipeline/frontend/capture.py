@@ -9,45 +9,37 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve
-from torch._dynamo.exc import UserError, UserErrorType
-from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.export import ExportedProgram, _trace
-from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, OutputKind, OutputSpec
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.graphs import results
 from pipeline.aten.types import Argument, Spec
-from pipeline.errors import CaptureError, PipelineError
-from pipeline.frontend import decisions, packed
+from pipeline.errors import CaptureError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend.blame import blamed, check_dtypes
-from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
-from pipeline.frontend.data_checks import Checks, asserted, collected
+from pipeline.frontend.blame import check_dtypes
+from pipeline.frontend.data_checks import asserted
+from pipeline.frontend.decisions import told_apart
 from pipeline.frontend.dynamic_shapes import is_input
+from pipeline.frontend.exporting import Traced, traced
 from pipeline.frontend.functional import functional
-from pipeline.frontend.held_numbers import exported_again, held_numbers
-from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.origin import with_origin
 from pipeline.frontend.output_names import named
 from pipeline.frontend.profiles import resolved, stated
-from pipeline.frontend.stand_ins import attributes, is_elsewhere, shown_on
+from pipeline.frontend.stand_ins import attributes
 from pipeline.frontend.strided import without_gaps
 from pipeline.frontend.subclasses import flattened
 from pipeline.frontend.torchscript.module import interpreted
-from pipeline.frontend.tracing import by_the_example, exporting, tracing_for
-from pipeline.frontend.transforms import check_values, has_transforms
-from pipeline.frontend.untouched import untouched
-from pipeline.frontend.violations import kept_violations
+from pipeline.frontend.tracing import tracing_for
+from pipeline.frontend.transforms import check_values
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, port, version
 from pipeline.recipes import Recipe, identity
@@ -63,11 +55,6 @@ HINT = "ExportedProgram.run_decompositions({}) alone shows the same; write to cl
 
 Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any]"
 """What can be captured."""
-
-Way: TypeAlias = Literal["python", "bytecode", "autograd", "example"]
-"""How torch.export traces: by running Python; by its bytecode, which reads what Python keeps, as caches do, and numbers
-that ``int`` makes of sizes (not while ``torch.compile`` does so, which it would crash); or below autograd, where
-``torch.func`` has done its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
 
 
 def capture(
@@ -128,7 +115,6 @@ def _captured(
     profiles: Sequence[Spec] | None,
 ) -> Program:
     args, kwargs = checks.arguments(args, kwargs)
-    decided = decisions.Decisions()
     dynamic_shapes, wishes = stated(model, args, kwargs, dynamic_shapes, profiles)
     if isinstance(model, ExportedProgram):
         if dynamic_shapes is not None:
@@ -139,27 +125,15 @@ def _captured(
         checks.check_apart(model)
         check_values(model)
         checks.check_device(model, settings.device)
-        exported, leaves, asked = model, checks.leaves(model, args, kwargs), dict[str, Any]()
-        data_checks, reads = Checks(), frozenset[str]()
+        leaves, asked, found = checks.leaves(model, args, kwargs), dict[str, Any](), Traced(model, dynamic_shapes)
     elif isinstance(model, torch.nn.Module):
-        checks.check_module(model)
-        with collected() as data_checks, held_numbers() as held:
-            try:
-                exported, shapes = _export(model, args, kwargs, dynamic_shapes, settings.device, data_checks)
-            except CaptureError:
-                if settings.decisions != "example" or not decisions.has_values(args, kwargs):
-                    raise
-                shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
-                exported, decided = _by_the_example(model, args, kwargs, shapes, settings.device)
-        reads = held.names
-        if data_checks.caught:
-            why = f"the model checks its data at {data_checks.caught}, and may catch the error: data decides its way"
-            raise CaptureError(why, "torch.where(condition, one, other) has both ways")
+        found = traced(model, args, kwargs, dynamic_shapes, settings)
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
-        asked = ranges.asked(ranges.wishes(exported, model, args, kwargs, shapes))
+        asked = ranges.asked(ranges.wishes(found.exported, model, args, kwargs, found.shapes))
     else:
         raise TypeError(f"model is a {type(model).__name__}: pass an nn.Module, an ExportedProgram or TorchScript")
-    if unchecked := {**data_checks.places, **dict.fromkeys(asserted(exported))}:
+    exported, reads = found.exported, found.reads
+    if unchecked := {**found.checks, **dict.fromkeys(asserted(exported))}:
         log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
@@ -173,7 +147,7 @@ def _captured(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
-    program = decisions.checked(program, decided)
+    program = told_apart(program, found.decisions)
     check_dtypes(program)
     numbers = FrozenDict({name: program.parameters[name].item() for name in sorted(reads & program.parameters.keys())})
     return evolve(program, numbers=numbers, profiles=resolved(wishes, program.inputs, program.shapes))
@@ -183,121 +157,6 @@ def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:
     """The sizes to tune engines for, of each input that is a tensor or an Input, by its place."""
     sizes = {i: v.shape for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)}
     return {**sizes, **{i: [opt for _, opt, _ in v.ranges] for i, v in enumerate(leaves) if is_input(v)}}
-
-
-def _export(
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: dict[str, Argument],
-    dynamic_shapes: object,
-    device: str | None,
-    data_checks: Checks,
-) -> tuple[ExportedProgram, object]:
-    """The export, and the ranges requested for its dims."""
-    shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
-    if getattr(model, "training", False):
-        log.warning(
-            "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
-        )
-    derived, fixed = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0]), False
-    with kept_violations() as violations:
-        try:
-            exported = _exported(model, args, kwargs, shapes, device)
-            fixed = ranges.specialised(exported, shapes)
-            kept = not derived or all(ranges.is_of_plain_dims(error, shapes) for error in violations)
-            if not violations or (kept and _relaxed(exported, model, args, kwargs, shapes)):
-                return exported, shapes
-            first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
-        except PipelineError:  # the model's interpreter, in words of our own
-            raise
-        except Exception as error:  # the range, or torch's own words about it, fail in many ways
-            first = error
-    ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
-    tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
-    looser = () if violations and not derived else ranges.relaxed(shapes)
-    others: list[tuple[Spec, Way]] = [(other, "python") for other in (tied, *looser) if other is not None]
-    by_dynamo = CompileContext.try_get() is None and not data_checks.caught
-    dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
-    tries = (*dynamo, *others) if fixed else (*others, *dynamo)
-    for other, way in (*tries, (shapes, "autograd")):
-        with suppress(Exception):
-            exported = _exported(model, args, kwargs, other, device, way)
-            if _relaxed(exported, model, args, kwargs, shapes):
-                return exported, shapes
-    raise blamed(first, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device)) from first
-
-
-def _exported(
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: dict[str, Argument],
-    shapes: Spec,
-    device: str | None,
-    way: Way = "python",
-) -> ExportedProgram:
-    place = checks.places(model, (args, kwargs), device)
-    positional, named = ranges.examples(model, args, kwargs, shapes, place)
-    if device is not None and is_elsewhere(device, model, (positional, named)):
-        model, positional, named = shown_on(device, model, positional, named)
-    with torch.no_grad(), warnings.catch_warnings(), exporting(), untouched(model), quantizers_whole():
-        warnings.simplefilter("ignore")
-        exported: ExportedProgram
-        if way == "autograd":
-            export = partial(_trace._export, model, positional, named, shapes, strict=False, pre_dispatch=False)
-        else:
-            by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
-            export = partial(torch.export.export, model, positional, named, **by)
-        if way == "example":
-            with by_the_example():
-                exported = exported_again(export, model)
-        else:
-            exported = with_both_branches(lambda: exported_again(export, model))
-    if way != "autograd" and has_transforms(exported.graph_module):
-        return _exported(model, args, kwargs, shapes, device, "autograd")
-    ranges.attended(exported)
-    packed.settled(exported)
-    return exported
-
-
-def _by_the_example(
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: dict[str, Argument],
-    shapes: Spec,
-    device: str | None,
-) -> tuple[ExportedProgram, decisions.Decisions]:
-    """The export that takes the ways of the example where data decides, and what was decided."""
-    return with_the_examples_ways(lambda: _exported(model, args, kwargs, shapes, device, "example"))
-
-
-def _relaxed(
-    exported: ExportedProgram,
-    model: torch.nn.Module,
-    args: tuple[object, ...],
-    kwargs: dict[str, Argument],
-    shapes: object,
-) -> bool:
-    """Whether an export with relaxed ranges is still one for these dims."""
-    wishes = ranges.wishes(exported, model, args, kwargs, shapes)
-    return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
-
-
-def _tied(error: UserError, shapes: Spec) -> object:
-    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
-
-    Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
-    Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
-    """
-    try:
-        tied = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
-    except Exception:  # it parses the message, which may suggest nothing that it understands
-        return None
-    return tied if _ends(tied) == _ends(shapes) else None
-
-
-def _ends(shapes: object) -> list[Argument]:
-    """The least and the greatest size of each dim."""
-    return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]
 
 
 def _program(

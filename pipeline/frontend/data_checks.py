@@ -67,6 +67,12 @@ def collected() -> Iterator[Checks]:
         _checks.reset(token)
 
 
+def is_caught() -> bool:
+    """Whether a check was met whose error the model may catch."""
+    checks = _checks.get()
+    return checks is not None and bool(checks.caught)
+
+
 def taken_to_hold(place: str) -> None:
     """Note a check, as ``file:line``."""
     checks = _checks.get()

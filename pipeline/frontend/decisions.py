@@ -14,24 +14,30 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import reduce
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, TypeAlias
 
+import sympy
 import torch
 from attrs import define, evolve, field
-from sympy.logic.boolalg import BooleanAtom
-from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
-from torch.utils._pytree import tree_leaves
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import BooleanAtom, BooleanFunction
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+from torch.fx.experimental.symbolic_shapes import cast_symbool_to_symint_guardless
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from pipeline.aten.counts import SIZE
-from pipeline.aten.graphs import copied_node, over, results
+from pipeline.aten.graphs import results
 from pipeline.aten.naming import origin, unlike
 from pipeline.aten.types import Argument, Target
-from pipeline.errors import CaptureError, folder_of
+from pipeline.errors import CaptureError, folder_of, line_of
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.replacement import Kernel
-from pipeline.program import Output, Program
+from pipeline.program import Program
 
 aten = torch.ops.aten
 
@@ -42,22 +48,28 @@ HINT: Final = (
     "compare the number itself, without float(): `if x.mean() > 0.1`; torch.where(condition, one, other) has both ways"
 )
 
+USER: Final = OutputKind.USER_OUTPUT
 READS: Final = (aten.item.default, aten._local_scalar_dense.default)
 
-COMPARES: Final[Mapping[Target, Target]] = {
-    getattr(operator, name): getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge")
+TRUTHS: Final[Mapping[Target, Target]] = {
+    **{getattr(operator, name): getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    operator.and_: aten.logical_and.default,
+    operator.or_: aten.logical_or.default,
+    torch.sym_not: aten.logical_not.default,
 }
-COMPUTES: Final[Mapping[Target, Target]] = {
+OPERATORS: Final[Mapping[Target, Target]] = {
+    **TRUTHS,
     operator.add: aten.add.Tensor,
     operator.sub: aten.sub.Tensor,
     operator.mul: aten.mul.Tensor,
     operator.floordiv: aten.floor_divide.default,
     operator.mod: aten.remainder.Tensor,
+    operator.neg: aten.neg.default,
     torch.sym_min: aten.minimum.default,
     torch.sym_max: aten.maximum.default,
+    torch.sym_ite: aten.where.self,
 }
-JOINS: Final[Mapping[Target, Target]] = {operator.and_: aten.logical_and.default, operator.or_: aten.logical_or.default}
-"""Operators on numbers, and those on tensors of one element."""
+"""Operators on numbers, and those on tensors of one element; the first give a truth."""
 
 
 @define
@@ -65,12 +77,14 @@ class Decisions:
     """What was decided by the example while a model was traced.
 
     Attributes:
-        places: where, in the model, for each symbol that was decided on: ``model.py:41, if x.sum() > 0:``.
+        places: where, in the model, for each symbol of a number that data has: ``model.py:41, if x.sum() > 0:``.
+        beside: the symbols that each was compared with, and itself.
         exact: places where a number that is no whole one was fixed.
         numbers: the functions, with their lines, that took a number for what it is in the example.
     """
 
-    places: dict[str, str] = field(factory=dict)
+    places: dict[str, dict[str, None]] = field(factory=dict)
+    beside: dict[str, set[str]] = field(factory=dict)
     exact: dict[str, None] = field(factory=dict)
     numbers: list[tuple[CodeType, int]] = field(factory=list)
 
@@ -105,6 +119,20 @@ def computing(own: Kernel) -> Kernel:
     return init
 
 
+def copying(own: Kernel) -> Kernel:
+    """Wrap `meta_utils._safe_copy`, which has the values of what the example is computed from: parameters too."""
+    return lambda to, source: own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source)
+
+
+def knowing(own: Kernel) -> Kernel:
+    """Wrap `ShapeEnv.set_real_tensor_prop_unbacked_vals`, which keeps a number of the example by its symbol."""
+
+    def know(shape_env: object, symbol: Argument, value: Argument) -> None:
+        own(shape_env, symbol.lhs if isinstance(symbol, sympy.Eq) else symbol, value)
+
+    return know
+
+
 def noting(_: Kernel) -> Kernel:
     """Replace `ShapeEnv._log_real_tensor_propagation`, which logs what the example decides: note it."""
 
@@ -114,9 +142,11 @@ def noting(_: Kernel) -> Kernel:
             return
         frame = _models(sys._getframe(1))
         place = _place(frame)
-        for symbol in sorted(asked.free_symbols, key=str):
-            decisions.places.setdefault(str(symbol), place)
-        if not isinstance(answer, bool | BooleanAtom):
+        symbols = {str(symbol) for symbol in asked.free_symbols}
+        for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
+            decisions.places.setdefault(symbol, {})[place] = None
+            decisions.beside.setdefault(symbol, set()).update(symbols)
+        if not isinstance(asked, Relational | BooleanFunction) and not isinstance(answer, bool | BooleanAtom):
             decisions.numbers += [] if frame is None else [(frame.f_code, frame.f_lineno)]
             if not asked.is_integer:
                 decisions.exact[place] = None
@@ -139,8 +169,11 @@ def _place(frame: FrameType | None) -> str:
     return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
 
 
-def checked(program: Program, decisions: Decisions) -> Program:
-    """The program with an output for each place that decides: whether a call decides otherwise.
+def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
+    """Add to an export, which is changed, an output for each place that decides: whether a call decides otherwise.
+
+    Returns:
+        The places, in the order of the outputs, which come last.
 
     Raises:
         CaptureError: the program would hold for one number of a type that has many, or cannot check what was decided.
@@ -148,109 +181,113 @@ def checked(program: Program, decisions: Decisions) -> Program:
     if decisions.exact:
         place = next(iter(decisions.exact))
         raise CaptureError(f"Python has a number of data at {place}: a program would be for this number alone", HINT)
-    found = dict[str, list[Node]]()
-    for node in program.graph.nodes:
-        place = _decided(node, decisions) if node.target is aten._assert_scalar.default else None
-        if place is not None:
-            found.setdefault(place, []).append(node.args[0])
-    if not found:
+    graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
+    tensors = _Tensors(graph)
+    for node in list(graph.nodes):
+        symbols = _decided(node, decisions) if node.target is aten._assert_scalar.default else set()
+        seen |= symbols
+        for symbol in sorted(symbols)[:1]:
+            with graph.inserting_before(node):
+                place = " or ".join(decisions.places[symbol])
+                found.setdefault(place, []).append(tensors.otherwise(node.args[0]))
+    for symbol in sorted(decisions.places.keys() - seen):
+        place = " or ".join(decisions.places[symbol])
+        raise CaptureError(f"what data decides at {place} cannot be checked in a call", HINT)
+    end = graph.output_node()
+    with graph.inserting_before(end):
+        made = [tensors.any(each) for each in found.values()]
+    end.args = ((*results(graph), *made),)
+    exported.graph_signature.output_specs += [OutputSpec(USER, TensorArgument(n.name), None) for n in made]
+    signature = exported.module_call_graph[0].signature
+    assert signature is not None
+    returned = tree_unflatten([0] * signature.out_spec.num_leaves, signature.out_spec)
+    signature.out_spec = tree_structure((returned, [0] * len(found)))
+    exported.graph_module.recompile()
+    return tuple(found)
+
+
+def told_apart(program: Program, places: Sequence[str]) -> Program:
+    """A program whose last outputs say, for each place, whether a call decides otherwise; they are none of its own."""
+    if not places:
         return program
-    copy = _Copy(program.graph)
-    made = [copy.otherwise(conditions) for conditions in found.values()]
-    module = over(program.graph_module, copy.returning(made))
-    outputs = [Output(n.name, "decision", target=place) for n, place in zip(made, found, strict=True)]
-    return evolve(program, graph_module=module, outputs=(*program.outputs, *outputs))
+    first = len(program.outputs) - len(places)
+    rows = zip(program.outputs[first:], places, strict=True)
+    asked = (evolve(output, kind="decision", target=place) for output, place in rows)
+    returned, _ = tree_unflatten([*range(program.out_spec.num_leaves)], program.out_spec)
+    return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_structure(returned))
 
 
-_SYMBOL: Final = re.compile(r"\bz?uf?\d+\b")
+_OF_DATA: Final = re.compile(r"z?uf?\d+")
+_SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
+_ALWAYS: Final = re.compile(r"expression \w+ >= 0 on")
 
 
-def _decided(node: Node, decisions: Decisions) -> str | None:
-    """The place that decided what an assertion says; None if it says what always holds."""
+def _decided(node: Node, decisions: Decisions) -> set[str]:
+    """The symbols about which an assertion says what was decided; none if it says what always holds: of a size that
+    data has, that it is at most another."""
     message = str(node.args[1])
-    names = _SYMBOL.findall(message)
-    place = next((decisions.places[name] for name in names if name in decisions.places), None)
-    return None if not isinstance(node.args[0], Node) or re.search(r"expression \w+ [<>]=", message) else place
+    symbols = set(_SYMBOL.findall(message))
+    found = {name for name in symbols & decisions.places.keys() if symbols <= decisions.beside[name]}
+    return found if isinstance(node.args[0], Node) and not _ALWAYS.search(message) else set()
 
 
-class _Copy:
-    """A copy of a graph, with tensors in place of numbers that Python has read."""
+class _Tensors:
+    """Tensors without dims for the numbers that Python has read in a graph; what is read is what it was then."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        self.graph, self.env = torch.fx.Graph(), dict[Node, Node]()
-        self.results = results(graph)
-        self.names = {node.name for node in graph.nodes}
-        for node in graph.nodes:
-            if node.op != "output":
-                self.env[node] = copied_node(node, self.graph, self.env.__getitem__)
-        self.mode = next(v.fake_mode for n in graph.nodes for v in tree_leaves(n.meta.get("val")) if _is_fake(v))
+        self.graph, self.names = graph, {node.name for node in graph.nodes}
+        values = (v for node in graph.nodes for v in tree_leaves(node.meta.get("val")))
+        self.mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+        self.made: dict[Node, Node] = {}
 
-    def returning(self, more: Sequence[Node]) -> torch.fx.Graph:
-        """The graph, which returns more."""
-        self.graph.output((*torch.fx.node.map_arg(self.results, self.env.__getitem__), *more))
-        return self.graph
+    def otherwise(self, condition: Node) -> Node:
+        """Whether a condition does not hold."""
+        return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor(condition))
 
-    def otherwise(self, conditions: Sequence[Argument]) -> Node:
-        """Whether one of the conditions does not hold: a bool tensor without dims."""
-        found = [self.emit(aten.logical_not.default, torch.bool, like, self.value(c)) for c in conditions for like in (c,)]
-        made = found[0]
-        for other in found[1:]:
-            made = self.emit(aten.logical_or.default, torch.bool, conditions[0], made, other)
-        return made
+    def any(self, truths: Sequence[Node]) -> Node:
+        """Whether one of several holds."""
+        return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
 
-    def emit(self, target: Target, dtype: torch.dtype, like: Argument, *args: Argument) -> Node:
-        """A call whose result is a tensor without dims."""
-        made = self.graph.call_function(target, args)
-        made.name = unlike("decided", self.names)
-        device = next((a.meta["val"].device for a in args if isinstance(a, torch.fx.Node)), torch.device("cpu"))
-        with self.mode:
-            made.meta = {**origin(like.meta), "val": torch.empty((), dtype=dtype, device=device)}
-        return made
+    def tensor(self, number: Node) -> Node:
+        """A number as a tensor."""
+        if number not in self.made:
+            with self.graph.inserting_before(number):
+                self.made[number] = self._of(number, number.target, number.args)
+        return self.made[number]
 
-    def value(self, number: Argument) -> Argument:
-        """A number as a tensor without dims; a constant as it is."""
-        if not isinstance(number, Node):
-            return number
-        target, args = number.target, number.args
+    def _of(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
         if target in READS:
-            return self._read(number, args[0])
+            dtype = args[0].meta["val"].dtype
+            then = self.emit(aten.clone.default, dtype, number, args[0])
+            return self.emit(aten.reshape.default, dtype, number, then, [])
         if target is aten.sym_size.int:
-            return self.emit(SIZE, torch.int64, number, self.env[args[0]], args[1])
-        given = [self.value(arg) for arg in args]
-        if target is torch.sym_not:
-            return self.emit(aten.logical_not.default, torch.bool, number, *given)
-        if target is torch.sym_ite:
-            return self._chosen(number, *given)
-        dtype = torch.bool if target in COMPARES or target in JOINS else torch.int64
-        known = COMPARES.get(target) or COMPUTES.get(target) or JOINS.get(target)
-        if known is None or len(given) != 2 or not isinstance(given[0], Node):
-            raise CaptureError(f"what {number.name} decides by data ({target}) cannot be checked in a call", HINT)
-        return self._joined(number, known, dtype, *given)
-
-    def _joined(self, number: Node, target: Target, dtype: torch.dtype, a: Node, b: Argument) -> Node:
-        return self.emit(target, dtype, number, a, b if isinstance(b, Node) else self.constant(number, b, a))
+            return self.emit(SIZE, torch.int64, number, *args)
+        if target is cast_symbool_to_symint_guardless:  # before torch 2.13, for sym_ite
+            return self.emit(aten._to_copy.default, torch.int64, number, self.tensor(args[0]), dtype=torch.int64)
+        operator = OPERATORS.get(target)
+        first = next((self.tensor(arg) for arg in args if isinstance(arg, Node)), None)
+        if operator is None or first is None:
+            why = f"what data decides at {line_of(number.meta) or number.name} cannot be checked in a call"
+            raise CaptureError(f"{why} ({target})", HINT)
+        given = [self.tensor(arg) if isinstance(arg, Node) else self.constant(number, arg, first) for arg in args]
+        dtypes = [each.meta["val"].dtype for each in given[target is torch.sym_ite :]]
+        return self.emit(operator, torch.bool if target in TRUTHS else max(dtypes, key=_rank), number, *given)
 
     def constant(self, number: Node, value: Argument, beside: Node) -> Node:
-        made = self.graph.call_function(aten.full.default, ([], value), {"dtype": beside.meta["val"].dtype})
+        """A constant as a tensor."""
+        dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
+        return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=beside.meta["val"].device)
+
+    def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
+        """A call whose result is a tensor."""
+        made = self.graph.call_function(target, args, options)
         made.name = unlike("decided", self.names)
-        device = beside.meta["val"].device
-        made.kwargs = {**made.kwargs, "device": device}
+        device = next((each.meta["val"].device for each in args if isinstance(each, Node)), options.get("device"))
         with self.mode:
-            made.meta = {**origin(number.meta), "val": torch.empty((), dtype=beside.meta["val"].dtype, device=device)}
+            made.meta = {**origin(like.meta), "val": torch.empty((), dtype=kind, device=device)}
         return made
 
-    def _read(self, number: Node, source: Node) -> Node:
-        tensor = self.env[source]
-        value = source.meta["val"]
-        return tensor if not value.dim() else self.emit(aten.reshape.default, value.dtype, number, tensor, [])
 
-    def _chosen(self, number: Node, test: Node, one: Argument, other: Argument) -> Node:
-        whole = self.emit(aten._to_copy.default, torch.int64, number, test)
-        whole.kwargs = {"dtype": torch.int64}
-        if (one, other) != (1, 0):
-            raise CaptureError(f"what {number.name} decides by data cannot be checked in a call", HINT)
-        return whole
-
-
-def _is_fake(value: object) -> bool:
-    return isinstance(value, torch._subclasses.fake_tensor.FakeTensor)
+def _rank(dtype: torch.dtype) -> tuple[bool, bool]:
+    """Floats before whole numbers before bools."""
+    return dtype.is_floating_point, dtype != torch.bool

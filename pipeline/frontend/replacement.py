@@ -42,8 +42,8 @@ class Replacement:
         make: makes ours from torch's own.
         why: what torch does without it.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional;
-            ``"example"``: while it takes the ways of its example where it decides by data; ``"gpu"``: while torch traces for a GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is
-            exported.
+            ``"example"``: while one that is exported takes the ways of its example; ``"gpu"``: while torch traces for a
+            GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
         before: the first version of torch that does not need it; None: all versions do.
     """
 

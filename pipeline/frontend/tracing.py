@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch._decomp import decomposition_table, decompositions
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
+from torch._subclasses import meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import _trace, exported_program
@@ -198,6 +199,21 @@ TABLE: Final = (
         decisions.computing,
         "has no values where Python decides by data",
         during="example",
+    ),
+    Replacement(
+        meta_utils,
+        "_safe_copy",
+        decisions.copying,
+        "leaves the values of parameters out, and computes with what memory held",
+        during="example",
+    ),
+    Replacement(
+        symbolic_shapes.ShapeEnv,
+        "set_real_tensor_prop_unbacked_vals",
+        decisions.knowing,
+        "keeps the truth of a tensor by its condition, and not by the symbol that it is a condition on",
+        during="example",
+        before=(2, 13),
     ),
     Replacement(
         symbolic_shapes.ShapeEnv,

@@ -129,8 +129,9 @@ def scatter_reduce(
 def _never_nothing(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
     """The indices and what they send, with one more that goes nowhere where there may be none.
 
-    The places are computed in the kernel of the first sum that reads them, by the threads that read what is summed, and
-    written for the others: TensorRT-RTX does not write them where there is nothing to sum (docs/tensorrt.md, "Numbers").
+    The places are computed in the kernel of the first sum that reads them, by the threads that read what is summed,
+    and written for the others: TensorRT-RTX does not write them where there is nothing to sum (docs/tensorrt.md,
+    "Numbers").
     """
     size = base.known_sizes(net, index)[dim]
     if not isinstance(size, SymbolicInt) or bounds_of(net, size.expr)[0] >= 1:

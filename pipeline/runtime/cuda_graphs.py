@@ -228,7 +228,7 @@ class CudaGraphs:
     def _capture(
         self, plan: CallPlan, leaves: Sequence[object], worker: OnGpu, still: Mapping[int, int]
     ) -> CapturedCall | None:
-        reason = None if worker.executor.layout.static else "sizes inside it depend on its inputs' values"
+        reason = worker.executor.layout.unrecorded or None
         self.kept.pop(plan, None)
         if reason is None:
             while len(self.kept) >= self.limit:

@@ -108,6 +108,13 @@ class Layout:
         """Whether the inputs' shapes determine every shape in the program."""
         return not self.late and not any(step.late or step.learns for step in self.steps)
 
+    @property
+    def unrecorded(self) -> str:
+        """Why no CUDA graph has a call; empty if one can."""
+        if self.decisions:
+            return "what it decides by data is checked before it returns"
+        return "" if self.static else "sizes inside it depend on its inputs' values"
+
 
 @frozen(eq=False)
 class CallPlan:

@@ -12,7 +12,7 @@ from torch import nn
 
 import pipeline
 from pipeline import Compiled, RefitError
-from pipeline.frontend.capture import _exported
+from pipeline.frontend.exporting import _exported
 from pipeline.frontend.held_numbers import held_numbers
 from pipeline.stages.unbuilt import unbuilt
 

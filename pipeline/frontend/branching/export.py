@@ -63,7 +63,8 @@ def with_the_examples_ways(export: Callable[[], T]) -> tuple[T, Decisions]:
         while True:
             with decisions.collected() as found, effects.traced(by_example=True):
                 exported = export()
-            if not any([functions.rewrite(line) for line in found.numbers]):
+            rewritten = {line for line in found.numbers if functions.rewrite(line)}
+            if not rewritten:
                 return exported, found
     finally:
         functions.restore()

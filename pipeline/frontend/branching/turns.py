@@ -145,6 +145,8 @@ class Once(Choice):
 
 def _is_open(values: object) -> bool:
     """Whether only data has how many there are, and each that there may be is traced."""
-    if not effects.is_traced() or effects.takes_the_example() or not isinstance(values, torch.Tensor) or not values.dim():
+    if not effects.is_traced() or effects.takes_the_example():
+        return False
+    if not isinstance(values, torch.Tensor) or not values.dim():
         return False
     return isinstance(values.shape[0], torch.SymInt) and bool(free_unbacked_symbols(values.shape[0]))

@@ -1,0 +1,187 @@
+"""Export a module with torch.export: its ranges as they were requested, or as near as the model lets them be."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Literal, TypeAlias
+
+import torch
+from attrs import frozen
+from torch._dynamo.exc import UserError, UserErrorType
+from torch._guards import CompileContext
+from torch.export import ExportedProgram, _trace
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+from torch.utils._pytree import tree_flatten
+
+from pipeline.aten.types import Argument, Spec
+from pipeline.errors import CaptureError, PipelineError
+from pipeline.frontend import dynamic_shapes as ranges
+from pipeline.frontend import input_checks as checks
+from pipeline.frontend import packed
+from pipeline.frontend.blame import blamed
+from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
+from pipeline.frontend.data_checks import collected, is_caught
+from pipeline.frontend.decisions import has_values, with_outputs
+from pipeline.frontend.dynamic_shapes import is_input
+from pipeline.frontend.held_numbers import exported_again, held_numbers
+from pipeline.frontend.modelopt import quantizers_whole
+from pipeline.frontend.stand_ins import is_elsewhere, shown_on
+from pipeline.frontend.tracing import by_the_example, exporting
+from pipeline.frontend.transforms import has_transforms
+from pipeline.frontend.untouched import untouched
+from pipeline.frontend.violations import kept_violations
+from pipeline.frozen import FrozenDict
+from pipeline.settings import CompilationSettings
+
+log = logging.getLogger(__name__)
+
+Way: TypeAlias = Literal["python", "bytecode", "autograd", "example"]
+"""How torch.export traces: by running Python; by its bytecode, which reads what Python keeps, as caches do, and numbers
+that ``int`` makes of sizes (not while ``torch.compile`` does so, which it would crash); or below autograd, where
+``torch.func`` has done its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
+
+
+@frozen
+class Traced:
+    """The export of a module: with the ranges requested for its dims, where it checks its data, which of its buffers
+    Python read, and where its example decided, for the last of its outputs."""
+
+    exported: ExportedProgram
+    shapes: object
+    checks: Mapping[str, None] = FrozenDict()
+    reads: frozenset[str] = frozenset()
+    decisions: tuple[str, ...] = ()
+
+
+def traced(
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, Argument],
+    dynamic_shapes: object,
+    settings: CompilationSettings,
+) -> Traced:
+    """Export a module: with both ways where data decides, or, if it is asked for, those of the example."""
+    checks.check_module(model)
+    export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
+    with collected() as found, held_numbers() as held:
+        try:
+            exported, shapes = export("python")
+            if found.caught:
+                why = f"the model checks its data at {found.caught}, and may catch the error: data decides its way"
+                raise CaptureError(why, "torch.where(condition, one, other) has both ways")
+        except CaptureError:
+            if settings.decisions != "example" or not has_values(args, kwargs):
+                raise
+        else:
+            return Traced(exported, shapes, found.places, held.names)
+    with collected() as found, held_numbers() as held:
+        (exported, shapes), decided = with_the_examples_ways(lambda: export("example"))
+    return Traced(exported, shapes, found.places, held.names, with_outputs(exported, decided))
+
+
+def _export(
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, Argument],
+    dynamic_shapes: object,
+    device: str | None,
+    way: Way,
+) -> tuple[ExportedProgram, object]:
+    """The export, and the ranges requested for its dims."""
+    shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
+    if getattr(model, "training", False):
+        log.warning(
+            "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
+        )
+    derived, fixed = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0]), False
+    with kept_violations() as violations:
+        try:
+            exported = _exported(model, args, kwargs, shapes, device, way)
+            fixed = ranges.specialised(exported, shapes)
+            kept = not derived or all(ranges.is_of_plain_dims(error, shapes) for error in violations)
+            if not violations or (kept and _relaxed(exported, model, args, kwargs, shapes)):
+                return exported, shapes
+            first: Exception = UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
+        except PipelineError:  # the model's interpreter, in words of our own
+            raise
+        except Exception as error:  # the range, or torch's own words about it, fail in many ways
+            first = error
+    ours = any(map(ranges.is_dynamic, tree_flatten((args, kwargs), is_leaf=is_input)[0]))
+    tied = _tied(first, shapes) if ours and isinstance(first, UserError) else None
+    looser = () if violations and not derived else ranges.relaxed(shapes)
+    others: list[tuple[Spec, Way]] = [(other, way) for other in (tied, *looser) if other is not None]
+    by_dynamo = way == "python" and CompileContext.try_get() is None and not is_caught()
+    dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
+    tries = (*dynamo, *others) if fixed else (*others, *dynamo)
+    for other, another in (*tries, *([(shapes, "autograd")] if way == "python" else ())):
+        with suppress(Exception):
+            exported = _exported(model, args, kwargs, other, device, another)
+            if _relaxed(exported, model, args, kwargs, shapes):
+                return exported, shapes
+    raise blamed(first, model, (args, kwargs), lambda given: _exported(model, *given, shapes, device, way)) from first
+
+
+def _exported(
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, Argument],
+    shapes: Spec,
+    device: str | None,
+    way: Way = "python",
+) -> ExportedProgram:
+    place = checks.places(model, (args, kwargs), device)
+    positional, named = ranges.examples(model, args, kwargs, shapes, place)
+    if device is not None and is_elsewhere(device, model, (positional, named)):
+        model, positional, named = shown_on(device, model, positional, named)
+    with torch.no_grad(), warnings.catch_warnings(), exporting(), untouched(model), quantizers_whole():
+        warnings.simplefilter("ignore")
+        exported: ExportedProgram
+        if way == "autograd":
+            export = partial(_trace._export, model, positional, named, shapes, strict=False, pre_dispatch=False)
+        else:
+            by = {"dynamic_shapes": shapes, "strict": way == "bytecode"}
+            export = partial(torch.export.export, model, positional, named, **by)
+        if way == "example":
+            with by_the_example():
+                exported = exported_again(export, model)
+        else:
+            exported = with_both_branches(lambda: exported_again(export, model))
+    if way != "autograd" and has_transforms(exported.graph_module):
+        return _exported(model, args, kwargs, shapes, device, "autograd")
+    ranges.attended(exported)
+    packed.settled(exported)
+    return exported
+
+
+def _relaxed(
+    exported: ExportedProgram,
+    model: torch.nn.Module,
+    args: tuple[object, ...],
+    kwargs: dict[str, Argument],
+    shapes: object,
+) -> bool:
+    """Whether an export with relaxed ranges is still one for these dims."""
+    wishes = ranges.wishes(exported, model, args, kwargs, shapes)
+    return not ranges.specialised(exported, shapes) and ranges.unified(wishes)
+
+
+def _tied(error: UserError, shapes: Spec) -> object:
+    """The shapes with dims tied that the model needs equal, as torch.export suggests; None if it suggests more.
+
+    Inputs give each dim a name of its own, while a model may need two of them to be one (a mask and what it masks).
+    Their ranges stay as requested: a suggestion that narrows one, or makes it a number, is not taken.
+    """
+    try:
+        tied = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)
+    except Exception:  # it parses the message, which may suggest nothing that it understands
+        return None
+    return tied if _ends(tied) == _ends(shapes) else None
+
+
+def _ends(shapes: object) -> list[Argument]:
+    """The least and the greatest size of each dim."""
+    return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]
