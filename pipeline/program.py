@@ -99,13 +99,12 @@ class Output:
     """One output of a program: the source of its value, and where it goes.
 
     ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``, or
-    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call, or ``"check"``:
-    whether rows outside of ``target`` or another buffer were written, or ``"decision"``: whether the call decides
-    otherwise than the example at the place that ``target`` names. The ``target`` of a ``"user"`` output is the
-    tensor that eager returns, by its name at capture: outputs with one target are one tensor, and one whose target is
-    an input, parameter or buffer is that tensor itself, as it is after the call. Every other output is a new tensor at
-    each call, however later stages compute it. ``name`` is the user's name for it: its key in the model's result, or
-    the name of the written buffer or input.
+    ``"buffer"`` / ``"input"`` for a mutation that is written back to ``target`` after every call, ``"check"``: whether
+    rows outside of ``target`` or another buffer were written, or ``"decision"``: whether the call decides otherwise
+    than the example at ``target``, a place. The ``target`` of a ``"user"`` output is the tensor that eager returns, by
+    its name at capture: outputs with one target are one tensor, and one whose target is an input, parameter or buffer
+    is that tensor itself, as it is after the call. Others are new tensors at each call. ``name`` is the user's: a key
+    in the model's result, or the written buffer or input.
     """
 
     value: Any
@@ -113,11 +112,6 @@ class Output:
     target: str = ""
     constant: bool = False
     name: str = ""
-
-    @property
-    def is_result(self) -> bool:
-        """Whether it is what the model gives or writes, and not asked by the program itself."""
-        return self.kind in ("user", "buffer", "input")
 
 
 @frozen

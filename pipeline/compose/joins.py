@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 
+from pipeline.aten.types import Argument
 from pipeline.compose.annotations import accepts, is_instance, type_name
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.frontend.torchscript.module import is_script
@@ -71,8 +72,13 @@ def check_front_door(stages: Sequence[AnyStage], model: object) -> None:
     )
 
 
-def other_argument(name: str) -> str:
-    """Advice on an argument that a pipeline does not have: what to write instead."""
+def check_known(unknown: Mapping[str, object]) -> None:
+    """Raise a `TypeError` for an argument that a pipeline does not have; it says what to write instead."""
+    for name in unknown:
+        raise TypeError(_other_argument(name))
+
+
+def _other_argument(name: str) -> str:
     ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
     instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
     return f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}"
@@ -84,7 +90,7 @@ def check_settings(_: object, __: object, value: CompilationSettings | None) -> 
         raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
 
 
-def under(settings: CompilationSettings | None, record: Any) -> Any:
+def under(settings: CompilationSettings | None, record: Argument) -> Argument:
     """A program with the settings that differ from the default in place of those that it was captured with; any other
     record as it is.
 

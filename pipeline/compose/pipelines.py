@@ -22,11 +22,11 @@ from pipeline.compose.events import Event, Observer, Run, as_observers, report
 from pipeline.compose.joins import (
     check_front_door,
     check_join,
+    check_known,
     check_names,
     check_settings,
     checked,
     empty,
-    other_argument,
     under,
 )
 from pipeline.compose.ledger import ledger_of, with_costs
@@ -231,14 +231,12 @@ class Pipeline(Generic[Takes, Gives]):
         """Compile a model, or run the stages on the record that the first of them takes.
 
         model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
-            `pipeline.capture`); or, as the only argument, the record. A program that was captured with other settings
-            gets those that this pipeline changes.
+            `pipeline.capture`); or, as the only argument, the record. A program gets the settings that are set here.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
         output_names: the names of the model's outputs in engines, reports and files; None: their keys.
         Returns the last stage's record. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
-        if unknown:
-            raise TypeError(other_argument(next(iter(unknown))))
+        check_known(unknown)
         ledger = ledger_of(self.observers)
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
         alone = empty(args) and empty(kwargs) and dynamic_shapes is None and output_names is None and profiles is None

@@ -18,7 +18,7 @@ from pipeline.program import Output, Program
 from pipeline.runtime.ambient import autocast_in, without_autocast
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.eager import products_in_tf32
-from pipeline.verification.measure import Comparison
+from pipeline.verification.measure import Comparison, results
 from pipeline.verification.module_copy import copied
 from pipeline.verification.reference import NotComparableError, Reference, bounds_of
 
@@ -116,7 +116,7 @@ def _results(comparison: Comparison, program: Program, reference: Reference, mod
     except Exception as error:  # it is the user's code, on inputs that it may refuse
         said = next(iter(worded(error).splitlines()), "")
         raise NotComparableError(f"it raises {said} (inputs: {reference.sample.name})") from error
-    outputs = [output for output in program.outputs if output.is_result]
+    outputs = results(program)
     due = sum(output.kind == "user" for output in outputs)
     if len(returned) != due:
         raise NotComparableError(f"it returns {len(returned)} values, and the captured graph {due}")

@@ -126,7 +126,12 @@ def results_of(module: CompiledModule, reference: Reference) -> list[Leaf]:
             return next(returned)
         return given[output.target] if output.kind == "input" else buffer(module, output.target).clone()
 
-    return [value(output) for output in program.outputs if output.is_result]
+    return [value(output) for output in results(program)]
+
+
+def results(program: Program) -> list[Output]:
+    """The outputs that the model gives or writes; a program has others, by which it checks its calls."""
+    return [output for output in program.outputs if output.kind in ("user", "buffer", "input")]
 
 
 def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -138,7 +143,7 @@ def reset(module: CompiledModule, parameters: Mapping[str, torch.Tensor]) -> Non
 def output_names(program: Program) -> list[str]:
     """The names of outputs: their keys (``logits``, ``hidden_states.0``), or ``output``; and of written buffers and
     inputs."""
-    outputs = [o for o in program.outputs if o.is_result]
+    outputs = results(program)
     named = (o.name or f"output.{i}" for i, o in enumerate(outputs))
     rows = zip(outputs, named, strict=True)
     return [name if o.kind == "user" else f"{o.kind} {o.target} after the call" for o, name in rows]
