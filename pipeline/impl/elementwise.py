@@ -152,6 +152,8 @@ def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | N
     dtype, rank = dtype or base.result_type(a, b), max(map(base.rank, (condition, a, b)))
     compute = dtype if dtype == torch.bool else arithmetic(dtype)
     c = base.tensor(net, condition, torch.bool, rank=rank)
+    if a is b and isinstance(b, torch.Tensor):  # TensorRT builds no choice between a constant and itself
+        b = b.clone()
     x, y = (base.tensor(net, v, compute, rank=rank) for v in (a, b))
     return base.cast(net, net.add("select", c, x, y).get_output(0), dtype)
 

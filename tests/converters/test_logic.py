@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import pipeline
 from pipeline.testing import Call, Checked, TensorSpec, check
 
 aten = torch.ops.aten
@@ -67,3 +68,17 @@ def test_bools_are_comparisons(target: Any, dtype: torch.dtype) -> None:
     kwargs = {"dtype": torch.bool} if target is aten._to_copy.default else {}
     printed = network_of(Call(target, (TensorSpec(("n",), dtype, "special"),), kwargs, sizes={"n": 9}))
     assert "to_type=bool" not in printed
+
+
+class Chooses(torch.nn.Module):
+    """Chooses between a constant and itself, which TensorRT does not build."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        numbers = torch.arange(8)
+        return torch.where(x > 0, numbers, numbers)
+
+
+def test_a_choice_between_a_constant_and_itself_builds() -> None:
+    x = torch.randn(4, 8)
+    compiled = pipeline.default(require_full_compilation=True)(Chooses().eval(), (x,))
+    assert torch.equal(compiled.module("reference")(x), Chooses()(x))
