@@ -74,7 +74,8 @@ def traced(
                 why = f"the model checks its data at {found.caught}, and may catch the error: data decides its way"
                 raise CaptureError(why, "torch.where(condition, one, other) has both ways")
         except CaptureError:
-            if settings.decisions != "example" or not has_values(args, kwargs):
+            elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
+            if settings.decisions != "example" or elsewhere or not has_values(args, kwargs):
                 raise
         else:
             return Traced(exported, shapes, found.places, held.names)

@@ -142,13 +142,18 @@ def test_a_number_that_a_program_would_be_for_alone_is_refused() -> None:
         compiled(scaled, ONES)
 
 
+SETTINGS: Final = pipeline.CompilationSettings(decisions="example")
+
+
 def test_an_example_without_values_decides_nothing() -> None:
     with pytest.raises(pipeline.CaptureError, match="decides by data"):
-        pipeline.capture(
-            Calls(grows).eval(),
-            (pipeline.Input((4, 3)),),
-            settings=pipeline.CompilationSettings(decisions="example"),
-        )
+        pipeline.capture(Calls(grows).eval(), (pipeline.Input((4, 3)),), settings=SETTINGS)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its values")
+def test_a_gpu_that_is_not_there_has_no_values() -> None:
+    with pytest.raises(pipeline.CaptureError, match="decides by data"):
+        pipeline.capture(Calls(grows).eval(), (ONES,), device="cuda", settings=SETTINGS)
 
 
 class Steps(nn.Module):
