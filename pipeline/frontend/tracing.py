@@ -283,8 +283,10 @@ def exporting() -> Iterator[None]:
 
 @contextmanager
 def by_the_example() -> Iterator[None]:
-    """A context for exporting a model that takes the ways of its example where it decides by data."""
-    with _places.taken("example"):
+    """A context for exporting a model that takes the ways of its example where it decides by data: what it draws as
+    it is computed, nobody else misses."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices), _places.taken("example"):
         yield
 
 

@@ -177,6 +177,22 @@ def test_a_call_that_decides_otherwise_changes_no_state() -> None:
     assert torch.equal(run(ONES), torch.cat([ONES, ONES]) * 2)
 
 
+def test_nothing_else_is_changed() -> None:
+    """The example is computed while it is traced: from copies, and random numbers are as they were."""
+
+    class Draws(Steps):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            x[0] = 2
+            return x + torch.rand(()) if x.sum() > 3 else x[:1]
+
+    model, x, state = Draws().eval(), ONES.clone(), torch.get_rng_state()
+    pipeline.capture(model, (x,), settings=SETTINGS)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.calls == 0
+    assert torch.equal(x, ONES)
+
+
 def test_what_is_kept_is_checked(tmp_path: Path) -> None:
     compiled(grows, ONES).save(tmp_path / "grows.pipeline")
     run = pipeline.load(tmp_path / "grows.pipeline").module("reference")
