@@ -124,6 +124,11 @@ def copying(own: Kernel) -> Kernel:
     return lambda to, source: own(to, source.detach() if isinstance(source, torch.nn.Parameter) else source)
 
 
+def unchecked(_: Kernel) -> Kernel:
+    """Replace `fake_utils._check_fake_real_tensors`, a check of torch's kernels: no check."""
+    return lambda *_, **__: None
+
+
 def knowing(own: Kernel) -> Kernel:
     """Wrap `ShapeEnv.set_real_tensor_prop_unbacked_vals`, which keeps a number of the example by its symbol."""
 

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch._decomp import decomposition_table, decompositions
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
-from torch._subclasses import meta_utils
+from torch._subclasses import fake_utils, meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import _trace, exported_program
@@ -205,6 +205,13 @@ TABLE: Final = (
         "_safe_copy",
         decisions.copying,
         "leaves the values of parameters out, and computes with what memory held",
+        during="example",
+    ),
+    Replacement(
+        fake_utils,
+        "_check_fake_real_tensors",
+        decisions.unchecked,
+        "compares where the example's tensors begin with symbols, and so takes sizes that data has for the example's",
         during="example",
     ),
     Replacement(

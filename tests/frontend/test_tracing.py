@@ -21,6 +21,7 @@ from pipeline.aten.whole import RECURRENT
 from pipeline.frontend import tracing
 from pipeline.frontend.replacement import VERSION, Places, Replacement
 from pipeline.frontend.violations import kept_violations
+from tests.frontend.by_the_example import BY_EXAMPLE, LooksUp, by_the_example, differs
 
 aten = torch.ops.aten
 ROWS = {0: Dim("rows", min=1, max=9)}
@@ -235,42 +236,6 @@ def holding(function: Callable[..., Any]) -> Callable[[], bool]:
     return lambda: fails(lambda: pipeline.capture(Holding(function).eval(), (ROW,)))
 
 
-class Sevens(torch.nn.Module):
-    """Decides by its weights whether it has one more row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.full((64,), 7.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if (self.weight * x.sum().isfinite() == 7).all():
-            return torch.cat([x, x[:1]])
-        return x
-
-
-def by_the_example(is_wrong: Callable[[pipeline.Program], bool]) -> Callable[[], bool]:
-    """Whether a program that takes the way of its example is wrong, or is none."""
-
-    def is_flawed() -> bool:
-        settings = pipeline.CompilationSettings(decisions="example")
-        try:
-            program = pipeline.capture(Sevens(), (ROW,), settings=settings)
-        except pipeline.CaptureError:
-            return True
-        return is_wrong(program)
-
-    return is_flawed
-
-
-def differs(program: pipeline.Program) -> bool:
-    """Whether the example itself decides otherwise."""
-    try:
-        pipeline.default()(program).module("reference")(ROW)
-    except pipeline.DecisionError:
-        return True
-    return False
-
-
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
@@ -299,6 +264,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten.lstm_cell.default: lambda: fails(as_on_a_gpu, torch.nn.LSTMCell(3, 2, bias=False)),
     "__init__": by_the_example(lambda program: False),
     "_safe_copy": by_the_example(differs),
+    "_check_fake_real_tensors": lambda: fails(lambda: pipeline.capture(LooksUp(), (ROW,), settings=BY_EXAMPLE)),
     "set_real_tensor_prop_unbacked_vals": by_the_example(differs),
     "_log_real_tensor_propagation": by_the_example(lambda program: len(program.outputs) == 1),
     "_apply": holding(lambda m, x: m.linear.to(torch.float64)(x.double())),

@@ -1,0 +1,57 @@
+"""Models that decide by data, and what is wrong with programs that take the ways of their example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+import pipeline
+
+ROW = torch.rand(2, 3)
+
+
+class Sevens(torch.nn.Module):
+    """Decides by its weights whether it has one more row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((64,), 7.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (self.weight * x.sum().isfinite() == 7).all():
+            return torch.cat([x, x[:1]])
+        return x
+
+
+class LooksUp(torch.nn.Module):
+    """Decides by data, and looks up places that data has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        row, column = x.isfinite().nonzero(as_tuple=True)
+        return torch.cat([x, x[:1]]) + x[row, column].sum() if (x == x).all() else x
+
+
+BY_EXAMPLE = pipeline.CompilationSettings(decisions="example")
+
+
+def by_the_example(is_wrong: Callable[[pipeline.Program], bool]) -> Callable[[], bool]:
+    """Whether a program that takes the way of its example is wrong, or is none."""
+
+    def is_flawed() -> bool:
+        try:
+            program = pipeline.capture(Sevens(), (ROW,), settings=BY_EXAMPLE)
+        except pipeline.CaptureError:
+            return True
+        return is_wrong(program)
+
+    return is_flawed
+
+
+def differs(program: pipeline.Program) -> bool:
+    """Whether the example itself decides otherwise."""
+    try:
+        pipeline.default()(program).module("reference")(ROW)
+    except pipeline.DecisionError:
+        return True
+    return False
