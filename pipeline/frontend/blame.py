@@ -106,6 +106,11 @@ def deciding(error: BaseException) -> tuple[CodeType, int] | None:
     return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_THE_MODELS)), None)
 
 
+def place_of(file: str, line: int) -> str:
+    """A line of a model, as errors name it: ``model.py:41, if x.sum() > 0:``."""
+    return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
+
+
 def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
     """The error for a model that decides by data in Python, if it is one, with the line that does."""
     if not isinstance(error, GuardOnDataDependentSymNode):
@@ -113,8 +118,8 @@ def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
     found = deciding(error)
     if found is None:
         return None
-    (code, number), file = found, Path(found[0].co_filename)
-    place = f"{file.name}:{number}, {linecache.getline(code.co_filename, number).strip()}"
+    code, number = found
+    place = place_of(code.co_filename, number)
     why = f"{type(model).__name__} decides by data, which only a call has: {place} (torch.export: data-dependent)"
     if isinstance(error.__cause__, CaptureError):
         why += f"; both ways cannot be in a program: {error.__cause__.message}"

@@ -7,7 +7,6 @@ that data has are asked of the tensor that has them, when the program runs.
 
 from __future__ import annotations
 
-import linecache
 import operator
 import re
 import sys
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import reduce
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, TypeAlias
 
@@ -34,7 +32,8 @@ from pipeline.aten.counts import SIZE
 from pipeline.aten.graphs import results
 from pipeline.aten.naming import origin, unlike
 from pipeline.aten.types import Argument, Target
-from pipeline.errors import CaptureError, folder_of, line_of
+from pipeline.errors import CaptureError, line_of
+from pipeline.frontend.blame import NOT_THE_MODELS, place_of
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.replacement import Kernel
 from pipeline.program import Program
@@ -43,7 +42,6 @@ aten = torch.ops.aten
 
 Node: TypeAlias = torch.fx.Node
 
-NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"), "<")
 HINT: Final = (
     "compare the number itself, without float(): `if x.mean() > 0.1`; torch.where(condition, one, other) has both ways"
 )
@@ -146,7 +144,7 @@ def noting(_: Kernel) -> Kernel:
         if decisions is None:
             return
         frame = _models(sys._getframe(1))
-        place = _place(frame)
+        place = "the model" if frame is None else place_of(frame.f_code.co_filename, frame.f_lineno)
         symbols = {str(symbol) for symbol in asked.free_symbols}
         for symbol in filter(_OF_DATA.fullmatch, sorted(symbols)):
             decisions.places.setdefault(symbol, {})[place] = None
@@ -164,14 +162,6 @@ def _models(frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_MODELS):
         frame = frame.f_back
     return frame
-
-
-def _place(frame: FrameType | None) -> str:
-    """Where a frame of the model's is."""
-    if frame is None:
-        return "the model"
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
 
 
 def with_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
@@ -224,16 +214,15 @@ def told_apart(program: Program, places: Sequence[str]) -> Program:
 
 _OF_DATA: Final = re.compile(r"z?uf?\d+")
 _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
-_ALWAYS: Final = re.compile(r"expression \w+ >= 0 on")
 
 
 def _decided(node: Node, decisions: Decisions) -> set[str]:
-    """The symbols about which an assertion says what was decided; none if it says what always holds: of a size that
-    data has, that it is at most another."""
+    """The symbols about which an assertion says what was decided; none if it compares a size with others than the
+    model did: torch asserts that a part of a tensor is no larger than the tensor."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
     found = {name for name in symbols & decisions.places.keys() if symbols <= decisions.beside[name]}
-    return found if isinstance(node.args[0], Node) and not _ALWAYS.search(message) else set()
+    return found if isinstance(node.args[0], Node) else set()
 
 
 class _Tensors:
