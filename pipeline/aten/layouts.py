@@ -36,7 +36,7 @@ def as_strided_scatter(
 ANY_LAYOUT: Final[Mapping[Target, Target]] = {
     aten.view.default: aten.reshape.default,
     aten._unsafe_view.default: aten.reshape.default,
-    aten.as_strided.default: as_strided,
+    **dict.fromkeys((aten.as_strided.default, aten.as_strided_copy.default), as_strided),
     aten.as_strided_scatter.default: as_strided_scatter,
 }
 """What computes the same for any layout."""

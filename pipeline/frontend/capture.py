@@ -139,13 +139,11 @@ def _captured(
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
             exported, graph_module, signature = functional(exported)
-            graph_module = without_gaps(graph_module)
-    except CaptureError:
-        raise
     except Exception as error:
         raise CaptureError(
             f"torch.export cannot take the in-place operators out of the model: {error}", HINT
         ) from error
+    graph_module = without_gaps(graph_module)
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
     program = told_apart(program, found.decisions)
     check_dtypes(program)

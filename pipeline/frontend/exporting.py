@@ -66,6 +66,10 @@ def traced(
 ) -> Traced:
     """Export a module: with both ways where data decides, or, if it is asked for, those of the example."""
     checks.check_module(model)
+    if getattr(model, "training", False):
+        log.warning(
+            "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
+        )
     export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
     with collected() as found, held_numbers() as held:
         try:
@@ -94,10 +98,6 @@ def _export(
 ) -> tuple[ExportedProgram, object]:
     """The export, and the ranges requested for its dims."""
     shapes = ranges.merged_dynamic_shapes(model, args, kwargs, dynamic_shapes)
-    if getattr(model, "training", False):
-        log.warning(
-            "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
-        )
     derived, fixed = any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0]), False
     with kept_violations() as violations:
         try:

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 """Operators whose result has another rank if a size is 1; torch.export assumes that a varying size is not 1."""
 
-WRITES = (aten.index_put.default, aten.index_put_.default, aten._unsafe_index_put.default)
+WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
 """Operators that write where a mask says."""
 
 
