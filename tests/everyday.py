@@ -88,6 +88,7 @@ SAMPLED: Final[Mapping[str, int]] = {
     "tests/gpu/test_quantized_gpu.py": 4,
     "tests/gpu/test_rows_gpu.py": 6,
     "tests/gpu/test_runtime_gpu.py::test_architectures": 6,
+    "tests/gpu/test_strided_gpu.py": 3,
     "tests/gpu/test_tokens_gpu.py::test_logits": 12,
     "tests/gpu/test_turns_gpu.py": 4,
     "tests/gpu/test_verify_gpu.py::test_example": 4,
