@@ -39,7 +39,7 @@ def run(
 ) -> tuple[list[Row], str]:
     """Run the GPU tests for at most ``limit`` seconds, ``only`` those that the expression selects, and of those what is
     for ``everyday``; return a row for each that ended (`benchmarks.recorded`), and what ended them early: ``limit``,
-    ``interrupted`` or nothing. They run side by side, and those that measure after them, each alone."""
+    ``interrupted`` or nothing. They run side by side, and those that measure, if all run, after them, each alone."""
     until = None if limit is None else time.monotonic() + limit
     chosen, early = ["-k", only] if only else [], ""
     with tempfile.TemporaryDirectory() as folder:
@@ -48,10 +48,8 @@ def run(
         defaults = {"OMP_NUM_THREADS": "1", **(EVERYDAY if everyday else {})}  # a process a core, a thread a process
         environment = {**defaults, **os.environ, recorded.FILE: str(written)}
         these = "gpu and not slow" if everyday else "gpu"
-        for which, processes, paths in (
-            (f"{these} and not alone", workers, files),
-            (f"{these} and alone", 0, with_alone(files)),
-        ):
+        alone = [] if everyday else [("gpu and alone", 0, with_alone(files))]
+        for which, processes, paths in ((f"{these} and not alone", workers, files), *alone):
             command = [
                 sys.executable,
                 "-m",

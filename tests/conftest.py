@@ -49,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none here"))
 
 
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the collector need not look at it again in each of thousands of tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_changed() -> Iterator[None]:
     """What is shared with other tests is as it was when a test is over."""

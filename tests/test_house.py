@@ -121,6 +121,14 @@ def test_every_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(parse(path))
 
 
+def test_gpu_tests_lie_in_one_folder() -> None:
+    """``make gpu-test`` collects that one alone: every process reads all that it collects from."""
+    mark = re.compile(r"^(?:@|pytestmark = )pytest\.mark\.(?:gpu|alone)\b", re.MULTILINE)
+    marked = [path for path in files("tests") if mark.search(path.read_text())]
+    texts = {ROOT / "tests" / "benchmarks" / "test_gpu_tests.py"}  # its own tests, as text
+    assert {path.parent for path in marked if path not in texts} == {ROOT / "tests" / "gpu"}
+
+
 @pytest.mark.parametrize("path", [path for path in ALL if name(path) != "pipeline/trt.py"], ids=name)
 def test_tensorrt_is_imported_in_one_place(path: Path) -> None:
     assert not BINDINGS & set(imported(parse(path))), "use: from pipeline.trt import trt"

@@ -10,7 +10,6 @@ from pipeline.impl import reduce as _reduce
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.index import iota, take
-from pipeline.impl.scatter import neutral
 from pipeline.network.net import Net
 
 
@@ -43,7 +42,7 @@ def embedding_bag(
     if scale is not None:
         row = _elementwise.binary(net, "PROD", row, _column(net, scale), compute)
     member = _members(net, indices, offsets, bags, padding)
-    nothing = neutral("amax", compute) if mode == "max" else 0.0  # not -0.0: eager adds to zeros
+    nothing = _reduce.neutral("MAX", compute) if mode == "max" else 0.0  # not -0.0: eager adds to zeros
     there = _elementwise.where(net, base.unsqueeze(net, member, [2]), row, nothing)
     if mode == "sum":
         return base.cast(net, _reduce.reduce(net, "SUM", there, [1], False), dtype)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -11,6 +13,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
+from pipeline.impl.shape import bounds_of, expression, sampled
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -28,11 +31,51 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 
 @block
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
-    """One reduce layer, by the name of its ``trt.ReduceOperation``; a tensor of rank 0 is not reduced."""
+    """One reduce layer, by the name of its ``trt.ReduceOperation``; a tensor of rank 0 is not reduced.
+
+    It never has nothing to reduce: what its kernel computes besides would not be written (docs/tensorrt.md, "Numbers").
+    """
     if base.rank(x) == 0:
         return x
+    empty = [d for d in dims if _may_be_empty(net, x, d)]
+    if not empty:
+        return _layer(net, operation, x, dims, keepdim)
+    adds, dtype, sizes = "SUM" if operation == "AVG" else operation, base.dtype_of(x), base.sizes(net, x)
+    one_more = [base.elementwise(net, "SUM", base.size_tensor(net, sizes[d]), base.size_tensor(net, 1)) for d in empty]
+    fill = base.tensor(net, 0 if adds == "SUM" else neutral(adds, dtype), dtype)
+    x = sampled(net, x, empty, [0] * len(empty), one_more, mode="FILL", fill=fill)
+    result = _layer(net, adds, x, dims, keepdim)
+    if operation != "AVG":
+        return result
+    count = functools.reduce(partial(base.elementwise, net, "PROD"), (base.size_tensor(net, sizes[d]) for d in dims))
+    return base.elementwise(
+        net, "DIV", result, base.reshape(net, base.cast(net, count, dtype), [1] * base.rank(result))
+    )
+
+
+def _may_be_empty(net: Net, x: ITensor, dim: int) -> bool:
+    """Whether a call may have nothing along a dim; an intermediate's size is unknown, and may be any symbol's."""
+    size = base.known_sizes(net, x)[dim]
+    if size is None:
+        return any(each.min < 1 for each in net.ctx.ranges.values())
+    return bounds_of(net, expression(size))[0] < 1
+
+
+def _layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     mask = base.axes_mask(dims, base.rank(x))
     return net.add("reduce", x, trt.ReduceOperation.__members__[operation], mask, keepdim).get_output(0)
+
+
+def neutral(operation: str, dtype: torch.dtype) -> int | float:
+    """The neutral element of ``SUM``, ``PROD``, ``MAX`` or ``MIN``."""
+    if operation == "SUM":
+        return -0.0 if dtype.is_floating_point else 0
+    if operation == "PROD":
+        return 1
+    sign = -1 if operation == "MAX" else 1
+    if dtype.is_floating_point:
+        return sign * math.inf
+    return torch.iinfo(dtype).min if sign < 0 else torch.iinfo(dtype).max
 
 
 @block

@@ -13,8 +13,7 @@ from pipeline.impl import reduce as _reduce
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.index import iota
-from pipeline.impl.shape import bounds_of, expression, product, sampled, total
-from pipeline.network.context import SymbolicInt
+from pipeline.impl.shape import bounds_of, expression, product, sampled
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -109,10 +108,9 @@ def scatter_reduce(
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide(given)
     dtype = _elementwise.arithmetic(dtype)
-    index, source = _never_nothing(net, index, source, dim)
     hit = _hits(net, index, dim, base.known_sizes(net, x)[dim])
     source = base.unsqueeze(net, base.cast(net, source, dtype), [dim])
-    there = _elementwise.where(net, hit, source, neutral(reduction, dtype), dtype)
+    there = _elementwise.where(net, hit, source, _reduce.neutral(OPERATIONS[reduction], dtype), dtype)
     reduced = _reduced(net, OPERATIONS[reduction], there, dim + 1)
     old = base.cast(net, x, dtype)
     if include_self:
@@ -126,41 +124,12 @@ def scatter_reduce(
     return base.cast(net, reduced, given)
 
 
-def _never_nothing(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
-    """The indices and what they send, with one more that goes nowhere where there may be none.
-
-    The places are computed in the kernel of the first sum that reads them, by the threads that read what is summed,
-    and written for the others: TensorRT-RTX does not write them where there is nothing to sum (docs/tensorrt.md,
-    "Numbers").
-    """
-    size = base.known_sizes(net, index)[dim]
-    if not isinstance(size, SymbolicInt) or bounds_of(net, size.expr)[0] >= 1:
-        return index, source
-    more, nowhere = [total([size, 1])], base.tensor(net, -1, base.dtype_of(index))
-    index = sampled(net, index, [dim], [0], more, mode="FILL", fill=nowhere)
-    if base.known_sizes(net, source)[dim] == 1:  # it is broadcast
-        return index, source
-    return index, sampled(net, source, [dim], [0], more, mode="FILL")
-
-
 def _hits(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
     """Whether an index names a place: the places are a new dim before that of the indices."""
     rank = base.rank(index) + 1
     places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
     places = base.cast(net, places, base.dtype_of(index))
     return base.elementwise(net, "EQUAL", base.unsqueeze(net, index, [dim]), places)
-
-
-def neutral(reduction: str, dtype: torch.dtype) -> int | float:
-    """The neutral element of a reduction."""
-    if reduction in ("sum", "mean"):
-        return -0.0 if dtype.is_floating_point else 0
-    if reduction == "prod":
-        return 1
-    sign = -1 if reduction == "amax" else 1
-    if dtype.is_floating_point:
-        return sign * float("inf")
-    return torch.iinfo(dtype).min if sign < 0 else torch.iinfo(dtype).max
 
 
 def _reduced(net: Net, operation: str, x: ITensor, dim: int) -> ITensor:

@@ -356,17 +356,3 @@ def test_a_peer_that_is_not_installed_is_an_error() -> None:
         pytest.skip("Torch-TensorRT is installed here")
     with pytest.raises(ModuleNotFoundError, match="Torch-TensorRT is not installed"):
         methods.torch_tensorrt(torch.nn.Linear(2, 3), {"input": torch.ones(1, 2)}, methods.Clock())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("method", [m for m in methods.METHODS if not m.startswith("Torch-TensorRT")])
-def test_methods_agree_on_a_gpu(method: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).half().cuda().eval()
-    inputs = {"input": torch.randn(4, 64, device="cuda", dtype=torch.float16)}
-    with torch.no_grad():
-        expected = [model.float()(inputs["input"].float())]
-    with torch.cuda.stream(torch.cuda.Stream()):
-        row = gpu.measured(Case("toy", model.half(), {}, None), inputs, expected, [method], list)[method]
-    assert row["relative_error"] < 1e-2
-    assert row["gpu_ms"] > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
@@ -40,6 +40,33 @@ def calls() -> Iterator[tuple[Tensor, ...]]:
     yield x, first, second[:0]
     yield x, first[:0], second[:0]
     yield x[:3], first[:2], second
+
+
+class Beside(nn.Module):
+    """What is reduced along a dim that may be empty, and a softmax of the positions that its kernel computes."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.reduced = REDUCED[form]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, K] -> the result, and [N]"""
+        places = torch.arange(x.shape[0], device=x.device).to(x.dtype).sin()
+        return self.reduced(places[:, None] * x), places.softmax(0)
+
+
+REDUCED: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
+    "mean of all": lambda x: x.mean(),
+    "mean, the dim kept": lambda x: x.mean((0, 1), keepdim=True),
+    "product": lambda x: x.prod(1),
+    "any": lambda x: x.any(1),
+    "all": lambda x: (x > 0).all(1),
+    "norm": lambda x: x.norm(dim=1),
+    "deviation": lambda x: x.std(1, correction=0),
+}
+EMPTY: Final = ({0: BATCH, 1: Dim("k", min=0, max=9)},)
 
 
 def compiled() -> pipeline.Compiled:
@@ -80,3 +107,21 @@ def test_one_more_is_sent_where_there_may_be_none() -> None:
         return found.networks[0].kinds()["SLICE"]
 
     assert slices(0) > slices(2)
+
+
+@pytest.mark.parametrize("form", REDUCED)
+def test_no_reduction_has_nothing_to_reduce(form: str) -> None:
+    """A kernel reads one element more, of no effect, where a call may give it none."""
+    compile = pipeline.default(require_full_compilation=True)
+    model, x = Beside(form).eval(), torch.randn(6, 4)
+    run = compile(model, (x,), dynamic_shapes=EMPTY).module("reference")
+    for given in (x, x[:3, :2], x[:, :1], x[:, :0]):
+        torch.testing.assert_close(run(given), model(given), equal_nan=True)
+
+    def longer(least: int) -> int:
+        """How many slices are made that may be longer than what they are of."""
+        dims = ({0: BATCH, 1: Dim("k", min=least, max=9)},)
+        layers = compile(model, (x,), dynamic_shapes=dims).networks[0].layers
+        return sum("FILL" in str(each.attribute("mode", "")) for each in layers)
+
+    assert longer(0) > longer(1) == 0

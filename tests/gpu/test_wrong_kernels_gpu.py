@@ -20,7 +20,7 @@ from tests.build.test_biases_of_products import GATES, Convolved, Gated, Squared
 from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
 from tests.build.test_kernels_deconvolutions import Upward
 from tests.build.test_kernels_pools import Averages
-from tests.build.test_nothing_to_sum import DIMS, Sent, calls, example
+from tests.build.test_nothing_to_sum import DIMS, EMPTY, REDUCED, Beside, Sent, calls, example
 
 pytestmark = pytest.mark.gpu
 BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}
@@ -155,3 +155,13 @@ def test_sums_of_nothing_leave_the_places_of_others(dtype: torch.dtype) -> None:
     for x, *positions in calls():
         given = (x.to("cuda", dtype), *(each.cuda() for each in positions))
         torch.testing.assert_close(run(*given), Sent()(*given), rtol=1e-2, atol=1e-3)
+
+
+@DTYPES
+@pytest.mark.parametrize("form", REDUCED)
+def test_reductions_of_nothing_leave_the_places_of_others(form: str, dtype: torch.dtype) -> None:
+    """Its first call is the one with nothing: memory that an earlier one wrote would hide it."""
+    model, x = Beside(form).eval(), torch.randn(6, 4, device="cuda", dtype=dtype)
+    run = pipeline.default(require_full_compilation=True)(model, (x,), dynamic_shapes=EMPTY).module("tensorrt")
+    for given in (x[:, :0], x[:3, :0], x):
+        torch.testing.assert_close(run(given), model(given), equal_nan=True, rtol=2e-2, atol=2e-2)

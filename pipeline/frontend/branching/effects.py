@@ -286,15 +286,15 @@ def _memory(tensor: torch.Tensor) -> StorageWeakRef:
 
 
 def _watching(made: Made) -> Callable[[FrameType, str, Argument], None]:
-    """A profiler that notes what Python changes, but for what torch does."""
+    """A profiler that notes what Python changes, but for what torch does. Python calls it four times a call."""
 
     def watch(frame: FrameType, event: str, arg: Argument) -> None:
-        if made.effect or _is_quiet(frame.f_code.co_filename):
+        if event not in ("call", "c_call") or made.effect or _is_quiet(frame.f_code.co_filename):
             return
         found = ""
         if event == "call":
             found = _stores(frame.f_code)
-        elif event == "c_call" and getattr(arg, "__name__", "") in CHANGES and _is_container(arg):
+        elif getattr(arg, "__name__", "") in CHANGES and _is_container(arg):
             line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
             found = f"{type(arg.__self__).__name__}.{arg.__name__} ({line}) changes what Python has"
         if found and not _is_aside(frame):
@@ -314,6 +314,7 @@ def _is_aside(frame: FrameType | None) -> bool:
     return False
 
 
+@functools.cache
 def _is_quiet(file: str) -> bool:
     return file.startswith(QUIET) or (file.startswith(STANDARD) and "-packages" not in file)
 
