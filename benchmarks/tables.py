@@ -119,9 +119,9 @@ def partitions(data: dict[str, Any]) -> str:
 
 
 CAPTURE = """Processor time of `pipeline.capture` in multiples of torch.export's own call for the same module, inputs
-and dynamic dims, over {count} architectures of the zoo{part}: {median} in the median, {worst} at most; the targets are
-{limits[median]} and {limits[worst]}. If torch.export refuses the dims, its time is that until the refusal. The
-most expensive:
+and dynamic dims, over {count} architectures of the zoo that torch.export captures{part}: {median} in the median,
+{worst} at most; the targets are {limits[median]} and {limits[worst]}. It refuses {refused} others, most of them because data
+decides; beside them stands its time until it does. The most expensive:
 """
 
 _CAPTURE = ["architecture", "operators", "torch.export", "`pipeline.capture`", "ratio"]
@@ -141,7 +141,9 @@ def captures(data: dict[str, Any]) -> str:
         for row in worst
     ]
     part = f" (each {data['every']}th)" if data["every"] > 1 else ""
-    said = CAPTURE.format(count=len(data["captures"]), part=part, limits=data["targets"], **data)
+    refused = sum(row["refused"] for row in data["captures"])
+    counts = {"count": len(data["captures"]) - refused, "refused": refused}
+    said = CAPTURE.format(**counts, part=part, limits=data["targets"], **data)
     return "\n".join(["## What capture takes\n", filled(where(data)), filled(said), *table(_CAPTURE, rows), ""])
 
 

@@ -13,5 +13,6 @@ def test_captures_are_measured_against_what_they_may_take() -> None:
     assert not found["refused"]
     missed = capture.missed(capture.result([found, {**found, "ratio": 9.0}]))
     assert missed[-1] == "the worst is 9.0 times torch.export, not 2.0"
+    assert not capture.missed(capture.result([found, {**found, "ratio": 9.0, "refused": True}]))
     text = tables.captures({**environment.environment(), "every": 3, **capture.result([found])})
     assert "| pp_lcnet, classification |" in text
