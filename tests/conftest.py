@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from pipeline.trt import CAPABILITIES
-from tests.everyday import is_long, is_slow, not_their_turn
+from tests.everyday import beyond_a_few, is_long, is_slow, not_their_turn
 from tests.meta.process import kept
 
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
-    for item in not_their_turn(items):
+    for item in (*not_their_turn(items), *beyond_a_few([item for item in items if not is_slow(item.nodeid)])):
         item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
@@ -50,9 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays: the collector need not look at it again in each of thousands of tests."""
-    gc.collect()
-    gc.freeze()
+    """What is imported and collected stays: the collector looks at it again only once in a long while."""
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,17 @@ class Deciding(nn.Module):
         return self.function(self, x)
 
 
+class Decorated(nn.Module):
+    """Decides in a decorated method."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 4] -> [N, 4]"""
+        if x.sum() > 0:
+            x = x + 1
+        return x * 2
+
+
 def one_way(m: Deciding, x: Tensor) -> Tensor:
     y = m.linear(x)
     if y.sum() > 0:

@@ -314,7 +314,7 @@ REFUSED: Final[dict[Forward, str]] = {
     some: rf"the loop at experts\.py:\d+ has as many turns as data says, it is not known for which rows: {KNOWN}",
     two_columns: KNOWN,
     returns: r"the loop at experts\.py:\d+ has as many turns as data says, and does more than set names",
-    too_long: r"the loop at experts\.py:\d+ has more than 128 turns, any of which data may end",
+    too_long: r"the loop at experts\.py:\d+ has more than 20 turns, any of which data may end",
     none_there_is: "index 7 is out of range",
     gathers: r"in a turn of the loop at experts\.py:\d+, which data decides, list\.append .* changes what Python has",
     of_other_numbers: "positions that may be valid only there",

@@ -18,7 +18,7 @@ from benchmarks import zoo
 from pipeline.frontend.branching import both
 from pipeline.stages import unbuilt
 from tests.frontend import deciding, deciding_refused
-from tests.frontend.deciding import RIGHT, Deciding, Doubled, Forward
+from tests.frontend.deciding import RIGHT, Deciding, Decorated, Doubled, Forward
 from tests.frontend.deciding_refused import REFUSED
 
 X = torch.linspace(-1, 2, 12).reshape(3, 4)
@@ -106,6 +106,15 @@ def test_what_is_collected_meanwhile_is_no_effect() -> None:
     finally:
         gc.callbacks.remove(counted)
     assert seen.count
+
+
+@pytest.mark.parametrize("model", [Deciding(deciding.one_way), Decorated()], ids=["function", "method"])
+def test_what_a_process_froze_before_it_forks(model: Deciding) -> None:
+    gc.freeze()
+    try:
+        agrees(model.eval(), None)
+    finally:
+        gc.unfreeze()
 
 
 def test_a_model_without_source() -> None:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import pipeline
 from pipeline.compat.torchscript import EVALUATORS, model
 from pipeline.errors import source_line
+from pipeline.frontend.torchscript import control
 from tests.frontend import scripts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -187,14 +188,15 @@ REFUSED = {
     "an if on a number": (scripts.OnNumber(), r"prim::If \(scripts\.py:\d+, if x\.sum.*condition is data"),
     "an if on data that keeps": (scripts.OnDataKeeps(), r"prim::If \(scripts\.py:\d+, if bool.*aten::append in"),
     "a loop on data": (scripts.WhileData(), r"prim::Loop \(scripts\.py:\d+, while bool.*condition is data"),
-    "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*not ended after 10000 turns"),
+    "a loop without end": (scripts.Forever(), r"prim::Loop \(scripts\.py:\d+, while True.*not ended after 100 turns"),
     "a method of Python's": (scripts.Asks(), r"prim::PythonOp \(scripts\.py:\d+, return self.*a method to Python"),
     "a raise": (scripts.Raises(), r"prim::RaiseException \(scripts\.py:\d+, raise ValueError.*no matrices"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_names_the_node_and_line(name: str) -> None:
+def test_what_cannot_be_names_the_node_and_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "LIMIT", 100)
     module, said = REFUSED[name]
     with pytest.raises(pipeline.CaptureError, match=said) as caught:
         pipeline.default()(torch.jit.script(module), (X,))

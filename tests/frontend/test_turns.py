@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pipeline
+from pipeline.frontend.branching import turns
 from pipeline.stages import unbuilt
 from tests.frontend import experts
 from tests.frontend.experts import REFUSED, RIGHT, Forward, Mixture
@@ -35,6 +36,7 @@ def test_turns_are_what_python_computes(function: Forward, device: str | None) -
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
-def test_what_is_not_known_is_refused(function: Forward) -> None:
+def test_what_is_not_known_is_refused(function: Forward, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LONGEST", 20)
     with pytest.raises(pipeline.CaptureError, match=REFUSED[function]):
         pipeline.capture(Mixture(function).eval(), (calls()[0],), dynamic_shapes=DIMS)

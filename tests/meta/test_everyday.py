@@ -54,8 +54,28 @@ def test_other_tests_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(everyday.not_their_turn(tests))
 
 
+def test_a_few_values_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everyday, "ONE", ("tests/models.py",))
+    tests = [
+        SimpleNamespace(nodeid=f"tests/{file}.py::test{value}")
+        for file in ("some", "models", "gpu/some")
+        for value in ("", *(f"_values[{number}]" for number in range(5)))
+    ]
+    slow = {test.nodeid for test in everyday.beyond_a_few(tests)}
+    kept = [
+        test.nodeid.removeprefix("tests/") for test in tests if test.nodeid not in slow and "gpu" not in test.nodeid
+    ]
+    assert kept == [
+        "some.py::test",
+        *(f"some.py::test_values[{n}]" for n in (0, 2)),
+        "models.py::test",
+        "models.py::test_values[0]",
+    ]
+    assert not any("gpu" in each for each in slow)
+
+
 def test_what_is_named_exists() -> None:
-    for path in (*everyday.IN_TURN, *everyday.SAMPLED, *everyday.LEFT_OUT):
+    for path in (*everyday.IN_TURN, *everyday.SAMPLED, *everyday.LEFT_OUT, *everyday.WHOLE, *everyday.ONE):
         file, _, test = path.partition("::")
         found = list(everyday.TESTS.parent.glob(f"{file}*"))
         assert found, path

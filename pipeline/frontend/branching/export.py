@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TypeVar
@@ -76,6 +78,29 @@ def _caught(line: effects.Line) -> CaptureError:
     return CaptureError(why, "torch.where(condition, one, other) has both ways, torch.cond runs one of them")
 
 
+def _users(code: CodeType) -> Iterator[FunctionType]:
+    """The functions that have a code: those that the garbage collector knows, or, of what it was told to leave out
+    (``gc.freeze``, as servers do before they fork), the one that modules and classes have under its name."""
+    found = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType)]
+    if gc.get_freeze_count():
+        for module in [each for each in sys.modules.values() if getattr(each, "__file__", "") == code.co_filename]:
+            value: object = module
+            for name in code.co_qualname.split("."):
+                value = inspect.getattr_static(value, name, None)
+            found += _inside(value)
+    yield from {id(f): f for f in found if f.__code__ is code}.values()
+
+
+def _inside(value: object) -> Iterator[FunctionType]:
+    """The functions that a function, method or property is made of: decorators keep what they wrap."""
+    while value is not None:
+        if isinstance(value, FunctionType):
+            yield value
+        value = next(
+            (v for n in ("__func__", "fget", "__wrapped__") if (v := getattr(value, n, None)) is not None), None
+        )
+
+
 @define
 class Functions:
     """The functions that are written anew, with their own code, and all codes that were looked at."""
@@ -92,7 +117,7 @@ class Functions:
         self.seen |= {code} if made is None else {code, made}
         if made is None:
             return False
-        users = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+        users = list(_users(code))
         if not users:
             return False
         for function in users:
