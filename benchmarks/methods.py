@@ -166,12 +166,14 @@ def driven(compiled: pipeline.Compiled, inputs: Tensors, graph: bool) -> Call:
     held = dict(zip([p.name for p in compiled.program.inputs], tree_leaves(inputs), strict=True))
     for name, tensor in held.items():
         _done(context.set_input_shape(name, tuple(tensor.shape)), f"the shape of {name}")
-    for tensor in compiled.networks[0].outputs:
-        shape, dtype = tuple(context.get_tensor_shape(tensor.name)), to_torch(loaded.get_tensor_dtype(tensor.name))
-        held[tensor.name] = torch.empty(shape, dtype=dtype, device="cuda")
+    given = [tensor.name for tensor in compiled.networks[0].outputs]
+    for name in given:
+        shape, dtype = tuple(context.get_tensor_shape(name)), to_torch(loaded.get_tensor_dtype(name))
+        held[name] = torch.empty(shape, dtype=dtype, device="cuda")
     for name, tensor in held.items():
         _done(context.set_tensor_address(name, tensor.data_ptr()), f"the address of {name}")
-    results = [held[output.value] for output in compiled.program.outputs]
+    values = {port.name: held[name] for port, name in zip(compiled.partitioned.segments[0].outputs, given, strict=True)}
+    results = [values[output.value] for output in compiled.program.outputs]
     stream = torch.cuda.current_stream().cuda_stream
 
     def call() -> Any:
