@@ -120,8 +120,8 @@ def partitions(data: dict[str, Any]) -> str:
 
 CAPTURE = """Processor time of `pipeline.capture` in multiples of torch.export's own call for the same module, inputs
 and dynamic dims, over {count} architectures of the zoo that torch.export captures{part}: {median} in the median,
-{worst} at most; the targets are {limits[median]} and {limits[worst]}. It refuses {refused} others, most of them because data
-decides; beside them stands its time until it does. The most expensive:
+{worst} at most; the targets are {limits[median]} and {limits[worst]}. It refuses {refused} others, for their dims or
+because data decides; beside them stands its time until it does. The most expensive:
 """
 
 _CAPTURE = ["architecture", "operators", "torch.export", "`pipeline.capture`", "ratio"]
