@@ -3,6 +3,10 @@
 torch notes a condition once, with the place that asked first. If that was an operator that decides on a memory layout
 (``x.mT.reshape(-1)`` asks whether a size is 1), the answer that it gives to the model later leaves no trace, though
 there the results may depend on it. (With ``strict=True`` torch.export refuses such a range itself.)
+
+Where only data has a size, torch's operators ask too, whether it is 0 or 1, to leave work out (``logsumexp``, ``roll``,
+attention): torch.export gives no program then. They are told that it is neither, as torch tells those of its operators
+that ask it so (``size_oblivious``), and do all the work, which is right for 0 and 1 as well.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from weakref import WeakKeyDictionary
 import sympy
 import torch
 from sympy.logic.boolalg import Boolean
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipeline.aten.types import Argument
 
@@ -52,7 +57,13 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
 
     def evaluate_and_note(self: Argument, expr: Argument, *args: object, **kwargs: object) -> Argument:
         known = len(self.guards)
-        answer = evaluate(self, expr, *args, **kwargs)
+        try:
+            answer = evaluate(self, expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            answer = self._maybe_evaluate_static(expr, size_oblivious=True) if _is_torch() else None
+            if answer is None:
+                raise
+            return answer
         if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model()):
             places, holds = _asked.setdefault(self, {}), expr if answer else sympy.Not(expr)
             if holds not in places or any(exempt in places[holds] for exempt in (ATTENTION, MASKS)):
@@ -75,11 +86,22 @@ def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
 
 def _model() -> str:
     """The place, a file and a function, where a model asks in Python; empty for others, and for what C++ asks."""
-    frame: FrameType | None = sys._getframe(2)
+    place = _place()
+    is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODELS)
+    return "" if is_torch or place.startswith(f"{MODULE}:") else place
+
+
+def _is_torch() -> bool:
+    """Whether a part of torch asks, in Python or C++."""
+    place = _place()
+    return not place or place.startswith(f"{TORCH}/")
+
+
+def _place() -> str:
+    """The place, a file and a function, where Python asks; empty for what C++ asks."""
+    frame: FrameType | None = sys._getframe(3)
     in_python = False
     while frame is not None and frame.f_code.co_filename in _PASSES:
         in_python = in_python or frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
-    place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
-    is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODELS)
-    return "" if not in_python or is_torch or place.startswith(f"{MODULE}:") else place
+    return f"{frame.f_code.co_filename}:{frame.f_code.co_name}" if frame is not None and in_python else ""
