@@ -91,6 +91,7 @@ class Capabilities:
     cumulative: bool
     nonzero: bool
     strided_dilated_deconvolution: bool
+    strided_groups_that_vary: bool
     halves_after_products: bool
     halves_after_deconvolutions: bool
     every_bfloat16_convolution: bool
@@ -136,6 +137,7 @@ def _capabilities(bindings: Any) -> Capabilities:
         cumulative=hasattr(network, "add_cumulative"),
         nonzero=not rtx,  # RTX: the network takes the layer, "no runners" at the build
         strided_dilated_deconvolution=not rtx,
+        strided_groups_that_vary=not rtx or version < (1, 5),  # wrong in 1.6.1, on an H100: `impl.conv.deconvolution`
         halves_after_products=not rtx or version >= (1, 6),  # garbage before, on an H200: `base.cast`, `impl.matmul`
         halves_after_deconvolutions=not rtx or version < (1, 6),  # garbage since, on an H100: `impl.conv`
         every_bfloat16_convolution=not rtx or version >= (1, 6),  # before, on an H200: "cuDNN graph compilation failed"
@@ -218,9 +220,8 @@ def dtype_name(dtype: "trt.DataType") -> str:
 
 def dtype_called(name: str) -> "trt.DataType":
     """The TensorRT dtype that `dtype_name` gives this name; TypeError if this TensorRT has none."""
-    for ours, torchs in DTYPE_NAMES.items():
-        if torchs == name:
-            return trt.DataType.__members__[ours]
+    if ours := next((ours for ours, torchs in DTYPE_NAMES.items() if torchs == name), None):
+        return trt.DataType.__members__[ours]
     raise TypeError(f"{LIBRARY} has no dtype called {name}")
 
 
@@ -281,8 +282,7 @@ _STRUCT_IS_READABLE = _struct_is_readable()
 
 
 def weights_pointer(weights: object) -> int | None:
-    """The address of a layer's weights, which come as a numpy array, or as `trt.Weights` if numpy lacks the type
-    (bf16)."""
+    """The address of a layer's weights: a numpy array, or `trt.Weights` of a type that numpy lacks (bf16)."""
     if hasattr(weights, "__array_interface__"):
         return int(weights.__array_interface__["data"][0])
     return _struct_pointer(weights) if _STRUCT_IS_READABLE else None

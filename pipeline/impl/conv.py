@@ -58,7 +58,9 @@ def deconvolution(
 
     def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
         strides, post = steps, [c - m for c, m in zip(cut, more, strict=True)]
-        if not CAPABILITIES.strided_dilated_deconvolution and max(strides) > 1 and max(apart) > 1:
+        varies = groups > 1 and -1 in base.dims(x) and not CAPABILITIES.strided_groups_that_vary
+        missing = max(apart) > 1 and not CAPABILITIES.strided_dilated_deconvolution
+        if max(strides) > 1 and (varies or missing):
             spacing = [1] * flat + strides
             x, post = spread(net, x, spacing), [p + s - 1 for p, s in zip(post, strides, strict=True)]
             strides = [1] * rank

@@ -9,6 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 from torch import nn
+from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
@@ -62,3 +63,36 @@ def test_what_would_be_wrong_is_warned_of(
     with caplog.at_level(logging.WARNING):
         ((kernel, tensor), *_) = widened_again(bytes(compiled(form).engines[0].plan))
     assert f"TensorRT's kernel {kernel} rounds to bfloat16 before it gives {tensor}" in caplog.text
+
+
+class Grouped(nn.Module):
+    """A transposed convolution of groups, as Mimi's decoder has."""
+
+    def __init__(self, groups: int, kernel: int, stride: int, bias: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.ConvTranspose1d(
+            8, 8, kernel, stride, padding=1, output_padding=stride - 1, groups=groups, bias=bias
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 8, L] -> [N, 8, about stride L]"""
+        return self.up(x)
+
+
+GROUPS = [(groups, kernel, stride) for groups in (1, 4, 8) for kernel, stride in ((3, 1), (4, 2), (8, 4), (2, 2))]
+
+
+@pytest.mark.parametrize("varies", [True, False], ids=["varies", "one length"])
+@pytest.mark.parametrize(("groups", "kernel", "stride"), GROUPS)
+def test_groups_have_a_stride_of_1_where_a_size_varies(
+    groups: int, kernel: int, stride: int, varies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv, "CAPABILITIES", evolve(CAPABILITIES, strided_groups_that_vary=False))
+    model, dims = Grouped(groups, kernel, stride, True).eval(), [{2: Dim("length", min=3, max=40)}] if varies else None
+    compiled = pipeline.default(require_full_compilation=True)(model, (torch.randn(2, 8, 14),), dynamic_shapes=dims)
+    for length in (14, 3, 40) if varies else (14,):
+        x = torch.randn(2, 8, length)
+        torch.testing.assert_close(compiled.module("reference")(x), model(x), rtol=1e-5, atol=1e-5)
+    [layer] = (each for each in compiled.networks[0].layers if each.kind == "DECONVOLUTION")
+    assert layer.attribute("stride_nd")[-1] == (1 if varies and groups > 1 else stride)

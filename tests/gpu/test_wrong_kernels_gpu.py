@@ -18,7 +18,7 @@ from tests.build.attentions import COMPARED, ROUNDED, Compared, Mixed, Repeated,
 from tests.build.test_biases_of_products import FORMS as SQUARES
 from tests.build.test_biases_of_products import GATES, Convolved, Gated, Squared
 from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
-from tests.build.test_kernels_deconvolutions import Upward
+from tests.build.test_kernels_deconvolutions import GROUPS, Grouped, Upward
 from tests.build.test_kernels_pools import Averages
 from tests.build.test_nothing_to_sum import DIMS, EMPTY, REDUCED, Beside, Sent, calls, example
 
@@ -165,3 +165,12 @@ def test_reductions_of_nothing_leave_the_places_of_others(form: str, dtype: torc
     run = pipeline.default(require_full_compilation=True)(model, (x,), dynamic_shapes=EMPTY).module("tensorrt")
     for given in (x[:, :0], x[:3, :0], x):
         torch.testing.assert_close(run(given), model(given), equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+@DTYPES
+@pytest.mark.parametrize(("groups", "kernel", "stride"), GROUPS)
+def test_transposed_convolutions_of_groups(groups: int, kernel: int, stride: int, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 8, 14, device="cuda", dtype=dtype)
+    for varies in ({2: Dim("length", min=3, max=40)}, {0: Dim("batch", min=1, max=4)}):
+        model = Grouped(groups, kernel, stride, groups > 4).eval().to("cuda", dtype)
+        assert error(model, (x,), (varies,)) <= BOUND[dtype]
