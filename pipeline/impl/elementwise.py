@@ -13,6 +13,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
+from pipeline.impl.nothing import written_first
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -28,7 +29,7 @@ def promoted(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tupl
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
         values = tuple(base.tensor(net, v, common) if _is_whole(v) else v for v in values)
-    return tuple(base.tensor(net, v, dtype, rank=rank) for v in values)
+    return written_first(net, values, [base.tensor(net, v, dtype, rank=rank) for v in values])
 
 
 def _is_whole(value: Value) -> bool:
@@ -155,6 +156,7 @@ def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | N
     if a is b and isinstance(b, torch.Tensor):  # TensorRT builds no choice between a constant and itself
         b = b.clone()
     x, y = (base.tensor(net, v, compute, rank=rank) for v in (a, b))
+    c, x, y = written_first(net, (condition, a, b), (c, x, y))
     return base.cast(net, net.add("select", c, x, y).get_output(0), dtype)
 
 

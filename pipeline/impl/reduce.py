@@ -13,7 +13,8 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
-from pipeline.impl.shape import bounds_of, expression, sampled
+from pipeline.impl.nothing import may_be_nothing
+from pipeline.impl.shape import sampled
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -37,7 +38,8 @@ def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: b
     """
     if base.rank(x) == 0:
         return x
-    empty = [d for d in dims if _may_be_empty(net, x, d)]
+    known = base.known_sizes(net, x)
+    empty = [d for d in dims if may_be_nothing(net, known[d])]
     if not empty:
         return _layer(net, operation, x, dims, keepdim)
     adds, dtype, sizes = "SUM" if operation == "AVG" else operation, base.dtype_of(x), base.sizes(net, x)
@@ -51,14 +53,6 @@ def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: b
     return base.elementwise(
         net, "DIV", result, base.reshape(net, base.cast(net, count, dtype), [1] * base.rank(result))
     )
-
-
-def _may_be_empty(net: Net, x: ITensor, dim: int) -> bool:
-    """Whether a call may have nothing along a dim; an intermediate's size is unknown, and may be any symbol's."""
-    size = base.known_sizes(net, x)[dim]
-    if size is None:
-        return any(each.min < 1 for each in net.ctx.ranges.values())
-    return bounds_of(net, expression(size))[0] < 1
 
 
 def _layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:

@@ -66,6 +66,30 @@ REDUCED: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "norm": lambda x: x.norm(dim=1),
     "deviation": lambda x: x.std(1, correction=0),
 }
+BROADCAST: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "product": lambda x: x,
+    "choice": lambda x: torch.where(x > 0, x, -1.0),
+    "softmax": lambda x: x.softmax(0),
+    "sorted": lambda x: x.sort(1)[0],
+    "running sum": lambda x: x.cumsum(0),
+    "sum of rows": lambda x: x.sum(0),
+}
+
+
+class Broadcast(nn.Module):
+    """What is computed of a vector along a dim that may be empty, and the vector, of positions or of another input."""
+
+    def __init__(self, form: str, of_positions: bool) -> None:
+        super().__init__()
+        self.computed, self.of_positions = BROADCAST[form], of_positions
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, K], [N] -> the result, and [N, 1]"""
+        places = torch.arange(x.shape[0], device=x.device).to(x.dtype) if self.of_positions else y
+        vector = places.sin()[:, None]
+        return self.computed(vector * x), vector * 1
+
+
 EMPTY: Final = ({0: BATCH, 1: Dim("k", min=0, max=9)},)
 
 
@@ -125,3 +149,21 @@ def test_no_reduction_has_nothing_to_reduce(form: str) -> None:
         return sum("FILL" in str(each.attribute("mode", "")) for each in layers)
 
     assert longer(0) > longer(1) == 0
+
+
+@pytest.mark.parametrize("of_positions", [True, False], ids=["positions", "input"])
+@pytest.mark.parametrize("form", BROADCAST)
+def test_what_is_broadcast_over_nothing_is_written_before(form: str, of_positions: bool) -> None:
+    compile = pipeline.default(require_full_compilation=True)
+    model, given = Broadcast(form, of_positions).eval(), (torch.randn(6, 4), torch.randn(6))
+
+    def sums(least: int) -> int:
+        dims = ({0: BATCH, 1: Dim("k", min=least, max=9)}, {0: BATCH})
+        compiled = compile(model, given, dynamic_shapes=dims)
+        run = compiled.module("reference")
+        for x in (given[0], given[0][:3, :2], given[0][:, :least]):
+            inputs = x, given[1][: x.shape[0]]
+            torch.testing.assert_close(run(*inputs), model(*inputs))
+        return compiled.networks[0].kinds().get("CUMULATIVE", 0)
+
+    assert sums(0) == sums(1) + 1

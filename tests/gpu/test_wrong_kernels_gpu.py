@@ -20,7 +20,18 @@ from tests.build.test_biases_of_products import GATES, Convolved, Gated, Squared
 from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
 from tests.build.test_kernels_deconvolutions import GROUPS, Grouped, Upward
 from tests.build.test_kernels_pools import Averages
-from tests.build.test_nothing_to_sum import DIMS, EMPTY, REDUCED, Beside, Sent, calls, example
+from tests.build.test_nothing_to_sum import (
+    BATCH,
+    BROADCAST,
+    DIMS,
+    EMPTY,
+    REDUCED,
+    Beside,
+    Broadcast,
+    Sent,
+    calls,
+    example,
+)
 
 pytestmark = pytest.mark.gpu
 BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}
@@ -174,3 +185,15 @@ def test_transposed_convolutions_of_groups(groups: int, kernel: int, stride: int
     for varies in ({2: Dim("length", min=3, max=40)}, {0: Dim("batch", min=1, max=4)}):
         model = Grouped(groups, kernel, stride, groups > 4).eval().to("cuda", dtype)
         assert error(model, (x,), (varies,)) <= BOUND[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("of_positions", [True, False], ids=["positions", "input"])
+@pytest.mark.parametrize("form", BROADCAST)
+def test_what_is_broadcast_over_nothing_is_written(form: str, of_positions: bool, dtype: torch.dtype) -> None:
+    model, x, y = Broadcast(form, of_positions).eval(), torch.randn(6, 4), torch.randn(6)
+    x, y = (each.to("cuda", dtype) for each in (x, y))
+    dims = (*EMPTY, {0: BATCH})
+    run = pipeline.default(require_full_compilation=True)(model, (x, y), dynamic_shapes=dims).module("tensorrt")
+    for given in ((x[:, :0], y), (x[:3, :0], y[:3]), (x, y)):
+        torch.testing.assert_close(run(*given), model(*given), rtol=2e-2, atol=2e-2)

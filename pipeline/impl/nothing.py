@@ -1,0 +1,61 @@
+"""Keep what is computed of one size from loops over another that a call may leave empty.
+
+TensorRT-RTX computes a tensor that is broadcast in the kernel of the layer that broadcasts it, and writes it there for
+others, in a loop over the larger tensor: if that has no elements in a call, nobody writes it (docs/tensorrt.md,
+"Numbers").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block
+from pipeline.impl.shape import bounds_of, expression
+from pipeline.network.net import Net
+from pipeline.trt import trt
+
+
+def may_be_nothing(net: Net, size: Size) -> bool:
+    """Whether a call may have none of a size; an intermediate's is unknown (None), and may be any symbol's."""
+    if size is None:
+        return any(each.min < 1 for each in net.ctx.ranges.values())
+    return bounds_of(net, expression(size))[0] < 1
+
+
+@block
+def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
+    """The tensors that a layer broadcasts, of one rank, as the values were given: each that a dim which may be empty is
+    broadcast over, through a layer of its own. A running sum along a dim of size 1 changes nothing, and is no part of
+    other kernels."""
+    rank = max(map(base.rank, tensors))
+    sizes = [[*[1] * (rank - base.rank(value)), *_sizes(net, value)] for value in values]
+    return tuple(
+        _alone(net, tensor, places[0])
+        if isinstance(value, trt.ITensor) and (places := [d for d in range(rank) if _is_over_nothing(net, sizes, i, d)])
+        else tensor
+        for i, (value, tensor) in enumerate(zip(values, tensors, strict=True))
+    )
+
+
+def _sizes(net: Net, value: Value) -> list[Size]:
+    return base.known_sizes(net, value) if isinstance(value, trt.ITensor | torch.Tensor) else []
+
+
+def _is_over_nothing(net: Net, sizes: Sequence[Sequence[Size]], which: int, dim: int) -> bool:
+    others = [each[dim] for i, each in enumerate(sizes) if i != which]
+    return sizes[which][dim] == 1 and any(
+        size is not None and size != 1 and may_be_nothing(net, size) for size in others
+    )
+
+
+def _alone(net: Net, x: ITensor, dim: int) -> ITensor:
+    dtype = base.dtype_of(x)
+    summed = base.cast(net, x, torch.int32 if dtype == torch.bool else dtype)
+    axis = base.constant(net, np.array(dim, dtype=np.int64))
+    layer = net.add("cumulative", summed, axis, trt.CumulativeOperation.SUM, False, False)
+    return base.cast(net, layer.get_output(0), dtype)
