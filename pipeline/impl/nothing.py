@@ -17,7 +17,7 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.shape import bounds_of, expression
 from pipeline.network.net import Net
-from pipeline.trt import trt
+from pipeline.trt import CAPABILITIES, trt
 
 
 def may_be_nothing(net: Net, size: Size) -> bool:
@@ -32,6 +32,8 @@ def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor])
     """The tensors that a layer broadcasts, of one rank, as the values were given: each that a dim which may be empty is
     broadcast over, through a layer of its own. A running sum along a dim of size 1 changes nothing, and is no part of
     other kernels."""
+    if not CAPABILITIES.cumulative:
+        return tuple(tensors)
     rank = max(map(base.rank, tensors))
     sizes = [[*[1] * (rank - base.rank(value)), *_sizes(net, value)] for value in values]
     return tuple(
