@@ -10,6 +10,7 @@ import sympy
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
 from pipeline.impl.blocks import block, fact
+from pipeline.impl.nothing import may_be_nothing
 from pipeline.impl.shape import as_size, bounds_of, expression, negative, product, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
@@ -77,7 +78,15 @@ def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
     if not axes:
         return x
     given = [sizes[a] for a in axes]
-    return sampled(net, x, axes, [total([s, -1]) for s in given], given, stride=[-1] * len(axes))
+    return sampled(net, x, axes, [_last(net, s) for s in given], given, stride=[-1] * len(axes))
+
+
+def _last(net: Net, size: Size) -> Size:
+    """The place of the last of so many; the first, where a call may have none: TensorRT refuses a start of -1."""
+    last = total([size, -1])
+    if not may_be_nothing(net, size):
+        return last
+    return base.elementwise(net, "MAX", base.size_tensor(net, last), base.size_tensor(net, 0))
 
 
 @block

@@ -76,6 +76,14 @@ BROADCAST: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+class Backwards(nn.Module):
+    """Along a dim that may be empty."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, K] -> [N, K]"""
+        return x.flip(1) * 2
+
+
 class Broadcast(nn.Module):
     """What is computed of a vector along a dim that may be empty, and the vector, of positions or of another input."""
 
@@ -167,3 +175,10 @@ def test_what_is_broadcast_over_nothing_is_written_before(form: str, of_position
         return compiled.networks[0].kinds().get("CUMULATIVE", 0)
 
     assert sums(0) == sums(1) + 1
+
+
+def test_nothing_is_turned_round() -> None:
+    """From its first element on, where there is no last one."""
+    run = pipeline.default()(Backwards().eval(), (torch.randn(6, 4),), dynamic_shapes=EMPTY).module("reference")
+    for x in (torch.randn(6, 4), torch.randn(3, 1), torch.randn(3, 0)):
+        assert torch.equal(run(x), Backwards()(x))

@@ -26,6 +26,7 @@ from tests.build.test_nothing_to_sum import (
     DIMS,
     EMPTY,
     REDUCED,
+    Backwards,
     Beside,
     Broadcast,
     Sent,
@@ -197,3 +198,11 @@ def test_what_is_broadcast_over_nothing_is_written(form: str, of_positions: bool
     run = pipeline.default(require_full_compilation=True)(model, (x, y), dynamic_shapes=dims).module("tensorrt")
     for given in ((x[:, :0], y), (x[:3, :0], y[:3]), (x, y)):
         torch.testing.assert_close(run(*given), model(*given), rtol=2e-2, atol=2e-2)
+
+
+@DTYPES
+def test_nothing_is_turned_round(dtype: torch.dtype) -> None:
+    x = torch.randn(6, 4, device="cuda", dtype=dtype)
+    run = pipeline.default()(Backwards().eval(), (x,), dynamic_shapes=EMPTY).module("tensorrt")
+    for given in (x[:, :0], x[:3, :1], x):
+        assert torch.equal(run(given), Backwards()(given))
