@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import sympy
 import torch
+from sympy.core.relational import Rel
 from sympy.logic.boolalg import Boolean
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -60,8 +61,8 @@ def noting(evaluate: Callable[..., Argument]) -> Callable[..., Argument]:
         try:
             answer = evaluate(self, expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
-            answer = self._maybe_evaluate_static(expr, size_oblivious=True) if _is_torch() else None
-            if answer is None:
+            answer = self._maybe_evaluate_static(expr, size_oblivious=True) if _is_none_or_one(self, expr) else None
+            if answer is None or not _is_torch():
                 raise
             return answer
         if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model()):
@@ -84,24 +85,31 @@ def asked(shape_env: object) -> Mapping[sympy.Basic, str]:
     return _asked.get(shape_env, {})
 
 
+def _is_none_or_one(shape_env: Argument, expr: Argument) -> bool:
+    """Whether a question is whether sizes that data has are 0, or 1."""
+    if not isinstance(expr, Rel) or not expr.free_symbols or not expr.free_symbols <= shape_env.size_like:
+        return False
+    return any(side in (0, 1) for side in expr.args)
+
+
 def _model() -> str:
     """The place, a file and a function, where a model asks in Python; empty for others, and for what C++ asks."""
-    place = _place()
+    in_python, place = _place()
     is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODELS)
-    return "" if is_torch or place.startswith(f"{MODULE}:") else place
+    return "" if not in_python or is_torch or place.startswith(f"{MODULE}:") else place
 
 
 def _is_torch() -> bool:
     """Whether a part of torch asks, in Python or C++."""
-    place = _place()
-    return not place or place.startswith(f"{TORCH}/")
+    in_python, place = _place()
+    return place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_OWN}/")
 
 
-def _place() -> str:
-    """The place, a file and a function, where Python asks; empty for what C++ asks."""
+def _place() -> tuple[bool, str]:
+    """Whether Python asks, and not C++; and the place, a file and a function, where it does."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False
     while frame is not None and frame.f_code.co_filename in _PASSES:
         in_python = in_python or frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_code.co_name}" if frame is not None and in_python else ""
+    return in_python, "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_code.co_name}"
