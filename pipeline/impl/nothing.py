@@ -1,4 +1,4 @@
-"""Keep what is computed of one size from loops over another that a call may leave empty.
+"""Keep what is computed of one size from loops over another that data may leave empty.
 
 TensorRT-RTX computes a tensor that is broadcast in the kernel of the layer that broadcasts it, and writes it there for
 others, in a loop over the larger tensor: if that has no elements in a call, nobody writes it (docs/tensorrt.md,
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
@@ -20,17 +21,23 @@ from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
 
-def may_be_nothing(net: Net, size: Size) -> bool:
-    """Whether a call may have none of a size; an intermediate's is unknown (None), and may be any symbol's."""
-    if size is None:
-        return any(each.min < 1 for each in net.ctx.ranges.values())
+def may_be_none(net: Net, size: Size) -> bool:
+    """Whether a call may have none of a size that the program knows."""
     return bounds_of(net, expression(size))[0] < 1
+
+
+def data_may_leave_none(net: Net, size: Size) -> bool:
+    """Whether data decides a size, and may decide that there are none; an intermediate's size is unknown (None), and
+    may be any that data decides. Sizes of inputs are not looked at: most ranges begin at 0 because nobody said more."""
+    if size is None:
+        return any(name.startswith("u") and each.min < 1 for name, each in net.ctx.ranges.items())
+    return bool(free_unbacked_symbols(expression(size))) and may_be_none(net, size)
 
 
 @block
 def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
-    """The tensors that a layer broadcasts, of one rank, as the values were given: each that a dim which may be empty is
-    broadcast over, through a layer of its own. A running sum along a dim of size 1 changes nothing, and is no part of
+    """The tensors of one rank that a layer broadcasts, made of these values: each that is broadcast over a dim which data
+    may leave empty, through a layer of its own. A running sum along a dim of size 1 changes nothing, and is no part of
     other kernels."""
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
@@ -51,7 +58,7 @@ def _sizes(net: Net, value: Value) -> list[Size]:
 def _is_over_nothing(net: Net, sizes: Sequence[Sequence[Size]], which: int, dim: int) -> bool:
     others = [each[dim] for i, each in enumerate(sizes) if i != which]
     return sizes[which][dim] == 1 and any(
-        size is not None and size != 1 and may_be_nothing(net, size) for size in others
+        size is not None and size != 1 and data_may_leave_none(net, size) for size in others
     )
 
 

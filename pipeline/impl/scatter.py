@@ -13,7 +13,9 @@ from pipeline.impl import reduce as _reduce
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.index import iota
-from pipeline.impl.shape import bounds_of, expression, product, sampled
+from pipeline.impl.nothing import may_be_none
+from pipeline.impl.shape import bounds_of, expression, product, sampled, total
+from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -108,6 +110,7 @@ def scatter_reduce(
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide(given)
     dtype = _elementwise.arithmetic(dtype)
+    index, source = _never_nothing(net, index, source, dim)
     hit = _hits(net, index, dim, base.known_sizes(net, x)[dim])
     source = base.unsqueeze(net, base.cast(net, source, dtype), [dim])
     there = _elementwise.where(net, hit, source, _reduce.neutral(OPERATIONS[reduction], dtype), dtype)
@@ -122,6 +125,23 @@ def scatter_reduce(
             some = _elementwise.compare(net, "GREATER", count, 0)
             reduced = _elementwise.where(net, some, reduced, old, dtype)
     return base.cast(net, reduced, given)
+
+
+def _never_nothing(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
+    """The indices and what they send, with one more that goes nowhere where there may be none.
+
+    The places are computed in the kernel of the first sum that reads them, by the threads that read what is summed,
+    and written for the others: TensorRT-RTX does not write them where there is nothing to sum (docs/tensorrt.md,
+    "Numbers").
+    """
+    size = base.known_sizes(net, index)[dim]
+    if not isinstance(size, SymbolicInt) or not may_be_none(net, size):
+        return index, source
+    more, nowhere = [total([size, 1])], base.tensor(net, -1, base.dtype_of(index))
+    index = sampled(net, index, [dim], [0], more, mode="FILL", fill=nowhere)
+    if base.known_sizes(net, source)[dim] == 1:  # it is broadcast
+        return index, source
+    return index, sampled(net, source, [dim], [0], more, mode="FILL")
 
 
 def _hits(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:

@@ -10,7 +10,7 @@ import sympy
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size
 from pipeline.impl.blocks import block, fact
-from pipeline.impl.nothing import may_be_nothing
+from pipeline.impl.nothing import may_be_none
 from pipeline.impl.shape import as_size, bounds_of, expression, negative, product, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
@@ -84,7 +84,7 @@ def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
 def _last(net: Net, size: Size) -> Size:
     """The place of the last of so many; the first, where a call may have none: TensorRT refuses a start of -1."""
     last = total([size, -1])
-    if not may_be_nothing(net, size):
+    if not may_be_none(net, size):
         return last
     return base.elementwise(net, "MAX", base.size_tensor(net, last), base.size_tensor(net, 0))
 

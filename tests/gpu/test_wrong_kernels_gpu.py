@@ -21,17 +21,17 @@ from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
 from tests.build.test_kernels_deconvolutions import GROUPS, Grouped, Upward
 from tests.build.test_kernels_pools import Averages
 from tests.build.test_nothing_to_sum import (
-    BATCH,
     BROADCAST,
     DIMS,
-    EMPTY,
     REDUCED,
     Backwards,
     Beside,
     Broadcast,
     Sent,
     calls,
+    columns,
     example,
+    made,
 )
 
 pytestmark = pytest.mark.gpu
@@ -170,16 +170,6 @@ def test_sums_of_nothing_leave_the_places_of_others(dtype: torch.dtype) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("form", REDUCED)
-def test_reductions_of_nothing_leave_the_places_of_others(form: str, dtype: torch.dtype) -> None:
-    """Its first call is the one with nothing: memory that an earlier one wrote would hide it."""
-    model, x = Beside(form).eval(), torch.randn(6, 4, device="cuda", dtype=dtype)
-    run = pipeline.default(require_full_compilation=True)(model, (x,), dynamic_shapes=EMPTY).module("tensorrt")
-    for given in (x[:, :0], x[:3, :0], x):
-        torch.testing.assert_close(run(given), model(given), equal_nan=True, rtol=2e-2, atol=2e-2)
-
-
-@DTYPES
 @pytest.mark.parametrize(("groups", "kernel", "stride"), GROUPS)
 def test_transposed_convolutions_of_groups(groups: int, kernel: int, stride: int, dtype: torch.dtype) -> None:
     x = torch.randn(2, 8, 14, device="cuda", dtype=dtype)
@@ -189,20 +179,30 @@ def test_transposed_convolutions_of_groups(groups: int, kernel: int, stride: int
 
 
 @DTYPES
+@pytest.mark.parametrize("form", REDUCED)
+def test_reductions_of_nothing_leave_the_places_of_others(form: str, dtype: torch.dtype) -> None:
+    """Its first call is the one with nothing: memory that an earlier one wrote would hide it."""
+    model = Beside(form)
+    run = made(model, columns(6, 3).to("cuda", dtype)).module("tensorrt")
+    for x in (columns(6, 0), columns(3, 0), columns(6, 3)):
+        x = x.to("cuda", dtype)
+        torch.testing.assert_close(run(x), model(x), equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+@DTYPES
 @pytest.mark.parametrize("of_positions", [True, False], ids=["positions", "input"])
 @pytest.mark.parametrize("form", BROADCAST)
 def test_what_is_broadcast_over_nothing_is_written(form: str, of_positions: bool, dtype: torch.dtype) -> None:
-    model, x, y = Broadcast(form, of_positions).eval(), torch.randn(6, 4), torch.randn(6)
-    x, y = (each.to("cuda", dtype) for each in (x, y))
-    dims = (*EMPTY, {0: BATCH})
-    run = pipeline.default(require_full_compilation=True)(model, (x, y), dynamic_shapes=dims).module("tensorrt")
-    for given in ((x[:, :0], y), (x[:3, :0], y[:3]), (x, y)):
+    model, y = Broadcast(form, of_positions), torch.randn(6).to("cuda", dtype)
+    run = made(model, columns(6, 3).to("cuda", dtype), y).module("tensorrt")
+    for x in (columns(6, 0), columns(3, 0), columns(6, 3)):
+        given = x.to("cuda", dtype), y[: len(x)]
         torch.testing.assert_close(run(*given), model(*given), rtol=2e-2, atol=2e-2)
 
 
 @DTYPES
 def test_nothing_is_turned_round(dtype: torch.dtype) -> None:
-    x = torch.randn(6, 4, device="cuda", dtype=dtype)
-    run = pipeline.default()(Backwards().eval(), (x,), dynamic_shapes=EMPTY).module("tensorrt")
-    for given in (x[:, :0], x[:3, :1], x):
+    run = made(Backwards(), columns(6, 3).to("cuda", dtype)).module("tensorrt")
+    for x in (columns(6, 0), columns(3, 1), columns(6, 3)):
+        given = x.to("cuda", dtype)
         assert torch.equal(run(given), Backwards()(given))
