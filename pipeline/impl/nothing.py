@@ -36,9 +36,9 @@ def data_may_leave_none(net: Net, size: Size) -> bool:
 
 @block
 def written_first(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
-    """The tensors of one rank that a layer broadcasts, made of these values: each that is broadcast over a dim which data
-    may leave empty, through a layer of its own. A running sum along a dim of size 1 changes nothing, and is no part of
-    other kernels."""
+    """The tensors of one rank that a layer broadcasts, made of these values: each that is broadcast over a dim that
+    data may leave empty, through a layer of its own. A running sum along a dim of size 1 changes nothing, and is no
+    part of other kernels."""
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
     rank = max(map(base.rank, tensors))
