@@ -15,17 +15,19 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.blocks import block
+from pipeline.impl.blocks import block, fact
 from pipeline.impl.shape import bounds_of, expression
 from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES, trt
 
 
+@fact
 def may_be_none(net: Net, size: Size) -> bool:
     """Whether a call may have none of a size that the program knows."""
     return bounds_of(net, expression(size))[0] < 1
 
 
+@fact
 def data_may_leave_none(net: Net, size: Size) -> bool:
     """Whether data decides a size, and may decide that there are none; an intermediate's size is unknown (None), and
     may be any that data decides. Sizes of inputs are not looked at: most ranges begin at 0 because nobody said more."""
