@@ -43,14 +43,15 @@ def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: b
     empty = [d for d in dims if data_may_leave_none(net, known[d])]
     if not empty:
         return _layer(net, operation, x, dims, keepdim)
-    adds, dtype, sizes = "SUM" if operation == "AVG" else operation, base.dtype_of(x), base.sizes(net, x)
-    one_more = [base.elementwise(net, "SUM", base.size_tensor(net, sizes[d]), base.size_tensor(net, 1)) for d in empty]
+    adds, dtype = "SUM" if operation == "AVG" else operation, base.dtype_of(x)
+    sizes = {d: base.size_tensor(net, base.size(net, x, d)) for d in dims}
+    one_more = [base.elementwise(net, "SUM", sizes[d], base.size_tensor(net, 1)) for d in empty]
     fill = base.tensor(net, 0 if adds == "SUM" else neutral(adds, dtype), dtype)
     x = sampled(net, x, empty, [0] * len(empty), one_more, mode="FILL", fill=fill)
     result = _layer(net, adds, x, dims, keepdim)
     if operation != "AVG":
         return result
-    count = functools.reduce(partial(base.elementwise, net, "PROD"), (base.size_tensor(net, sizes[d]) for d in dims))
+    count = functools.reduce(partial(base.elementwise, net, "PROD"), sizes.values())
     return base.elementwise(
         net, "DIV", result, base.reshape(net, base.cast(net, count, dtype), [1] * base.rank(result))
     )
