@@ -1,10 +1,9 @@
 """What ``make test`` leaves to ``make test-all``, and why: the everyday's is to take at most 0.4 of its time.
 
 Every property runs every day, with 4 calls instead of 15 (Hypothesis's profile ``quick``): of the 33 faults of
-``tests/meta/mutants.py`` 4 calls find 31, 3 find 29 and 15 find all. So does every other test, with two values if it
-has more. Left out are tests of the tests, what is measured rather than checked, and what starts processes. The same
-holds for
-``make gpu-test``, which is to take 8 minutes with 16 cores, and ``make gpu-test-all``.
+``tests/meta/mutants.py`` 4 calls find 31, 3 find 29 and 15 find all. Every other test runs with two of its values, if
+it has more (`FEW`). Left out are tests of the tests, what is measured rather than checked, and what starts processes.
+``make gpu-test``, which is to take 8 minutes with 16 cores, leaves out likewise what ``make gpu-test-all`` has.
 """
 
 from __future__ import annotations

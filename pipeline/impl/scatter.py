@@ -111,9 +111,12 @@ def scatter_reduce(
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide(given)
     dtype = _elementwise.arithmetic(dtype)
     index, source = _never_nothing(net, index, source, dim)
-    hit = _hits(net, index, dim, base.known_sizes(net, x)[dim])
+    places = base.known_sizes(net, x)[dim]
+    sizes = [b if a == 1 else a for a, b in zip(*(base.known_sizes(net, v) for v in (index, source)), strict=True)]
+    hit = _hits(net, index, dim, places)
     source = base.unsqueeze(net, base.cast(net, source, dtype), [dim])
     there = _elementwise.where(net, hit, source, _reduce.neutral(OPERATIONS[reduction], dtype), dtype)
+    there = base.noted(net, there, [*sizes[:dim], places, *sizes[dim:]])  # one more is enough: `reduce` asks
     reduced = _reduced(net, OPERATIONS[reduction], there, dim + 1)
     old = base.cast(net, x, dtype)
     if include_self:
