@@ -13,7 +13,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, layer, logical_not, where, wide
-from pipeline.impl.nothing import data_may_leave_none
+from pipeline.impl.nothing import may_leave_none
 from pipeline.impl.shape import sampled
 from pipeline.network.net import Net
 from pipeline.trt import trt
@@ -34,13 +34,13 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     """One reduce layer, by the name of its ``trt.ReduceOperation``; a tensor of rank 0 is not reduced.
 
-    Where data may leave nothing to reduce, there is one element more: what the kernel computes besides would not be
+    Where a call may leave nothing to reduce, there is one element more: what the kernel computes besides would not be
     written (docs/tensorrt.md, "Numbers").
     """
     if base.rank(x) == 0:
         return x
     known = base.known_sizes(net, x)
-    empty = [d for d in dims if data_may_leave_none(net, known[d])]
+    empty = [d for d in dims if may_leave_none(net, known[d])]
     if not empty:
         return _layer(net, operation, x, dims, keepdim)
     adds, dtype = "SUM" if operation == "AVG" else operation, base.dtype_of(x)

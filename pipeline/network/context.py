@@ -61,6 +61,7 @@ class ConversionContext:
         memo: results that building blocks make once per network, with the values that their keys refer to by ``id``.
         shapes: tensors with their shapes as the program knows them (ints and expressions), by ``id`` of the tensor.
         ranges: the values each symbol may take.
+        leaving: the symbols of inputs of which there may be none, where that leaves something to compute.
         in_place: tensors in the memory of a network's input; as outputs they are not copied.
         inside: the names of the segment's nodes.
     """
@@ -81,6 +82,7 @@ class ConversionContext:
     memo: dict[Any, Any] = field(factory=dict)
     shapes: dict[int, tuple[Any, Shape]] = field(factory=dict)
     ranges: Symbols = field(factory=dict)
+    leaving: frozenset[str] = frozenset()
     in_place: list[Any] = field(factory=list)
     inside: frozenset[str] = frozenset()
     _used: Counter[str] = field(factory=Counter)

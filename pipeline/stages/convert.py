@@ -30,6 +30,7 @@ from pipeline.impl import base
 from pipeline.impl.checked import check_tensor
 from pipeline.impl.expanded import Expanded, alone
 from pipeline.impl.kept import Kept, spread
+from pipeline.impl.nothing import that_leave_something
 from pipeline.network.codes import held_as
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import Held, Network, Weight, describe, weights_in
@@ -88,6 +89,8 @@ class _Conversion:
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log, inside=inside)
         self.ranges: Symbols = symbols_of(self.program, segment)
         self.ctx.ranges = self.ranges
+        outputs = {port.name for port in segment.outputs}
+        self.ctx.leaving = that_leave_something([nodes[name] for name in segment.nodes], outputs, self.ranges)
         self.handle = NetworkHandle(
             self.ctx.net, builder, log, self.ctx.cpu_weights_reference_holder, self.ctx.weight_refit_map
         )

@@ -159,6 +159,13 @@ def made(model: nn.Module, *inputs: Tensor) -> pipeline.Compiled:
     return pipeline.default(min_block_size=1)(model.eval(), inputs, dynamic_shapes=(ROWS,) * len(inputs))
 
 
+def made_for_any(model: nn.Module, least: int = 0) -> pipeline.Compiled:
+    """For inputs of any number of columns."""
+    shapes = ({**ROWS, 1: Dim("columns", min=least, max=8)}, ROWS)[: 2 if isinstance(model, Broadcast) else 1]
+    given = (torch.randn(6, 3), torch.randn(6))[: len(shapes)]
+    return pipeline.default(min_block_size=1)(model.eval(), given, dynamic_shapes=shapes)
+
+
 def count(compiled: pipeline.Compiled, kind: str, mode: str = "") -> int:
     layers = [layer for network in compiled.networks for layer in network.layers]
     return sum(layer.kind == kind and mode in str(layer.attribute("mode", "")) for layer in layers)
@@ -196,3 +203,55 @@ def test_nothing_is_turned_round() -> None:
     run = made(model, columns(6, 3)).module("reference")
     for x in (columns(6, 3), columns(3, 1), columns(4, 0)):
         assert torch.equal(run(x), model(x))
+
+
+def all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data leaves none out; what there is, the call's sizes decide."""
+    monkeypatch.setattr(sys.modules[__name__], "kept", lambda x: x)
+
+
+@pytest.mark.parametrize("model", [Beside("mean"), Beside("norm"), Broadcast("product", True)], ids=str)
+def test_inputs_of_no_elements_beside_others(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_columns(monkeypatch)
+    kind = ("SLICE", "FILL") if isinstance(model, Beside) else ("CUMULATIVE",)
+    compiled = made_for_any(model)
+    assert count(compiled, *kind) == count(made_for_any(model, least=1), *kind) + 1
+    run = compiled.module("reference")
+    for x in (torch.randn(6, 3), torch.randn(3, 0), torch.randn(4, 1)):
+        given = (x, torch.randn(len(x)))[: 2 if isinstance(model, Broadcast) else 1]
+        torch.testing.assert_close(run(*given), model(*given), equal_nan=True)
+
+
+class Rows(nn.Module):
+    """Positions are added to each row, and what comes of it is normalized."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, L, 8] -> [N, 8]"""
+        places = torch.arange(x.shape[1], device=x.device).to(x.dtype).sin()[:, None]
+        return ((x + places).softmax(1) * x).mean(1)
+
+
+class Longer(nn.Module):
+    """A cache, which is empty at first, and what a step adds."""
+
+    def forward(self, cache: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, L, 8], [N, 1, 8] -> [N, L + 1, 8], [N, 1, 8]"""
+        together = torch.cat((cache, step.sin()), 1)
+        return together, (step @ together.mT).softmax(-1) @ together
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [(Rows(), (torch.randn(4, 5, 8),)), (Longer(), (torch.randn(4, 5, 8), torch.randn(4, 1, 8)))],
+    ids=["rows", "cache"],
+)
+def test_what_leaves_nothing_else_is_as_it_was(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Of no rows there is nothing to compute, and a step is computed without those before."""
+
+    def network(least: int) -> list[str]:
+        batch, length = Dim("batch", min=least, max=8), Dim("length", min=least, max=8)
+        shapes = [{0: batch, 1: length}, {0: batch}][: len(inputs)]
+        found = pipeline.default(min_block_size=1)(model.eval(), inputs, dynamic_shapes=tuple(shapes)).networks[0]
+        return [str(layer) for layer in found.layers]
+
+    assert network(0) == network(1)
