@@ -159,10 +159,14 @@ def made(model: nn.Module, *inputs: Tensor) -> pipeline.Compiled:
     return pipeline.default(min_block_size=1)(model.eval(), inputs, dynamic_shapes=(ROWS,) * len(inputs))
 
 
-def made_for_any(model: nn.Module, least: int = 0) -> pipeline.Compiled:
+def rows(model: nn.Module, count: int, wide: int) -> tuple[Tensor, ...]:
+    """So many rows of so many columns, and what else the model takes."""
+    return (torch.randn(count, wide), torch.randn(count))[: 2 if isinstance(model, Broadcast) else 1]
+
+
+def made_for_any(model: nn.Module, *given: Tensor, least: int = 0) -> pipeline.Compiled:
     """For inputs of any number of columns."""
-    shapes = ({**ROWS, 1: Dim("columns", min=least, max=8)}, ROWS)[: 2 if isinstance(model, Broadcast) else 1]
-    given = (torch.randn(6, 3), torch.randn(6))[: len(shapes)]
+    shapes = ({**ROWS, 1: Dim("columns", min=least, max=8)}, ROWS)[: len(given)]
     return pipeline.default(min_block_size=1)(model.eval(), given, dynamic_shapes=shapes)
 
 
@@ -210,15 +214,22 @@ def all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "kept", lambda x: x)
 
 
-@pytest.mark.parametrize("model", [Beside("mean"), Beside("norm"), Broadcast("product", True)], ids=str)
-def test_inputs_of_no_elements_beside_others(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+ANY: Final = {
+    **{form: Beside(form) for form in ("mean", "norm", "any")},
+    **{form: Broadcast(form, form == "product") for form in ("product", "choice", "sum of rows")},
+}
+
+
+@pytest.mark.parametrize("form", ANY)
+def test_inputs_of_no_elements_beside_others(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     all_columns(monkeypatch)
+    model = ANY[form]
     kind = ("SLICE", "FILL") if isinstance(model, Beside) else ("CUMULATIVE",)
-    compiled = made_for_any(model)
-    assert count(compiled, *kind) == count(made_for_any(model, least=1), *kind) + 1
+    given = rows(model, 6, 3)
+    compiled = made_for_any(model, *given)
+    assert count(compiled, *kind) == count(made_for_any(model, *given, least=1), *kind) + 1
     run = compiled.module("reference")
-    for x in (torch.randn(6, 3), torch.randn(3, 0), torch.randn(4, 1)):
-        given = (x, torch.randn(len(x)))[: 2 if isinstance(model, Broadcast) else 1]
+    for given in (rows(model, 6, 3), rows(model, 3, 0), rows(model, 4, 1)):
         torch.testing.assert_close(run(*given), model(*given), equal_nan=True)
 
 

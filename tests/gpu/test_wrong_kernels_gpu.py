@@ -21,6 +21,7 @@ from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
 from tests.build.test_kernels_deconvolutions import GROUPS, Grouped, Upward
 from tests.build.test_kernels_pools import Averages
 from tests.build.test_nothing_to_sum import (
+    ANY,
     BROADCAST,
     DIMS,
     REDUCED,
@@ -28,10 +29,13 @@ from tests.build.test_nothing_to_sum import (
     Beside,
     Broadcast,
     Sent,
+    all_columns,
     calls,
     columns,
     example,
     made,
+    made_for_any,
+    rows,
 )
 
 pytestmark = pytest.mark.gpu
@@ -206,3 +210,18 @@ def test_nothing_is_turned_round(dtype: torch.dtype) -> None:
     for x in (columns(6, 0), columns(3, 1), columns(6, 3)):
         given = x.to("cuda", dtype)
         assert torch.equal(run(given), Backwards()(given))
+
+
+@DTYPES
+@pytest.mark.parametrize("form", ANY)
+def test_inputs_of_nothing_leave_what_is_computed_beside(
+    form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_columns(monkeypatch)
+
+    def given(*sizes: int) -> list[torch.Tensor]:
+        return [x.to("cuda", dtype) for x in rows(ANY[form], *sizes)]
+
+    run = made_for_any(ANY[form], *given(6, 3)).module("tensorrt")
+    for each in (given(6, 0), given(3, 0), given(6, 3)):
+        torch.testing.assert_close(run(*each), ANY[form](*each), equal_nan=True, rtol=2e-2, atol=2e-2)
