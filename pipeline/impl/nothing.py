@@ -53,7 +53,7 @@ def _leaves_something(
         if each and all(any(_may_be_none(size, symbol, ranges) for size in shape) for shape in each)
     }
     leaving, read = set[str](), set[str]()
-    for name, node in reversed(nodes.items()):
+    for name, node in reversed(list(nodes.items())):
         if name in empty or not shapes[name]:
             continue
         users = {user.name for user in node.users}
