@@ -176,6 +176,8 @@ def test_sums_of_nothing_leave_the_places_of_others(dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize(("groups", "kernel", "stride"), GROUPS)
 def test_transposed_convolutions_of_groups(groups: int, kernel: int, stride: int, dtype: torch.dtype) -> None:
+    if dtype == torch.bfloat16 and groups > 1:
+        pytest.skip("these run in PyTorch")
     x = torch.randn(2, 8, 14, device="cuda", dtype=dtype)
     for varies in ({2: Dim("length", min=3, max=40)}, {0: Dim("batch", min=1, max=4)}):
         model = Grouped(groups, kernel, stride, groups > 4).eval().to("cuda", dtype)
