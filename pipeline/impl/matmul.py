@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
@@ -13,6 +13,7 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
 from pipeline.impl.normalization import rms_norm
+from pipeline.impl.of_zeros import sums_of_zeros
 from pipeline.impl.shape import bounds_of, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
@@ -58,9 +59,9 @@ def _accumulated(
     dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
     if kept and base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
         return base.cast(net, _outer(net, (a, x), (b, y), op_a, op_b), dtype)
-    summed = _maybe_nothing(net, (x, y), dims) if empty else None
-    if summed is not None:
-        x, y = (sampled(net, v, [d], [0], [total([summed, 1])], mode="FILL") for v, d in zip((x, y), dims, strict=True))
+    longer = _longer(net, (x, y), dims, empty)
+    if longer is not None:
+        x, y = (sampled(net, v, [d], [0], [longer], mode="FILL") for v, d in zip((x, y), dims, strict=True))
     product = _product(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
         confused = _may_be_confused(net, product, base.dims(x)[dims[0]], scaled=scaled)
@@ -113,11 +114,28 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
     return asked and dtype in HALVES
 
 
-def _maybe_nothing(net: Net, operands: Iterable[ITensor], dims: Iterable[int]) -> Size | None:
-    """The size that a product sums over, if it may be 0 at run time: RTX 1.4 then returns 0 for everything in the same
-    kernel, including terms added to the product. An additional zero does not change the sum."""
+def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: bool) -> Size | None:
+    """The size that a product has to sum over in place of the one that it has, with zeros, which change nothing; None
+    for that one.
+
+    There is one more where it may be 0 at run time, if ``empty``: RTX 1.4 then returns 0 for everything in the same
+    kernel, including terms added to the product. And where TensorRT would compute something of the zeros that it adds
+    itself (`pipeline.impl.of_zeros`): its kernels take multiples of 8.
+    """
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
-    return next((s for s in sizes if isinstance(s, SymbolicInt) and bounds_of(net, s.expr)[0] < 1), None)
+    if empty:
+        for size in sizes:
+            if isinstance(size, SymbolicInt) and bounds_of(net, size.expr)[0] < 1:
+                return total([size, 1])
+    there = base.dims(operands[0])[dims[0]]
+    if there % 8 == 0 or not sums_of_zeros(net):
+        return None
+    if there != -1:
+        return there + -there % 8
+    known = next((size for size in sizes if isinstance(size, SymbolicInt)), None)
+    if known is not None:
+        return total([known, 1])
+    return base.elementwise(net, "SUM", base.size(net, operands[0], dims[0]), base.size_tensor(net, 1))
 
 
 def _product(

@@ -64,6 +64,7 @@ class ConversionContext:
         leaving: the symbols of inputs of which there may be none, where that leaves something to compute.
         in_place: tensors in the memory of a network's input; as outputs they are not copied.
         inside: the names of the segment's nodes.
+        constant_nodes: the names of the nodes that are its constants.
     """
 
     net: trt.INetworkDefinition
@@ -85,6 +86,7 @@ class ConversionContext:
     leaving: frozenset[str] = frozenset()
     in_place: list[Any] = field(factory=list)
     inside: frozenset[str] = frozenset()
+    constant_nodes: frozenset[str] = frozenset()
     _used: Counter[str] = field(factory=Counter)
 
     def note_shape(self, tensor: trt.ITensor, shape: Shape) -> None:

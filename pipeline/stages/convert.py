@@ -87,6 +87,7 @@ class _Conversion:
         builder = trt.Builder(log)
         inside = frozenset(segment.nodes)
         self.ctx = ConversionContext(new_network(builder), self.program.settings, log, inside=inside)
+        self.ctx.constant_nodes = frozenset(segment.constants)
         self.ranges: Symbols = symbols_of(self.program, segment)
         self.ctx.ranges = self.ranges
         outputs = {port.name for port in segment.outputs}

@@ -1,0 +1,96 @@
+"""What TensorRT computes of the zeros that it lengthens the sum of a product with.
+
+Where a product sums over a number of elements that its kernels do not take, TensorRT-RTX adds zeros to both factors. It
+adds them before elementwise layers of one tensor, and so the product sums ``exp(0) * cos(0)`` for
+``x.exp() @ y.cos()``, and ``log(0) * 0``, which is NaN, for a linear layer of ``x.log()`` (docs/tensorrt.md,
+"Numbers").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+from typing import Final
+
+import torch
+from torch.fx.node import map_arg
+
+from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.impl.blocks import fact
+from pipeline.impl.kept import ADDING
+from pipeline.network.net import Net
+
+SOME: Final = 0.7
+"""Stands for each element of a constant that elementwise layers read."""
+WITHIN: Final = 64
+"""Elementwise operators in front of a product that are looked at."""
+
+
+@fact
+def sums_of_zeros(net: Net) -> bool:
+    """Whether the product that is converted would sum something else than zeros for the zeros that are added to its
+    factors."""
+    node = net.ctx.node
+    if node is None:
+        return False
+    added = next((place for target, place in ADDING.items() if target is node.target), None)
+    given = [x for i, x in enumerate(node.args) if i != added and isinstance(x, torch.fx.Node)]
+    return math.prod(of_zero(x, net.ctx.inside, net.ctx.constant_nodes) for x in given) != 0
+
+
+def of_zero(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> float:
+    """What the elementwise operators in front of a node, and its own, make of a zero; 0 if they have several inputs,
+    since TensorRT adds the zeros behind such ones.
+
+    inside: the names of the nodes that are computed in its network; empty for all. constants: the names of those that
+    the network holds.
+    """
+    chain = sorted(_elementwise(node, inside))
+    read = {x for each in chain for x in each.all_input_nodes if x not in chain}
+    roots = {x for x in read if x.name not in constants and not _is_made(x)}
+    if len(chain) > WITHIN:
+        return math.nan
+    if node not in chain or len(roots) != 1:
+        return 0.0
+    values = {x: _scalar(x, 0) for x in roots}
+    try:
+        for each in chain:
+            values[each] = _value(each, values)
+        return float(values[node])
+    except Exception:
+        return math.nan
+
+
+def _elementwise(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
+    """The elementwise operators and views that lead to a node, and it."""
+    found, waiting = set[torch.fx.Node](), [node]
+    while waiting and len(found) <= WITHIN:
+        each = waiting.pop()
+        is_inside = each.op == "call_function" and (not inside or each.name in inside)
+        if each not in found and is_inside and (is_pointwise(each) or moves(each)):
+            found.add(each)
+            waiting += each.all_input_nodes
+    return found
+
+
+def _scalar(node: torch.fx.Node, value: float) -> torch.Tensor:
+    return torch.full((), value, dtype=node.meta["val"].dtype)
+
+
+def _value(node: torch.fx.Node, values: Mapping[torch.fx.Node, torch.Tensor]) -> torch.Tensor:
+    if moves(node):
+        return values[node.all_input_nodes[0]].to(node.meta["val"].dtype)
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: values[x] if x in values else _element(x))
+    assert callable(node.target)
+    return torch.as_tensor(node.target(*args, **kwargs))
+
+
+def _is_made(node: torch.fx.Node) -> bool:
+    """Whether a node makes a tensor of numbers."""
+    return node.op == "call_function" and not node.all_input_nodes
+
+
+def _element(node: torch.fx.Node) -> torch.Tensor:
+    """An element of a constant, or of a tensor that is filled with a number."""
+    number = node.args[-1] if _is_made(node) and node.args else SOME
+    return _scalar(node, number if isinstance(number, int | float) else SOME)
