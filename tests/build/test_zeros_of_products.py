@@ -46,9 +46,9 @@ class Product(nn.Module):
         return FORMS[self.form](x, y)
 
 
-def example(summed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def example(summed: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    return torch.randn(2, 5, summed).to(dtype), torch.randn(2, summed, 6).to(dtype)
+    return torch.randn(2, 5, summed).to(device, dtype), torch.randn(2, summed, 6).to(device, dtype)
 
 
 def compiled(model: nn.Module, inputs: tuple[Tensor, Tensor], *, varies: bool = False) -> pipeline.Compiled:

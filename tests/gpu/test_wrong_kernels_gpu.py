@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -37,6 +38,10 @@ from tests.build.test_nothing_to_sum import (
     made_for_any,
     rows,
 )
+from tests.build.test_zeros_of_products import FORMS as LENGTHENED
+from tests.build.test_zeros_of_products import WEIGHTS, Product
+from tests.build.test_zeros_of_products import compiled as product_of
+from tests.build.test_zeros_of_products import example as factors
 
 pytestmark = pytest.mark.gpu
 BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}
@@ -227,3 +232,15 @@ def test_inputs_of_nothing_leave_what_is_computed_beside(
     run = made_for_any(ANY[form], *given(6, 3)).module("tensorrt")
     for each in (given(6, 0), given(3, 0), given(6, 3)):
         torch.testing.assert_close(run(*each), ANY[form](*each), equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+@DTYPES
+@pytest.mark.parametrize("form", [*LENGTHENED, *WEIGHTS])
+def test_products_of_sizes_that_kernels_do_not_take(form: str, dtype: torch.dtype) -> None:
+    for summed, varies in ((7, False), (33, False), *[(7, True)] * (form in LENGTHENED)):
+        model = Product(form, summed).eval().to("cuda", dtype)
+        run = product_of(model, factors(summed, dtype, "cuda"), varies=varies).module("tensorrt")
+        for size in (7, 6, 33) if varies else (summed,):
+            given = factors(size, dtype, "cuda")
+            actual, expected = run(*given), copy.deepcopy(model).double()(*(x.double() for x in given))
+            assert (actual.double() - expected).abs().max() <= BOUND[dtype] * expected.abs().max()
