@@ -8,11 +8,13 @@ adds them before elementwise layers of one tensor, and so the product sums ``exp
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
 import torch
+from torch import Tensor
 from torch.fx.node import map_arg
 
 from pipeline.aten.kinds import is_pointwise, moves
@@ -22,7 +24,7 @@ from pipeline.network.net import Net
 
 SOME: Final = 0.7
 """Stands for each element of a constant that elementwise layers read."""
-WITHIN: Final = 64
+WITHIN: Final = 32
 """Elementwise operators in front of a product that are looked at."""
 
 
@@ -35,30 +37,36 @@ def sums_of_zeros(net: Net) -> bool:
         return False
     added = next((place for target, place in ADDING.items() if target is node.target), None)
     given = [x for i, x in enumerate(node.args) if i != added and isinstance(x, torch.fx.Node)]
-    return math.prod(of_zero(x, net.ctx.inside, net.ctx.constant_nodes) for x in given) != 0
+    made = [of_zeros(x, net.ctx.inside, net.ctx.constant_nodes) for x in given]
+    return any(math.prod(each) != 0 for each in itertools.product(*made))
 
 
-def of_zero(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> float:
-    """What the elementwise operators in front of a node, and its own, make of a zero; 0 if they have several inputs,
-    since TensorRT adds the zeros behind such ones.
+def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
+    """What the elementwise operators in front of a node, and its own, may make of zeros: these may be added to each
+    tensor from which alone they compute the node, to itself, or to what it is read from.
 
     inside: the names of the nodes that are computed in its network; empty for all. constants: the names of those that
     the network holds.
     """
     chain = sorted(_elementwise(node, inside))
-    read = {x for each in chain for x in each.all_input_nodes if x not in chain}
-    roots = {x for x in read if x.name not in constants and not _is_made(x)}
     if len(chain) > WITHIN:
-        return math.nan
-    if node not in chain or len(roots) != 1:
-        return 0.0
-    values = {x: _scalar(x, 0) for x in roots}
+        return {0.0, math.nan}
+    read = {x for each in chain for x in each.all_input_nodes if not (x.name in constants or _is_made(x))}
     try:
-        for each in chain:
-            values[each] = _value(each, values)
-        return float(values[node])
+        found = [_from(start, chain, constants) for start in sorted(read | {node})]
+        return {float(values[node]) for values in found if node in values}
     except Exception:
-        return math.nan
+        return {0.0, math.nan}
+
+
+def _from(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[str]) -> dict[torch.fx.Node, Tensor]:
+    """What operators compute of a zero at one place, those that need no other tensor."""
+    values = {start: _scalar(start, 0)}
+    for node in chain:
+        fixed = (x.name in constants or _is_made(x) for x in node.all_input_nodes if x not in values)
+        if node is not start and all(fixed) and any(x in values for x in node.all_input_nodes):
+            values[node] = _value(node, values)
+    return values
 
 
 def _elementwise(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
@@ -73,11 +81,11 @@ def _elementwise(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
     return found
 
 
-def _scalar(node: torch.fx.Node, value: float) -> torch.Tensor:
+def _scalar(node: torch.fx.Node, value: float) -> Tensor:
     return torch.full((), value, dtype=node.meta["val"].dtype)
 
 
-def _value(node: torch.fx.Node, values: Mapping[torch.fx.Node, torch.Tensor]) -> torch.Tensor:
+def _value(node: torch.fx.Node, values: Mapping[torch.fx.Node, Tensor]) -> Tensor:
     if moves(node):
         return values[node.all_input_nodes[0]].to(node.meta["val"].dtype)
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: values[x] if x in values else _element(x))
@@ -90,7 +98,7 @@ def _is_made(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and not node.all_input_nodes
 
 
-def _element(node: torch.fx.Node) -> torch.Tensor:
+def _element(node: torch.fx.Node) -> Tensor:
     """An element of a constant, or of a tensor that is filled with a number."""
     number = node.args[-1] if _is_made(node) and node.args else SOME
     return _scalar(node, number if isinstance(number, int | float) else SOME)
