@@ -52,7 +52,7 @@ from pipeline.errors import (
 )
 from pipeline.frontend.capture import capture
 from pipeline.frozen import FrozenDict
-from pipeline.inputs import Input
+from pipeline.inputs import Constant, Input
 from pipeline.network.context import ConversionContext
 from pipeline.program import Built, Converted, Partitioned, Program, Validated
 from pipeline.settings import CompilationSettings
@@ -80,6 +80,7 @@ __all__ = [
     "CaptureError",
     "CompilationSettings",
     "Compiled",
+    "Constant",
     "ConversionContext",
     "ConversionError",
     "Converted",

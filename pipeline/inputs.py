@@ -1,7 +1,10 @@
-"""``Input``: a model input described by shape and dtype, so that no tensor is needed for a range of sizes."""
+"""``Input``: a model input described by shape and dtype, so that no tensor is needed for a range of sizes.
+
+``Constant``: one that has the same value in each call.
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, Self
 
@@ -55,6 +58,65 @@ def _sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
             raise TypeError(f"Input: {field.name}[{dim}] is a whole number, not {size!r}")
         if size < 0:
             raise ValueError(f"Input: {field.name}[{dim}] is {size}, less than 0; ranges take min_shape and max_shape")
+
+
+MOST = 1 << 16
+"""The most elements of a `Constant`."""
+
+
+def _to_tensor(value: object) -> torch.Tensor:
+    """A copy of a tensor, or the tensor of numbers in lists."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if not isinstance(value, bool | int | float | Sequence) or isinstance(value, str | bytes):
+        raise TypeError(f"Constant: value is a tensor, or numbers in lists, not a {type(value).__name__}")
+    return torch.tensor(value)
+
+
+@attrs.frozen(eq=False, repr=False)
+class Constant:
+    """An input that has this value in each call, which is part of the program.
+
+    Python may read its numbers while the model is captured (`for t, h, w in grid.tolist()`), sizes may be computed from
+    them, and what is computed of it alone is computed once. A call with another value is a `TypeError`; the value is
+    compared on the CPU, so that an input on a GPU is waited for.
+
+    value: a tensor of up to 65,536 elements, or numbers in lists.
+
+    Raises a `TypeError` or `ValueError` for anything else.
+    """
+
+    value: torch.Tensor = attrs.field(converter=_to_tensor)
+
+    def __attrs_post_init__(self) -> None:
+        if self.value.layout != torch.strided or self.value.is_meta or self.value.is_quantized:
+            raise TypeError("Constant: value is a dense tensor with values")
+        if self.value.numel() > MOST:
+            count = self.value.numel()
+            raise ValueError(f"Constant: value has {count} elements, of at most {MOST}; larger ones can be buffers")
+
+    def holds(self, other: object) -> bool:
+        """Whether another value is this one: of its dtype, shape and elements; NaN is NaN."""
+        if not isinstance(other, torch.Tensor) or other.dtype != self.value.dtype or other.shape != self.value.shape:
+            return False
+        mine, theirs = self.value.cpu(), other.detach().cpu()
+        return bool(((mine == theirs) | ((mine != mine) & (theirs != theirs))).all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self.holds(other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.value.dtype, self.value.shape))
+
+    def __repr__(self) -> str:
+        shown = str(self.value.tolist())
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return f"Constant({shown}, {str(self.value.dtype).removeprefix('torch.')}{list(self.value.shape)})"
+
+
+def leaf_of(value: object) -> object:
+    """What a caller gives for a value that is part of a program."""
+    return value.value if isinstance(value, Constant) else value
 
 
 @attrs.frozen

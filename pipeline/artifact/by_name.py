@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Function, Leaf
+from pipeline.inputs import leaf_of
 from pipeline.program import Output, Port, Program
 
 
@@ -29,7 +30,7 @@ def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
 
 def call_by_name(program: Program, given: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
     """The arguments of a call, from tensors and numbers by the inputs' names."""
-    leaves = [port.value if port.kind == "constant" else given[port.name] for port in program.inputs]
+    leaves = [leaf_of(port.value) if port.kind == "constant" else given[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     return args, kwargs
 

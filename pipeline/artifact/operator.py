@@ -31,6 +31,7 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument, Leaf
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning, ExecutionError
+from pipeline.inputs import leaf_of
 from pipeline.program import Output, Program
 from pipeline.runtime.module import CompiledModule
 from pipeline.shapes.environment import shape_of
@@ -121,7 +122,7 @@ def run(
     module = _module(program, _key(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
-    leaves = [next(given[port.kind]) if port.kind in given else port.value for port in ports]
+    leaves = [next(given[port.kind]) if port.kind in given else leaf_of(port.value) for port in ports]
     args, kwargs = tree_unflatten(leaves, module.program.in_spec)
     results = [leaf for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
     return _apart(results, inputs)

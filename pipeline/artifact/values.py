@@ -18,6 +18,7 @@ from attrs import frozen
 from pipeline.artifact import expressions, operators
 from pipeline.artifact.json_data import JsonData
 from pipeline.errors import ArtifactError
+from pipeline.inputs import Constant
 from pipeline.recipes import Ref
 
 
@@ -98,6 +99,14 @@ def _read_complex(data: JsonData) -> complex:
     return complex(*(read_float(part) for part in _list_of(data, 2)))
 
 
+def _read_constant(data: JsonData) -> Constant:
+    dtype, numbers = _list_of(data, 2)
+    try:
+        return Constant(torch.tensor(read(numbers), dtype=dtype_named(dtype)))
+    except (TypeError, ValueError, RuntimeError):
+        raise MalformedError("these are no numbers of a constant") from None
+
+
 def _list_of(data: JsonData, count: int) -> list[JsonData]:
     if not isinstance(data, list) or len(data) != count:
         raise MalformedError(f"expected {count} parts, not {str(data)[:60]!r}")
@@ -138,6 +147,7 @@ _WRITE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.device, "device", str),
     (torch.layout, "layout", dtype_name),
     (torch.memory_format, "memory_format", dtype_name),
+    (Constant, "constant", lambda value: [dtype_name(value.value.dtype), _written_all(value.value.tolist())]),
     (complex, "complex", lambda value: [written_float(value.real), written_float(value.imag)]),
     (slice, "slice", lambda value: [written(value.start), written(value.stop), written(value.step)]),
     (type(Ellipsis), "ellipsis", lambda value: None),
@@ -157,6 +167,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "device": _read_device,
     "layout": layout_named,
     "memory_format": lambda data: _member(torch.memory_format, data),
+    "constant": _read_constant,
     "complex": _read_complex,
     "slice": _read_slice,
     "ellipsis": lambda data: ...,

@@ -15,6 +15,7 @@ from pipeline.cli.kept import input_value, inputs_by_name
 from pipeline.cli.options import UsageError, add_file, add_inputs
 from pipeline.cli.viewing import check_folder
 from pipeline.compiled import Compiled
+from pipeline.inputs import leaf_of
 from pipeline.profiling.measure import RUNS
 from pipeline.program import Port
 from pipeline.runtime.engine_load import require_gpu
@@ -62,7 +63,7 @@ def leaves(program: Compiled, given: Sequence[str]) -> Iterator[object]:
 def _random(port: Port, generator: torch.Generator) -> object:
     """An input of the optimal sizes: floats are normal, integers 0 or 1, which are valid indices nearly everywhere."""
     if port.kind == "constant":
-        return port.value
+        return leaf_of(port.value)
     if port.kind != "tensor" or port.dtype is None:
         return port.ranges[0].opt
     shape = [size.opt for size in port.ranges]

@@ -125,7 +125,8 @@ def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
         why += f"; both ways cannot be in a program: {error.__cause__.message}"
     hint = (
         "torch.where(condition, one, other) has both ways, torch.cond runs one of them; what never changes can be an "
-        'attribute, or a buffer of one element; decisions="example" takes the ways of this example, and checks calls'
+        "attribute, a buffer of one element, or an input as pipeline.Constant(value); "
+        'decisions="example" takes the ways of this example, and checks calls'
     )
     return CaptureError(why, hint)
 

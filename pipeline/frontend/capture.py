@@ -26,6 +26,7 @@ from pipeline.errors import CaptureError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend.blame import check_dtypes
+from pipeline.frontend.constant_inputs import held, known, taken_out
 from pipeline.frontend.data_checks import asserted
 from pipeline.frontend.decisions import told_apart
 from pipeline.frontend.dynamic_shapes import is_input
@@ -73,7 +74,8 @@ def capture(
     Args:
         model: a module (exported here, without gradients), or the result of ``torch.export.export``,
             ``torch.jit.script``, ``torch.jit.trace`` or ``torch.jit.load``.
-        args: example inputs: tensors, or ``pipeline.Input`` with shapes and ranges, in any pytree.
+        args: example inputs: tensors, ``pipeline.Input`` with shapes and ranges, or ``pipeline.Constant`` for an input
+            that has one value, in any pytree.
         kwargs: the same by keyword.
         dynamic_shapes: as in ``torch.export.export``; added to the ranges that ``Input`` gives.
         settings: the settings that stages read; default ones if None.
@@ -114,9 +116,11 @@ def _captured(
     settings: CompilationSettings,
     profiles: Sequence[Spec] | None,
 ) -> Program:
-    args, kwargs = checks.arguments(args, kwargs)
+    args, kwargs, constants = taken_out(*checks.arguments(args, kwargs))
     dynamic_shapes, wishes = stated(model, args, kwargs, dynamic_shapes, profiles)
     if isinstance(model, ExportedProgram):
+        if constants:
+            raise TypeError("an ExportedProgram has its graph already: pass the module for inputs that are a Constant")
         if dynamic_shapes is not None:
             raise TypeError(
                 "an ExportedProgram has its dynamic shapes already: pass dynamic_shapes to torch.export.export"
@@ -127,7 +131,8 @@ def _captured(
         checks.check_device(model, settings.device)
         leaves, asked, found = checks.leaves(model, args, kwargs), dict[str, Any](), Traced(model, dynamic_shapes)
     elif isinstance(model, torch.nn.Module):
-        found = traced(model, args, kwargs, dynamic_shapes, settings)
+        with known(constants):
+            found = traced(model, args, kwargs, dynamic_shapes, settings)
         leaves, _ = tree_flatten((args, kwargs), is_leaf=is_input)
         asked = ranges.asked(ranges.wishes(found.exported, model, args, kwargs, found.shapes))
     else:
@@ -145,7 +150,7 @@ def _captured(
         ) from error
     graph_module = without_gaps(graph_module)
     program = flattened(_program(exported, _own_tensors(model), graph_module, signature, settings, leaves, asked))
-    program = told_apart(program, found.decisions)
+    program = held(told_apart(program, found.decisions), constants)
     check_dtypes(program)
     numbers = FrozenDict({name: program.parameters[name].item() for name in sorted(reads & program.parameters.keys())})
     return evolve(program, numbers=numbers, profiles=resolved(wishes, program.inputs, program.shapes))

@@ -19,6 +19,7 @@ from torch.fx.experimental import proxy_tensor, symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
 from pipeline.frontend import (
+    constant_inputs,
     data_checks,
     decisions,
     flex_attention,
@@ -83,7 +84,7 @@ TABLE: Final = (
     Replacement(
         FakeTensorMode,
         "dispatch",
-        lambda own: held_numbers.reading(known_numbers.noting(own)),
+        lambda own: held_numbers.reading(known_numbers.noting(constant_inputs.making(own))),
         "makes up a symbol for a number that is read from a tensor made of sizes, and does not note other numbers",
     ),
     Replacement(
@@ -163,6 +164,20 @@ TABLE: Final = (
         "_fakify_params_buffers",
         held_numbers.valued,
         "makes up a symbol for a number that is read from a buffer",
+        during="export",
+    ),
+    Replacement(
+        _trace,
+        "make_fake_inputs",
+        constant_inputs.valued,
+        "does not know the value of an input",
+        during="export",
+    ),
+    Replacement(
+        FakeTensorMode,
+        "may_turn_const",
+        constant_inputs.larger,
+        "follows the values of tensors of one element only",
         during="export",
     ),
     Replacement(

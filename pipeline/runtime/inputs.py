@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import shorten
 from typing import TypeAlias
@@ -13,7 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.aten.dtypes import short
 from pipeline.aten.types import Leaf, Spec
 from pipeline.errors import DtypeError, ExecutionError, ShapeError
-from pipeline.program import Port, Program
+from pipeline.inputs import Constant
+from pipeline.program import Port, Program, version
 from pipeline.shapes.environment import Range, Relation, solved, value_of
 
 Later: TypeAlias = tuple[Port, int | None, sympy.Expr, int]
@@ -108,8 +110,40 @@ def _check(port: Port, value: object) -> None:
         raise TypeError(f"input {port.name} is on the meta device: it has a shape and no value")
 
 
+class Constants:
+    """The inputs of a program that have one value each.
+
+    A tensor that had it when it was last asked for, and that torch has not written to since, is not read again: one on
+    a GPU would be waited for.
+    """
+
+    def __init__(self, program: Program) -> None:
+        values = ((i, port.value) for i, port in enumerate(program.inputs) if port.kind == "constant")
+        self._values = [(i, value) for i, value in values if isinstance(value, Constant)]
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def hold(self, leaves: Sequence[Leaf]) -> bool:
+        """Whether a call's inputs have these values."""
+        return all(self._holds(place, value, leaves[place]) for place, value in self._values)
+
+    def _holds(self, place: int, constant: Constant, value: Leaf) -> bool:
+        seen, number = self._known.get(place, (None, -1))
+        before = None if seen is None else seen()
+        if before is not None and before is value and not before.is_inference() and version(before) == number:
+            return True
+        if not constant.holds(value):
+            return False
+        self._known[place] = weakref.ref(value), version(value)
+        return True
+
+
 def _equal(value: object, compiled: object) -> bool:
     """Whether a value is the one that is part of the program; NaN is NaN here."""
+    if isinstance(compiled, Constant):
+        return compiled.holds(value)
     return type(value) is type(compiled) and bool(value == compiled or (value != value and compiled != compiled))
 
 

@@ -23,7 +23,7 @@ from pipeline.runtime.engine_buffers import ALIGNMENT
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.engine_refit import supply
-from pipeline.runtime.inputs import bind_symbols, children, flatten_inputs, profile_of
+from pipeline.runtime.inputs import Constants, bind_symbols, children, flatten_inputs, profile_of
 from pipeline.runtime.overlap import check_apart, written_inputs
 from pipeline.runtime.plan import CallPlan, Layout, LayoutBuilder, Runner
 from pipeline.runtime.quick import Quick
@@ -85,7 +85,7 @@ class CompiledModule(torch.nn.Module):
         make = partial(_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # what cannot run says so now, not at the first call
-        self._written = written_inputs(self.program)
+        self._written, self._same = written_inputs(self.program), Constants(self.program)
         self._names = _flat_names(self.program.in_spec)
         self._rebuilt = _rebuilder(self.program.out_spec)
 
@@ -150,7 +150,7 @@ class CompiledModule(torch.nn.Module):
         worker = workers.take()
         try:
             results = worker(plan, leaves)
-            if self._names is not None and self.settings.cuda_graphs and not self._written:
+            if self._names is not None and self.settings.cuda_graphs and not (self._written or self._same):
                 self._quick = Quick.after(self._names, plan, leaves, worker)
             return results
         finally:
@@ -181,7 +181,9 @@ class CompiledModule(torch.nn.Module):
         if names is not None and len(args) == names[0] and len(kwargs) == len(names[1]):
             try:
                 leaves = [*args, *[kwargs[name] for name in names[1]]] if kwargs else args
-                return leaves, self._plans[_key(leaves)]
+                plan = self._plans[_key(leaves)]
+                if not self._same or self._same.hold(leaves):
+                    return leaves, plan
             except (KeyError, TypeError):
                 pass  # another structure, a new shape, or something that cannot be hashed
         given = flatten_inputs(self.program, args, kwargs)

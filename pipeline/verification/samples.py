@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.aten.kinds import moves
 from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
+from pipeline.inputs import leaf_of
 from pipeline.program import Port, Program
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.shapes.environment import Range, value_of
@@ -147,7 +148,7 @@ def _value(
 ) -> tuple[Any, Any]:
     """The value of an input, and another to try where eager does not take it."""
     if port.kind != "tensor":
-        value = port.value if port.kind == "constant" else value_of(port.value, sizes)
+        value = leaf_of(port.value) if port.kind == "constant" else value_of(port.value, sizes)
         return value, value
     shape = [value_of(d, sizes) for d in port.shape]
     example = program.examples.get(port.name)

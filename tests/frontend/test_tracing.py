@@ -22,6 +22,7 @@ from pipeline.frontend import tracing
 from pipeline.frontend.replacement import VERSION, Places, Replacement
 from pipeline.frontend.violations import kept_violations
 from tests.frontend.by_the_example import BY_EXAMPLE, LooksUp, by_the_example, differs
+from tests.frontend.test_constant_inputs import Windows, inputs
 
 aten = torch.ops.aten
 ROWS = {0: Dim("rows", min=1, max=9)}
@@ -236,6 +237,11 @@ def holding(function: Callable[..., Any]) -> Callable[[], bool]:
     return lambda: fails(lambda: pipeline.capture(Holding(function).eval(), (ROW,)))
 
 
+def windows() -> None:
+    patches, grid = inputs()
+    pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)))
+
+
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
@@ -270,6 +276,8 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_apply": holding(lambda m, x: m.linear.to(torch.float64)(x.double())),
     "_fakify_params_buffers": holding(lambda m, x: x + 1 if m.flag else x - 1),
     "proxy_call": reads_what_was_before,
+    "make_fake_inputs": lambda: fails(windows),
+    "may_turn_const": lambda: fails(windows),
     aten.gru_cell.default: lambda: fails(as_on_a_gpu, torch.nn.GRUCell(3, 2)),
 }
 """What shows that torch does wrong without a row: by the row's name, or its operator."""

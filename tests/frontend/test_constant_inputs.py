@@ -1,0 +1,205 @@
+"""Inputs that have one value in each call: Python reads their numbers, and engines have what is computed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import pipeline
+from pipeline.artifact.by_name import inputs_of
+from pipeline.runtime.inputs import Constants
+
+GRID = torch.tensor([[1, 2, 3], [2, 2, 4]])
+
+
+class Windows(nn.Module):
+    """Reads patches of images in the order of windows, as vision towers of language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, patches: Tensor, grid: Tensor) -> Tensor:
+        """[N, patches, 4], [images, 3] -> [N, patches, 4]"""
+        start, order = 0, []
+        for frames, rows, columns in grid.tolist():
+            places = torch.arange(frames * rows * columns, device=grid.device).reshape(frames, rows, columns)
+            padded = nn.functional.pad(places, (0, 2, 0, 1), "constant", -100)
+            read = padded.mT.reshape(-1)
+            order.append(read[read != -100] + start)
+            start += int((padded != -100).sum([1, 2]).cumsum(0)[-1])
+        ends = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0]).cumsum(0)
+        lengths = (ends - nn.functional.pad(ends, (1, 0))[:-1]).tolist()
+        parts = patches[:, torch.cat(order)].split(lengths, 1)
+        return torch.cat([(part @ self.weight).softmax(1) for part in parts], 1)
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(2, 22, 4), GRID.clone()
+
+
+def compiled(**options: Any) -> pipeline.Compiled:
+    patches, grid = inputs()
+    return pipeline.default(require_full_compilation=True)(
+        Windows().eval(), (patches, pipeline.Constant(grid)), **options
+    )
+
+
+def test_python_reads_its_numbers() -> None:
+    """One engine, in which only what the other inputs decide is computed."""
+    torch.manual_seed(1)
+    model, (patches, grid) = Windows().eval(), inputs()
+    made = pipeline.default(require_full_compilation=True)(model, (patches, pipeline.Constant(grid)))
+    torch.testing.assert_close(made.module("reference")(patches, grid), model(patches, grid))
+    (network,) = made.networks
+    assert [tensor.name for tensor in network.inputs] == ["patches"]
+    assert not {"FILL", "PADDING", "SHAPE", "CAST"} & network.kinds().keys()
+
+
+def test_other_sizes_may_vary() -> None:
+    model, (patches, grid) = Windows().eval(), inputs()
+    shapes = ({0: Dim("batch", max=8)}, None)
+    made = pipeline.default(require_full_compilation=True)(
+        model, (patches, pipeline.Constant(grid)), dynamic_shapes=shapes
+    )
+    x = torch.randn(5, 22, 4)
+    torch.testing.assert_close(made.module("reference")(x, grid), model(x, grid))
+
+
+def test_without_it_the_model_is_refused_with_the_way_round() -> None:
+    with pytest.raises(pipeline.CaptureError, match=r"pipeline\.Constant"):
+        pipeline.capture(Windows().eval(), inputs())
+
+
+@pytest.mark.parametrize(
+    "other", [GRID + 1, GRID.int(), GRID[:1], GRID.tolist(), None], ids=["value", "dtype", "shape", "list", "none"]
+)
+def test_a_call_with_another_value_is_refused(other: object) -> None:
+    run, (patches, grid) = compiled().module("reference"), inputs()
+    for _ in range(3):  # the second call is found by its shapes
+        run(patches, grid)
+        with pytest.raises(TypeError, match=r"input grid is .* part of the program, compiled for Constant"):
+            run(patches, other)
+
+
+def test_what_is_written_to_a_tensor_is_seen() -> None:
+    run, (patches, grid) = compiled().module("reference"), inputs()
+    run(patches, grid)
+    run(patches, grid)
+    grid[0, 0] = 7
+    with pytest.raises(TypeError, match="input grid"):
+        run(patches, grid)
+    grid[0, 0] = 1
+    run(patches, grid)
+
+
+def test_a_tensor_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[object] = []
+    holds = pipeline.Constant.holds
+    monkeypatch.setattr(pipeline.Constant, "holds", lambda self, other: reads.append(other) or holds(self, other))
+    constants, (patches, grid) = Constants(compiled().program), inputs()
+    held = [constants.hold((patches, x)) for x in (grid, grid, grid.clone(), grid + 1, grid)]
+    assert held == [True, True, True, False, True]
+    assert len(reads) == 4
+
+
+def test_the_programs_value_is_its_own() -> None:
+    """The caller's tensor may change afterwards."""
+    patches, grid = inputs()
+    model = Windows().eval()
+    expected = model(patches, grid)
+    made = pipeline.default()(model, (patches, pipeline.Constant(grid)))
+    grid.zero_()
+    torch.testing.assert_close(made.module("reference")(patches, GRID), expected)
+
+
+def test_a_file_has_it(tmp_path: Path) -> None:
+    made, (patches, grid) = compiled(), inputs()
+    made.save(tmp_path / "kept")
+    again = pipeline.load(tmp_path / "kept")
+    torch.testing.assert_close(again.module("reference")(patches, grid), made.module("reference")(patches, grid))
+    with pytest.raises(TypeError, match="input grid"):
+        again.module("reference")(patches, grid + 1)
+    assert [port.name for port in inputs_of(again.program)] == ["patches"]
+
+
+def test_a_refit_leaves_it() -> None:
+    patches, grid = inputs()
+    first, second = Windows().eval(), Windows().eval()
+    made = pipeline.default()(first, (patches, pipeline.Constant(grid)))
+    torch.testing.assert_close(
+        pipeline.refit_module_weights(made, second).module("reference")(patches, grid), second(patches, grid)
+    )
+
+
+class Nested(nn.Module):
+    """Containers of inputs, one of which is returned."""
+
+    def forward(self, x: Tensor, options: dict[str, Any], *, scale: Tensor) -> dict[str, Tensor]:
+        rows, columns = options["sizes"].tolist()
+        return {"x": x.reshape(rows, columns) * scale + options["more"][0], "sizes": options["sizes"]}
+
+
+def test_containers_keywords_and_results() -> None:
+    model, x = Nested().eval(), torch.randn(6)
+    sizes, scale, more = torch.tensor([2, 3]), torch.tensor(2.5), torch.randn(3)
+    example = {"sizes": pipeline.Constant([2, 3]), "more": [more]}
+    made = pipeline.default()(model, (x, example), {"scale": pipeline.Constant(scale)})
+    given = (x, {"sizes": sizes, "more": [more * 2]})
+    actual, expected = made.module("reference")(*given, scale=scale), model(*given, scale=scale)
+    torch.testing.assert_close(actual, expected)
+    with pytest.raises(TypeError, match="scale"):
+        made.module("reference")(*given, scale=scale * 2)
+
+
+def test_as_on_a_gpu() -> None:
+    patches, grid = inputs()
+    program = pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)), device="cuda")
+    assert program.inputs[1].kind == "constant"
+
+
+class Writes(nn.Module):
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        grid += 1
+        return x * grid
+
+
+def test_a_model_that_writes_to_it_is_refused() -> None:
+    with pytest.raises(pipeline.CaptureError, match="writes to the input grid, which is a Constant"):
+        pipeline.capture(Writes(), (torch.randn(3), pipeline.Constant([1, 2, 3])))
+
+
+def test_an_exported_program_is_refused() -> None:
+    x = torch.randn(3)
+    exported = torch.export.export(Writes(), (x, torch.tensor([1, 2, 3])))
+    with pytest.raises(TypeError, match="pass the module"):
+        pipeline.capture(exported, (x, pipeline.Constant([1, 2, 3])))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: pipeline.Constant("grid"), "numbers in lists, not a str"),
+        (lambda: pipeline.Constant(None), "not a NoneType"),
+        (lambda: pipeline.Constant(torch.zeros(1 << 17)), "131072 elements, of at most 65536"),
+        (lambda: pipeline.Constant(torch.empty(3, device="meta")), "dense tensor"),
+        (lambda: pipeline.Constant(torch.eye(3).to_sparse()), "dense tensor"),
+    ],
+)
+def test_what_is_no_constant(make: Callable[[], object], why: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=why):
+        make()
+
+
+def test_constants_are_equal_by_value() -> None:
+    one = pipeline.Constant([1.0, float("nan")])
+    assert one == pipeline.Constant([1.0, float("nan")]) and hash(one) == hash(pipeline.Constant([1.0, float("nan")]))
+    assert one != pipeline.Constant([1.0, 2.0]) and one != pipeline.Constant([1, 2]) and one != 1
+    assert repr(pipeline.Constant(GRID)) == "Constant([[1, 2, 3], [2, 2, 4]], int64[2, 3])"
