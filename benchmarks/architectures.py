@@ -10,9 +10,11 @@ from attrs import field, frozen
 from torch.utils._pytree import tree_map
 
 from examples.models import Case
+from pipeline import Constant
 
 Made: TypeAlias = tuple[torch.nn.Module, dict[str, Any], dict[str, Any] | None]
-"""A module, example inputs by keyword, torch.export's dynamic shapes by keyword (dims are ``Dim`` s with names)."""
+"""A module, example inputs by keyword, which may be constants, and torch.export's dynamic shapes by keyword (dims are
+``Dim`` s with names)."""
 
 SIZES = ({"batch": 1}, {"batch": 3, "sequence": 9, "target": 5}, {"batch": 4, "sequence": 32, "target": 16})
 """What is tried beside the sizes of the example; names that an architecture has no dim of say nothing."""
@@ -37,8 +39,10 @@ class Architecture:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model, kwargs, dims = self.make()
+        constants = frozenset(name for name, value in kwargs.items() if isinstance(value, Constant))
+        kwargs = {name: value.value if name in constants else value for name, value in kwargs.items()}
         kwargs = tree_map(lambda value: _cast(value, dtype), kwargs)
-        return Case(self.name, model.eval().to(dtype), kwargs, dims)
+        return Case(self.name, model.eval().to(dtype), kwargs, dims, constants)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

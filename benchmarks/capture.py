@@ -43,7 +43,7 @@ def row(architecture: Architecture) -> dict[str, Any] | None:
     if refused:
         again, refused = seconds(lambda: exported(case, strict=True))
         theirs += again
-    ours, _ = seconds(lambda: pipeline.capture(case.model, (), case.kwargs, case.dynamic_shapes))
+    ours, _ = seconds(lambda: pipeline.capture(case.model, (), case.example, case.dynamic_shapes))
     return {
         "name": architecture.name,
         "task": architecture.task,

@@ -35,7 +35,7 @@ from pipeline.errors import CaptureError, ShapeError
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.whole import difference
 
-TABLES = ("text", "vision", "dense", "detection", "audio", "multimodal", "series")
+TABLES = ("text", "vision", "dense", "detection", "audio", "multimodal", "chat", "series")
 
 
 def architectures(table: str) -> tuple[Architecture, ...]:
@@ -100,7 +100,7 @@ def captured(case: Case, known: AbstractSet[str] | None = None) -> tuple[pipelin
 
 def _captured(case: Case, keep: AbstractSet[str]) -> tuple[pipeline.Program, Case]:
     less = attrs.evolve(case, dynamic_shapes=_kept(case.dynamic_shapes, keep))
-    return pipeline.capture(less.model, (), less.kwargs, less.dynamic_shapes), less
+    return pipeline.capture(less.model, (), less.example, less.dynamic_shapes), less
 
 
 def _names(shapes: Any) -> set[str]:

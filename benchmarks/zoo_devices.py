@@ -33,7 +33,7 @@ def row(architecture: Architecture) -> dict[str, Any]:
         return {**found, "refused": str(error).splitlines()[0]}
     try:
         decompose = pipeline.default().until("decompose")
-        as_on_gpu = pipeline.capture(case.model, (), case.kwargs, case.dynamic_shapes, device="cuda")
+        as_on_gpu = pipeline.capture(case.model, (), case.example, case.dynamic_shapes, device="cuda")
         if computes_alike(decompose(program), decompose(as_on_gpu)):
             return {**found, "alike": True}
         return {**found, "alike": False, **judged(zoo.compiled(architecture, case, as_on_gpu))}

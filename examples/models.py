@@ -14,24 +14,33 @@ import transformers as hf
 from attrs import field, frozen
 from torch.export import Dim
 
+import pipeline
 from examples.unet import UNet
 
 
 @frozen
 class Case:
-    """A module in eval mode, example inputs by keyword, and torch.export's dynamic shapes."""
+    """A module in eval mode, example inputs by keyword, and torch.export's dynamic shapes. ``constants`` names inputs
+    that are the same in each call."""
 
     name: str
     model: torch.nn.Module = field(repr=False)
     kwargs: dict[str, Any] = field(repr=False)
     dynamic_shapes: dict[str, Any] | None = field(repr=False)
+    constants: frozenset[str] = frozenset()
+
+    @property
+    def example(self) -> dict[str, Any]:
+        """What the module is captured with."""
+        return {k: pipeline.Constant(v) if k in self.constants else v for k, v in self.kwargs.items()}
 
     def inputs(self, **sizes: int) -> dict[str, Any]:
         """Other inputs, of the given sizes of the dynamic dims (``batch=3``)."""
         generator = torch.Generator().manual_seed(sum(sizes.values()))
-        return {
-            k: _resized(v, (self.dynamic_shapes or {}).get(k) or {}, sizes, generator) for k, v in self.kwargs.items()
-        }
+        fixed = {k: v for k, v in self.kwargs.items() if k in self.constants}
+        dims = self.dynamic_shapes or {}
+        others = {k: v for k, v in self.kwargs.items() if k not in fixed}
+        return fixed | {k: _resized(v, dims.get(k) or {}, sizes, generator) for k, v in others.items()}
 
 
 def _resized(value: Any, dims: Any, sizes: dict[str, int], generator: torch.Generator) -> Any:

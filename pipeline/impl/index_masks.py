@@ -9,10 +9,11 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block
-from pipeline.impl.index import iota, take
-from pipeline.impl.shape import bounds_of, concatenate, product
+from pipeline.impl.index import iota, merge, take
+from pipeline.impl.scatter import scatter
+from pipeline.impl.shape import bounds_of, concatenate, product, sampled, total
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -53,13 +54,34 @@ def taken(net: Net, mask: ITensor, source: Value) -> ITensor:
     if not isinstance(length, int) and bounds_of(net, length.expr)[0] < 1:
         more = torch.zeros(1, dtype=base.dtype_of(row))  # there may be none to take
         row = concatenate(net, [row, more], 0, base.dtype_of(row))
-    picked = base.reshape(net, mask, [product(sizes)])
-    dim = base.constant(net, np.array(0, dtype=np.int64))
-    picked = base.cast(net, picked, torch.int32)
-    layer = net.add("cumulative", picked, dim, trt.CumulativeOperation.SUM, False, False)
-    count = layer.get_output(0)
-    place = _elementwise.binary(net, "MAX", _elementwise.binary(net, "SUB", count, 1), 0)
+    place = _elementwise.binary(net, "MAX", _rank(net, base.reshape(net, mask, [product(sizes)])), 0)
     return base.reshape(net, take(net, row, place, 0), sizes)
+
+
+def _rank(net: Net, mask: ITensor) -> ITensor:
+    """For each element of a row, how many before it a mask holds; -1 before the first that it holds."""
+    dim = base.constant(net, np.array(0, dtype=np.int64))
+    held = base.cast(net, mask, torch.int32)
+    count = net.add("cumulative", held, dim, trt.CumulativeOperation.SUM, False, False).get_output(0)
+    return _elementwise.binary(net, "SUB", count, 1)
+
+
+@block
+def picked(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
+    """The elements of ``x`` where a mask over the dims from ``dim`` on holds, in order, in one dim; there are so many.
+
+    Each place that the mask holds is written to that of its rank, all others behind the last.
+    """
+    mask = base.tensor(net, mask)
+    sizes = base.known_sizes(net, mask)
+    length = product(sizes)
+    row = base.reshape(net, mask, [length])
+    target = _elementwise.where(net, row, _rank(net, row), base.size_tensor(net, length), torch.int64)
+    nothing = base.expand(net, base.constant(net, np.array([0], dtype=np.int64)), [total([length, 1])])
+    target = base.noted(net, target, [length])
+    found = scatter(net, nothing, 0, target, iota(net, [length], [1]))
+    merged, place = merge(net, x, range(dim, dim + base.rank(mask)), base.known_sizes(net, x))
+    return take(net, merged, sampled(net, found, [0], [0], [count]), place)
 
 
 @block
