@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.arguments import argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
+from pipeline.converters.index_masks import has_running_sums
 from pipeline.converters.index_signs import counted
-from pipeline.impl import base
+from pipeline.impl import base, index_masks
 from pipeline.impl import index as _index
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import result_sizes
@@ -20,22 +23,39 @@ from pipeline.settings import CompilationSettings
 aten = torch.ops.aten
 
 
-def _no_mask(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Indices are integers: how many elements a mask picks depends on the data."""
-    for each in argument(node, "indices"):
-        value = each.meta["val"] if isinstance(each, torch.fx.Node) else each
-        if value is not None and value.dtype not in (torch.int32, torch.int64):
-            return Rejection(
-                f"{each} is a mask ({value.dtype}): the shape of the result depends on its values",
-                "torch.where, or masked_fill, keeps the shape",
-            )
-    return True
+def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Indices are integers, or one mask of which the program knows how many elements it picks."""
+    dtypes = _dtypes(node)
+    masks = [(each, dtype) for each, dtype in dtypes.items() if dtype not in (torch.int32, torch.int64)]
+    if not masks:
+        return True
+    if len(dtypes) == 1 and _is_mask(node) and not free_unbacked_symbols(node.meta["val"]):
+        return has_running_sums(node, settings)
+    return Rejection(
+        "{} is a mask ({}): the shape of the result depends on its values".format(*masks[0]),
+        "torch.where, or masked_fill, keeps the shape",
+    )
 
 
-@converts(aten.index.Tensor, validator=_no_mask)
+def _dtypes(node: torch.fx.Node) -> dict[Any, torch.dtype]:
+    """The dtypes of the indices that are given."""
+    given = (each for each in argument(node, "indices") if each is not None)
+    return {each: (each.meta["val"] if isinstance(each, torch.fx.Node) else each).dtype for each in given}
+
+
+def _is_mask(node: torch.fx.Node) -> bool:
+    return [*_dtypes(node).values()] == [torch.bool]
+
+
+@converts(aten.index.Tensor, validator=_counted)
 def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end."""
-    return _index.index(net, base.tensor(net, input), indices, counted(argument(net.node, "indices")))
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end; a mask picks as many
+    elements as the program says."""
+    x = base.tensor(net, input)
+    if _is_mask(net.node):
+        dim = next(i for i, each in enumerate(indices) if each is not None)
+        return index_masks.picked(net, x, indices[dim], dim, result_sizes(net)[dim])
+    return _index.index(net, x, indices, counted(argument(net.node, "indices")))
 
 
 @converts(aten.index_select.default)

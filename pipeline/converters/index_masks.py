@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.arguments import argument
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
-from pipeline.converters.index_data import MASKS
 from pipeline.impl import base, index_masks
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import result_sizes
@@ -47,30 +43,12 @@ def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
     return index_masks.one_hot(net, input, num_classes)
 
 
-def _cumulative(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def has_running_sums(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT has cumulative sums (10.8), by which the n-th element that is picked finds the n-th of the source."""
     return CAPABILITIES.cumulative or Rejection(f"{LIBRARY} has no cumulative sum")
 
 
-def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """One mask, and the program knows how many elements it picks."""
-    given = [each for each in argument(node, "indices") if each is not None]
-    if len(given) != 1 or given[0].meta["val"].dtype not in MASKS:
-        return Rejection("these are no indices by one mask")
-    if free_unbacked_symbols(node.meta["val"]):
-        return Rejection("how many elements the mask picks is data", "torch.where, or masked_fill, keeps the shape")
-    return _cumulative(node, settings)
-
-
-@converts(aten.index.Tensor, validator=_counted)
-def index_by_counted_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for a mask that picks as many elements as the program
-    says."""
-    dim = next(i for i, each in enumerate(indices) if each is not None)
-    return index_masks.picked(net, base.tensor(net, input), indices[dim], dim, result_sizes(net)[dim])
-
-
-@converts(aten.masked_scatter.default, validator=_cumulative)
+@converts(aten.masked_scatter.default, validator=has_running_sums)
 def masked_scatter(net: Net, input: Value, mask: Value, source: Value) -> ITensor:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     whole = base.expand(net, base.tensor(net, input), result_sizes(net))
