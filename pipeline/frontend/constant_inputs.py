@@ -8,16 +8,17 @@ so that it is folded like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 from attrs import evolve
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pipeline.aten.naming import unlike
 from pipeline.aten.types import Argument, Function, Target
@@ -29,8 +30,6 @@ from pipeline.program import Port, Program
 from pipeline.recipes import identity
 
 aten = torch.ops.aten
-
-Inputs: TypeAlias = tuple[tuple[object, ...], dict[str, Argument]]
 
 LARGEST: Final = 1 << 20
 """The most elements of a tensor whose value is followed."""
@@ -70,17 +69,6 @@ def known(constants: Mapping[int, Constant]) -> Iterator[None]:
         _values.reset(token)
 
 
-def but_known(function: Callable[[torch.Tensor], Argument], inputs: Inputs) -> Inputs:
-    """The inputs with the function of each tensor in place of it, but for those with values."""
-    leaves, structure = tree_flatten(inputs)
-    made = [
-        function(leaf) if isinstance(leaf, torch.Tensor) and i not in _values.get({}) else leaf
-        for i, leaf in enumerate(leaves)
-    ]
-    positional, named = tree_unflatten(made, structure)
-    return positional, named
-
-
 def valued(own: Kernel) -> Kernel:
     """Wrap torch.export's making of fake inputs: those of constants carry their values."""
 
@@ -88,44 +76,89 @@ def valued(own: Kernel) -> Kernel:
         made, values = own(module, args, kwargs, *rest, **options), _values.get({})
         for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
             if place in values:
-                fake.constant = values[place].clone()
+                with_value(fake, values[place].cpu().clone())
         return made
 
     return fakes
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has its elements in memory of its own device."""
-    return tensor.layout == torch.strided and not tensor.is_meta
-
-
 def larger(own: Kernel) -> Kernel:
-    """Wrap `FakeTensorMode.may_turn_const`: more than one element may be followed."""
+    """Wrap `FakeTensorMode.may_turn_const`: literals of more than one element may be followed."""
 
     def may(mode: FakeTensorMode, tensor: torch.Tensor) -> bool:
-        if not _values.get({}):
-            return bool(own(mode, tensor))
-        return type(tensor) is torch.Tensor and is_plain(tensor) and tensor.numel() <= LARGEST
+        return is_followed(tensor) if _values.get({}) else bool(own(mode, tensor))
 
     return may
 
 
-def making(dispatch: Function) -> Function:
-    """Wrap `FakeTensorMode.dispatch`: tensors that are filled with numbers have values."""
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has its elements in the CPU's memory, and not too many."""
+    there = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return type(tensor) is torch.Tensor and there and tensor.numel() <= LARGEST
 
-    def dispatch_and_fill(
+
+def with_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
+    """A fake tensor with its value, which it loses when it is written to."""
+    fake.constant = value
+    fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+    return fake
+
+
+def following(dispatch: Function) -> Function:
+    """Wrap `FakeTensorMode.dispatch`: what is computed from values alone, or filled with numbers, has a value.
+
+    Values are on the CPU, whatever device their tensors are on, or seem to be on.
+    """
+
+    def dispatch_and_follow(
         mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
     ) -> object:
-        made = dispatch(mode, func, types, args, kwargs)
-        if _values.get({}) and getattr(func, "overloadpacket", None) in MAKING and isinstance(made, FakeTensor):
-            numbers = not any(isinstance(x, torch.SymInt | torch.SymFloat) for x in tree_leaves((args, kwargs)))
-            there = made.device.type == "cpu" or torch.cuda.is_initialized()
-            if numbers and there and made.constant is None and made.numel() <= LARGEST:
-                with no_dispatch():
-                    made.constant = func(*args, **(kwargs or {}))
-        return made
+        leaves, structure = tree_flatten((args, kwargs or {}))
+        if not (_values.get({}) and isinstance(func, OpOverload) and _may_be_followed(func, leaves)):
+            return dispatch(mode, func, types, args, kwargs)
+        fakes = {id(x.constant): x for x in leaves if isinstance(x, FakeTensor)}
+        positional, named = tree_unflatten([_on_cpu(x) for x in leaves], structure)
+        with no_dispatch():
+            found = func(*positional, **named)
+        made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+        if not all(id(x) in fakes or is_followed(x) for x in made):
+            return dispatch(mode, func, types, args, kwargs)
+        device = _device(leaves)
+        return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _faked(mode, x, device), found)
 
-    return dispatch_and_fill
+    return dispatch_and_follow
+
+
+def _may_be_followed(func: OpOverload, leaves: Sequence[object]) -> bool:
+    """Whether an operator computes from values alone, or makes a tensor of numbers."""
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
+        return False
+    if not tensors:
+        return func.overloadpacket in MAKING
+    if torch.Tag.nondeterministic_seeded in func.tags or func.namespace not in ("aten", "prims"):
+        return False
+    known = all(isinstance(x, FakeTensor) and x.constant is not None for x in tensors)
+    return known and (torch.Tag.inplace_view not in func.tags or func is aten.detach_.default)
+
+
+def _on_cpu(leaf: Argument) -> Argument:
+    if isinstance(leaf, FakeTensor):
+        return leaf.constant
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _device(leaves: Sequence[object]) -> torch.device:
+    """The device of a result: the one that is named, or else that of the tensors, a GPU before the CPU."""
+    named = [x for x in leaves if isinstance(x, torch.device)]
+    tensors = [x.device for x in leaves if isinstance(x, torch.Tensor)]
+    return next(iter((*named, *sorted(tensors, key=lambda device: device.type == "cpu"))), torch.device("cpu"))
+
+
+def _faked(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
+    with no_dispatch():
+        elements = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return with_value(FakeTensor(mode, elements, device), value)
 
 
 def held(program: Program, constants: Mapping[int, Constant]) -> Program:

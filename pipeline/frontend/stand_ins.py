@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.errors import CaptureError
-from pipeline.frontend.constant_inputs import but_known
 from pipeline.frontend.copied import copied
 from pipeline.frontend.device_guard import ensure_cuda_guard
 from pipeline.frontend.held_numbers import with_value
@@ -52,7 +51,7 @@ def shown_on(device: str, model: torch.nn.Module, args: Sequence[object], kwargs
             why, "copy.deepcopy(model) alone shows the same; what it fails on needs __deepcopy__"
         ) from error
     _apply_own(shown, fakes)
-    positional, named = but_known(fakes.of, (tuple(args), dict(kwargs)))
+    positional, named = tree_map_only(torch.Tensor, fakes.of, (tuple(args), dict(kwargs)))
     return shown, positional, named
 
 

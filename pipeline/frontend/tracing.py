@@ -84,7 +84,7 @@ TABLE: Final = (
     Replacement(
         FakeTensorMode,
         "dispatch",
-        lambda own: held_numbers.reading(known_numbers.noting(constant_inputs.making(own))),
+        lambda own: held_numbers.reading(known_numbers.noting(constant_inputs.following(own))),
         "makes up a symbol for a number that is read from a tensor made of sizes, and does not note other numbers",
     ),
     Replacement(

@@ -203,3 +203,25 @@ def test_constants_are_equal_by_value() -> None:
     assert one == pipeline.Constant([1.0, float("nan")]) and hash(one) == hash(pipeline.Constant([1.0, float("nan")]))
     assert one != pipeline.Constant([1.0, 2.0]) and one != pipeline.Constant([1, 2]) and one != 1
     assert repr(pipeline.Constant(GRID)) == "Constant([[1, 2, 3], [2, 2, 4]], int64[2, 3])"
+
+
+class Counts(nn.Module):
+    """Puts a number that data has into a tensor of known numbers, or into a view of one, and reads it."""
+
+    def __init__(self, through: str) -> None:
+        super().__init__()
+        self.through = through
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        numbers = torch.zeros(3, dtype=torch.int64) if self.through == "made" else grid[0].clone()
+        view = numbers[1:] if self.through == "view" else numbers
+        view[0] = (x > 0).sum()
+        return x[: int(numbers.max()) - int(grid[0, 0]) + 1] * numbers.sum()
+
+
+@pytest.mark.parametrize("through", ["made", "copied", "view"])
+def test_numbers_of_data_are_not_taken_for_known(through: str) -> None:
+    model, x = Counts(through).eval(), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, -1.0, -2.0])
+    made = pipeline.default(min_block_size=1)(model, (x, pipeline.Constant(GRID)))
+    for sign in (1.0, -1.0):
+        torch.testing.assert_close(made.module("reference")(x * sign, GRID), model(x * sign, GRID))
