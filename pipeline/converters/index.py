@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -26,7 +25,7 @@ aten = torch.ops.aten
 def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Indices are integers, or one mask of which the program knows how many elements it picks."""
     dtypes = _dtypes(node)
-    masks = [(each, dtype) for each, dtype in dtypes.items() if dtype not in (torch.int32, torch.int64)]
+    masks = [(each, dtype) for each, dtype in dtypes if dtype not in (torch.int32, torch.int64)]
     if not masks:
         return True
     if len(dtypes) == 1 and _is_mask(node) and not free_unbacked_symbols(node.meta["val"]):
@@ -37,14 +36,14 @@ def _counted(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejec
     )
 
 
-def _dtypes(node: torch.fx.Node) -> dict[Any, torch.dtype]:
-    """The dtypes of the indices that are given."""
+def _dtypes(node: torch.fx.Node) -> list[tuple[object, torch.dtype]]:
+    """The indices that are given, with their dtypes."""
     given = (each for each in argument(node, "indices") if each is not None)
-    return {each: (each.meta["val"] if isinstance(each, torch.fx.Node) else each).dtype for each in given}
+    return [(each, (each.meta["val"] if isinstance(each, torch.fx.Node) else each).dtype) for each in given]
 
 
 def _is_mask(node: torch.fx.Node) -> bool:
-    return [*_dtypes(node).values()] == [torch.bool]
+    return [dtype for _, dtype in _dtypes(node)] == [torch.bool]
 
 
 @converts(aten.index.Tensor, validator=_counted)

@@ -1,0 +1,49 @@
+"""Inputs that have one value, and masks that pick a known number of elements, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pipeline
+from tests.converters.test_index_counted import FORMS, Picks, example
+from tests.frontend.test_constant_inputs import GRID, Windows, inputs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_numbers_of_a_constant_on_either_device(device: str) -> None:
+    """Whose other inputs are on the GPU, as is the module."""
+    model, patches = Windows().eval().cuda(), inputs()[0].cuda()
+    grid = GRID.to(device)
+    expected = model(patches, GRID.cuda())
+    made = pipeline.default(require_full_compilation=True)(model, (patches, pipeline.Constant(GRID.cuda())))
+    run = made.module("tensorrt")
+    for _ in range(3):
+        torch.testing.assert_close(run(patches, grid), expected, rtol=2e-3, atol=2e-3)
+    with pytest.raises(TypeError, match="part of the program"):
+        run(patches, grid + 1)
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs"])
+def test_a_call_with_another_value_is_refused_beside_graphs(graphs: bool) -> None:
+    model, patches, grid = Windows().eval().cuda(), inputs()[0].cuda(), GRID.cuda()
+    run = pipeline.default(cuda_graphs=graphs)(model, (patches, pipeline.Constant(grid))).module("tensorrt")
+    for _ in range(3):
+        run(patches, grid)
+    grid[0, 0] = 5
+    with pytest.raises(TypeError, match="part of the program"):
+        run(patches, grid)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_masks_that_pick_a_known_number(form: str, dtype: torch.dtype) -> None:
+    def given(seed: int) -> list[torch.Tensor]:
+        return [x.to("cuda", dtype if x.is_floating_point() else x.dtype) for x in example(form, seed, 40, 29)]
+
+    model = Picks(form).eval()
+    run = pipeline.default(require_full_compilation=True)(model, tuple(given(0))).module("tensorrt")
+    for seed in range(4):
+        torch.testing.assert_close(run(*given(seed)), model(*given(seed)), rtol=1e-3, atol=1e-3)
