@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx.node import map_arg
 
 from pipeline.aten.kinds import is_pointwise, moves
+from pipeline.aten.traits import Does, does
 from pipeline.impl.blocks import fact
 from pipeline.impl.kept import ADDING
 from pipeline.network.net import Net
@@ -33,12 +34,20 @@ def sums_of_zeros(net: Net) -> bool:
     """Whether the product that is converted would sum something else than zeros for the zeros that are added to its
     factors."""
     node = net.ctx.node
-    if node is None:
-        return False
+    made = [] if node is None else [of_zeros(x, net.ctx.inside, net.ctx.constant_nodes) for x in _factors(node)]
+    if node is not None and does(node.target) is Does.RECURS:
+        made.append({0.0})
+    return bool(made) and any(math.prod(each) != 0 for each in itertools.product(*made))
+
+
+def _factors(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The tensors that a node multiplies; for a recurrent layer, its input, which is multiplied by weights."""
+    if does(node.target) is Does.RECURS:
+        return node.all_input_nodes[:1]
+    if does(node.target) not in (Does.MULTIPLIES, Does.PROJECTS):
+        return []
     added = next((place for target, place in ADDING.items() if target is node.target), None)
-    given = [x for i, x in enumerate(node.args) if i != added and isinstance(x, torch.fx.Node)]
-    made = [of_zeros(x, net.ctx.inside, net.ctx.constant_nodes) for x in given]
-    return any(math.prod(each) != 0 for each in itertools.product(*made))
+    return [x for i, x in enumerate(node.args) if i != added and isinstance(x, torch.fx.Node)]
 
 
 def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
@@ -51,7 +60,7 @@ def of_zeros(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set
     chain = sorted(_elementwise(node, inside))
     if len(chain) > WITHIN:
         return {0.0, math.nan}
-    read = {x for each in chain for x in each.all_input_nodes if not (x.name in constants or _is_made(x))}
+    read = {x for each in chain for x in _read(each) if not (x.name in constants or _is_made(x))}
     try:
         found = [_from(start, chain, constants) for start in sorted(read | {node})]
         return {float(values[node]) for values in found if node in values}
@@ -63,8 +72,8 @@ def _from(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[s
     """What operators compute of a zero at one place, those that need no other tensor."""
     values = {start: _scalar(start, 0)}
     for node in chain:
-        fixed = (x.name in constants or _is_made(x) for x in node.all_input_nodes if x not in values)
-        if node is not start and all(fixed) and any(x in values for x in node.all_input_nodes):
+        fixed = (x.name in constants or _is_made(x) for x in _read(node) if x not in values)
+        if node is not start and all(fixed) and any(x in values for x in _read(node)):
             values[node] = _value(node, values)
     return values
 
@@ -77,8 +86,13 @@ def _elementwise(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
         is_inside = each.op == "call_function" and (not inside or each.name in inside)
         if each not in found and is_inside and (is_pointwise(each) or moves(each)):
             found.add(each)
-            waiting += each.all_input_nodes
+            waiting += _read(each)
     return found
+
+
+def _read(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The tensors whose elements a node reads."""
+    return [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
 
 
 def _scalar(node: torch.fx.Node, value: float) -> Tensor:
@@ -87,7 +101,7 @@ def _scalar(node: torch.fx.Node, value: float) -> Tensor:
 
 def _value(node: torch.fx.Node, values: Mapping[torch.fx.Node, Tensor]) -> Tensor:
     if moves(node):
-        return values[node.all_input_nodes[0]].to(node.meta["val"].dtype)
+        return values[_read(node)[0]].to(node.meta["val"].dtype)
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda x: values[x] if x in values else _element(x))
     assert callable(node.target)
     return torch.as_tensor(node.target(*args, **kwargs))
