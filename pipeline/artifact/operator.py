@@ -31,8 +31,8 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument, Leaf
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning, ExecutionError
-from pipeline.inputs import leaf_of
-from pipeline.program import Output, Program
+from pipeline.inputs import Constant
+from pipeline.program import Output, Port, Program
 from pipeline.runtime.module import CompiledModule
 from pipeline.shapes.environment import shape_of
 
@@ -53,7 +53,7 @@ class Entry:
         self.refusal = _refusal(program, self.plain)
         self.key = uuid.uuid4().hex
         self.facts = "" if self.refusal else _facts(program, values, self.key)
-        self.kinds = tuple(port.kind for port in program.inputs)
+        self.kinds = tuple(map(_given_as, program.inputs))
         self.compiled = weakref.ref(compiled)
         _MODULES[self.key] = module
 
@@ -67,6 +67,11 @@ class Entry:
         kept = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _bytes(self)
         results = iter(torch.ops.pipeline.run(kept, tensors, sizes, self.facts))
         return module._rebuilt([next(results) if is_tensor else value for is_tensor, value in self.plain])
+
+
+def _given_as(port: Port) -> str:
+    """What an input is to the operator, which checks constants that are tensors."""
+    return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
 def _refusal(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
@@ -89,7 +94,11 @@ def _plain(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
 
 def _facts(program: Program, values: Mapping[str, Argument], key: str) -> str:
     """What the fake implementation knows: the key, the inputs' sizes, the results' dtypes and sizes."""
-    tensors = [[written(size) for size in port.shape] for port in program.inputs if port.kind == "tensor"]
+    tensors = [
+        [written(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
+        for port in program.inputs
+        if _given_as(port) == "tensor"
+    ]
     sizes = [written(port.value) for port in program.inputs if port.kind == "symint"]
     given = [values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
     results = [[str(v.dtype).removeprefix("torch."), [written(size) for size in shape_of(v)]] for v in given]
@@ -122,7 +131,7 @@ def run(
     module = _module(program, _key(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
-    leaves = [next(given[port.kind]) if port.kind in given else leaf_of(port.value) for port in ports]
+    leaves = [next(given[_given_as(port)]) if _given_as(port) in given else port.value for port in ports]
     args, kwargs = tree_unflatten(leaves, module.program.in_spec)
     results = [leaf for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
     return _apart(results, inputs)

@@ -225,3 +225,23 @@ def test_numbers_of_data_are_not_taken_for_known(through: str) -> None:
     made = pipeline.default(min_block_size=1)(model, (x, pipeline.Constant(GRID)))
     for sign in (1.0, -1.0):
         torch.testing.assert_close(made.module("reference")(x * sign, GRID), model(x * sign, GRID))
+
+
+class Around(nn.Module):
+    """A model that calls a compiled one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, patches: Tensor, grid: Tensor) -> Tensor:
+        found: Tensor = self.inner(patches * 1, grid) + 1
+        return found
+
+
+def test_graphs_around_it_check_its_value() -> None:
+    made, (patches, grid) = compiled(), inputs()
+    exported = torch.export.export(Around(made.module("reference")), (patches, grid)).module()
+    torch.testing.assert_close(exported(patches, grid), made.module("reference")(patches, grid) + 1)
+    with pytest.raises(TypeError, match="part of the program"):
+        exported(patches, grid + 1)
