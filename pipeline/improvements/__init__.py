@@ -7,6 +7,7 @@ from typing import Final
 from pipeline.improvements.fold_batch_norm import fold_batch_norm
 from pipeline.improvements.fuse_attention import fuse_attention
 from pipeline.improvements.fuse_gelu import fuse_gelu
+from pipeline.improvements.index_by_masks import index_by_masks
 from pipeline.improvements.masked_rows import masked_rows
 from pipeline.improvements.merge_head_views import merge_head_views
 from pipeline.improvements.merge_linears import merge_linears
@@ -28,6 +29,7 @@ PASSES: Final = (
     fuse_gelu,
     fuse_attention,
     simplify_masks,
+    index_by_masks,
     masked_rows,
     push_down_slices,
     fold_batch_norm,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
@@ -21,7 +23,8 @@ def patch_embedding(rewriting: Rewriting) -> None:
     0.79. It has one for small kernels: as products, the 4 x 4 and 2 x 2 kernels of ConvNeXt took 1 % longer.
     """
     for node in rewriting.nodes(aten.convolution.default):
-        if _tiles(node) and rewriting.is_constant(node.args[1]):
+        counted = not free_unbacked_symbols(node.meta["val"])
+        if counted and _tiles(node) and rewriting.is_constant(node.args[1]):
             _multiplied(rewriting, node)
 
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 from attrs import frozen
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipeline.aten import graphs
 from pipeline.aten.arguments import argument
@@ -51,18 +52,29 @@ class Rewriting:
         self.graph = graphs.copied(program.graph)
         self.mode = fake_mode(program.graph)
         self.made: dict[str, Argument] = {}
+        self.created: list[Node] = []
 
     def run_protected(self, each: Improvement) -> None:
         """Apply a pass without touching calls that a user's HIGH converter may take: the pass does not recognise them,
         and is undone if one of them is no longer needed."""
         if not self.claims.high:
-            return each.apply(self)
+            return self._run(each)
         self._hide()
         before, program, needed = graphs.copied(self.graph), self.program, self._needed()
-        each.apply(self)
+        self._run(each)
         if self._needed() != needed:
             self.graph, self.program = before, program
         self._show()
+
+    def _run(self, each: Improvement) -> None:
+        """Apply a pass, up to a node of whose sizes it asks what only data can answer: that one stays as it is."""
+        self.created.clear()
+        try:
+            each.apply(self)
+        except GuardOnDataDependentSymNode:
+            for node in reversed(self.created):
+                if not node._erased and not node.users:
+                    self.graph.erase_node(node)
 
     def _hide(self) -> None:
         for node in self.graph.nodes:
@@ -93,6 +105,7 @@ class Rewriting:
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs)
         node.meta = {**origin(before.meta), "val": self.made[key]}
+        self.created.append(node)
         return node
 
     def offer(

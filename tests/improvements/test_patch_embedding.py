@@ -6,10 +6,14 @@ import importlib
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from pipeline.converters import DYNAMO_CONVERTERS
+from pipeline.improvements.rewriting import Rewriting, improvement
 from tests.improvements.programs import agree, decomposed, improved, targets
 
 X = torch.randn(2, 4, 8, 12, generator=torch.Generator().manual_seed(0))
@@ -61,3 +65,41 @@ def test_tiles_are_multiplied(name: str, dynamic: bool) -> None:
 def test_others_stay(name: str) -> None:
     program = decomposed(OTHERS[name](), X)
     assert str(improved(program, "patch_embedding")) == str(program)
+
+
+class Real(nn.Module):
+    """Leaves out images of zeros, as Idefics2 does: data says how many are left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(4, 6, 4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, 4, H, W] -> [as many as are none of zeros, 6, H / 4, W / 4]"""
+        found: torch.Tensor = self.patches(x[(x == 0).sum((1, 2, 3)) != x[0].numel()])
+        return found
+
+
+@pytest.mark.usefixtures("any_kernel")
+def test_as_many_images_as_data_says() -> None:
+    program = decomposed(Real(), X)
+    after = improved(program, "patch_embedding")
+    assert targets(after) == targets(program)
+    agree(program, after, torch.stack([X[0], torch.zeros_like(X[0])]))
+
+
+@improvement
+def asks(rewriting: Rewriting) -> None:
+    """Turns one into a sigmoid, and asks what data knows for another."""
+    first, second = rewriting.nodes(torch.ops.aten.relu.default)
+    rewriting.offer(first, torch.ops.aten.sigmoid.default, first.args)
+    rewriting.create(torch.ops.aten.neg.default, second.args, {}, second)
+    raise GuardOnDataDependentSymNode(sympy.Symbol("u0") > 1, "asked")
+
+
+def test_a_pass_ends_where_it_asks_what_data_knows() -> None:
+    """What it has made for that node is taken back, and what it has done before stays."""
+    program = decomposed(nn.Sequential(nn.ReLU(), nn.Linear(12, 12), nn.ReLU()), X)
+    rewriting = Rewriting(program, DYNAMO_CONVERTERS)
+    rewriting.run_protected(asks)
+    assert targets(rewriting.finished()) == ["sigmoid.default", "linear.default", "relu.default"]

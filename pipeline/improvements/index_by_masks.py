@@ -1,0 +1,42 @@
+"""index_by_masks: write where a mask holds, instead of at the positions of where it holds."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.aten.arguments import argument
+from pipeline.aten.types import Argument
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_item
+from pipeline.shapes.environment import shape_of
+
+POSITIONS = (aten.where.default, aten.nonzero_numpy.default)
+"""Operators that give the coordinates of where a mask holds, by dim."""
+
+
+@improvement
+def index_by_masks(rewriting: Rewriting) -> None:
+    """Replace `x[torch.where(mask)] = 0` by `x[mask] = 0`.
+
+    How many positions there are is data, and TensorRT-RTX has no layer that finds them.
+    """
+    for node in rewriting.nodes(aten.index_put.default):
+        mask = _mask(argument(node, "self"), argument(node, "indices"))
+        if mask is not None:
+            rewriting.offer(node, node.target, (node.args[0], [mask], *node.args[2:]), dict(node.kwargs))
+
+
+def _mask(x: Argument, indices: object) -> Node | None:
+    """The mask that all these indices are the coordinates of, one for each of its dims, if it has the first sizes of
+    what is indexed."""
+    if not isinstance(indices, list | tuple) or not indices:
+        return None
+    if not all(isinstance(each, Node) and is_item(each) for each in indices):
+        return None
+    given = [(each.args[0], each.args[1]) for each in indices]
+    found = given[0][0]
+    if given != [(found, dim) for dim in range(len(indices))] or found.target not in POSITIONS:
+        return None
+    mask: Node = found.args[0]
+    sizes = shape_of(mask.meta["val"])
+    alike = len(sizes) == len(indices) and sizes == shape_of(x.meta["val"])[: len(sizes)]
+    return mask if alike and mask.meta["val"].dtype == torch.bool else None
