@@ -245,3 +245,17 @@ def test_graphs_around_it_check_its_value() -> None:
     torch.testing.assert_close(exported(patches, grid), made.module("reference")(patches, grid) + 1)
     with pytest.raises(TypeError, match="part of the program"):
         exported(patches, grid + 1)
+
+
+class Literal(nn.Module):
+    """Reads numbers that come of a constant and a literal."""
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        sizes = (torch.tensor([2, 1, 0]) + grid[0]).tolist()
+        return torch.cat(x.split(sizes)[::-1] if sizes[0] > 2 else x.split(sizes))
+
+
+def test_literals_are_known_beside_it() -> None:
+    x = torch.randn(9)
+    made = pipeline.default(require_full_compilation=True)(Literal().eval(), (x, pipeline.Constant(GRID)))
+    torch.testing.assert_close(made.module("reference")(x, GRID), Literal()(x, GRID))
