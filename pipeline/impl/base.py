@@ -73,7 +73,7 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype, *, bare: bool = False) -> ITe
     if mend and (found := net.ctx.memo.get(("squeezed", id(x)))):
         given, added, _ = found
         return squeeze(net, cast(net, given, dtype), added)
-    if wide and dtype.itemsize == 2 and ("rounded apart", id(x)) in net.ctx.memo:
+    if wide and dtype in net.ctx.memo.get(("rounded apart", id(x)), ((), x))[0]:
         x = kept_apart(net, x)
     made = net.add("cast", x, wanted).get_output(0)
     return kept_apart(net, made) if mend else made

@@ -150,11 +150,21 @@ def _product(
 
 @fact
 def _rounded_apart(net: Net, product: ITensor) -> ITensor:
-    """The product; if it is float32 and has two batch dims or more, `base.cast` does not let its own kernel round it to
-    halves: RTX 1.4 refuses to run that in float16, and gives garbage in bfloat16 (docs/tensorrt.md)."""
-    if not CAPABILITIES.halves_after_products and product.dtype == trt.float32 and base.rank(product) > 3:
-        net.ctx.memo["rounded apart", id(product)] = product
+    """The product; if it is float32, `base.cast` does not let its own kernel round it to halves where RTX 1.4 refuses
+    to run that in float16, or gives garbage in bfloat16 (docs/tensorrt.md): with two batch dims or more, and, in
+    float16, where a factor was computed in float32."""
+    if not CAPABILITIES.halves_after_products and product.dtype == trt.float32:
+        if base.rank(product) > 3:
+            net.ctx.memo["rounded apart", id(product)] = HALVES, product
+        elif net.ctx.node is not None and any(map(_is_computed_wide, net.ctx.node.all_input_nodes)):
+            net.ctx.memo["rounded apart", id(product)] = (torch.float16,), product
     return product
+
+
+def _is_computed_wide(node: torch.fx.Node) -> bool:
+    """Whether an elementwise operator computed it in float32."""
+    value = node.meta.get("val")
+    return is_pointwise(node) and isinstance(value, torch.Tensor) and value.dtype == torch.float32
 
 
 @block

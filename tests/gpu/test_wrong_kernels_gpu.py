@@ -244,3 +244,26 @@ def test_products_of_sizes_that_kernels_do_not_take(form: str, dtype: torch.dtyp
             given = factors(size, dtype, "cuda")
             actual, expected = run(*given), copy.deepcopy(model).double()(*(x.double() for x in given))
             assert (actual.double() - expected).abs().max() <= BOUND[dtype] * expected.abs().max()
+
+
+class Wide(torch.nn.Module):
+    """A product in float32 of what is computed of halves, rounded to halves."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """[…, 5, K], [K, 6] or [2, K, 6] -> […, 5, 6]"""
+        wide = x.dtype if x.dtype == torch.float64 else torch.float32
+        a, b = x.to(wide), y.to(wide)
+        a, b = (a.exp() if self.form != "neither" else a), (b.cos() if self.form == "both" else b)
+        return (a @ b).to(x.dtype)
+
+
+@pytest.mark.parametrize("summed", [3, 7, 8, 33])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["", "batch"])
+@pytest.mark.parametrize("form", ["both", "one", "neither"])
+def test_products_in_float32_that_are_rounded_to_halves(form: str, batch: tuple[int, ...], summed: int) -> None:
+    x, y = (torch.randn(*batch, *sizes).to("cuda", torch.float16) for sizes in ((5, summed), (summed, 6)))
+    assert error(Wide(form).eval(), (x, y)) <= BOUND[torch.float16]
