@@ -76,6 +76,9 @@ def valued(own: Kernel) -> Kernel:
         made, values = own(module, args, kwargs, *rest, **options), _values.get({})
         for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
             if place in values:
+                if not all(isinstance(size, int) for size in fake.shape):
+                    why = f"dynamic_shapes lets sizes vary of the input that is {Constant(values[place])!r}"
+                    raise CaptureError(why, "a Constant has one value: pass None for it")
                 with_value(fake, values[place].cpu().clone())
         return made
 

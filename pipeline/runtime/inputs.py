@@ -92,6 +92,8 @@ def children(spec: Spec) -> Sequence[Leaf]:
 
 
 def _check(port: Port, value: object) -> None:
+    if isinstance(value, Constant):
+        raise TypeError(f"input {port.name} is a Constant, which is for compiling: calls take the tensor itself")
     if port.kind == "constant":
         if not _equal(value, port.value):
             raise TypeError(

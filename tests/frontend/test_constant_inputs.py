@@ -259,3 +259,16 @@ def test_literals_are_known_beside_it() -> None:
     x = torch.randn(9)
     made = pipeline.default(require_full_compilation=True)(Literal().eval(), (x, pipeline.Constant(GRID)))
     torch.testing.assert_close(made.module("reference")(x, GRID), Literal()(x, GRID))
+
+
+def test_its_sizes_do_not_vary() -> None:
+    patches, grid = inputs()
+    shapes = (None, {0: Dim("images", min=1, max=4)})
+    with pytest.raises(pipeline.CaptureError, match=r"sizes vary of the input that is Constant\(\[\[1, 2, 3\]"):
+        pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)), dynamic_shapes=shapes)
+
+
+def test_calls_take_tensors() -> None:
+    patches, grid = inputs()
+    with pytest.raises(TypeError, match="calls take the tensor itself"):
+        compiled().module("reference")(patches, pipeline.Constant(grid))
