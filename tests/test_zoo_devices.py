@@ -18,6 +18,7 @@ SOME = {
     "detection": {"yolos"},
     "audio": {"ast"},
     "multimodal": {"clip"},
+    "chat": {"qwen3_vl_tower"},
     "series": {"patchtst_regression"},
 }
 """Experts and batch norms, which torch takes apart by device, and one of each other kind that is quick."""

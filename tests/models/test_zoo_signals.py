@@ -27,3 +27,10 @@ def test_one_engine(architecture: Architecture) -> None:
     row = zoo.row(evolve(architecture, sizes=architecture.sizes[-1:]))
     assert row.get("engines") == 1 and row["fallbacks"] == [] and "wrong" not in row, row
     assert row["sizes"] == 2 and "batch" in row["dynamic"]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl_tower", "siglip2_tower", "qwen3_vl"])
+def test_what_sees_images_of_several_sizes_is_one_engine(name: str) -> None:
+    row = zoo.row(next(each for each in zoo.architectures("chat") if each.name == name))
+    assert row.get("engines") == 1 and row["fallbacks"] == [] and "wrong" not in row, row
+    assert row["sizes"] == (3 if row["dynamic"] else 1)
