@@ -39,7 +39,7 @@ MAKING: Final = frozenset(
 )
 """Operators that make a tensor of numbers alone."""
 
-_values: ContextVar[Mapping[int, torch.Tensor]] = ContextVar("values of inputs")
+_values: ContextVar[Mapping[int, torch.Tensor] | None] = ContextVar("values of inputs", default=None)
 
 
 def is_constant(value: object) -> bool:
@@ -62,7 +62,7 @@ def taken_out(
 @contextmanager
 def known(constants: Mapping[int, Constant]) -> Iterator[None]:
     """A context in which the inputs at these places, of a model that is exported, have values."""
-    token = _values.set({place: constant.value for place, constant in constants.items()})
+    token = _values.set({place: constant.value for place, constant in constants.items()} or None)
     try:
         yield
     finally:
@@ -73,7 +73,7 @@ def valued(own: Kernel) -> Kernel:
     """Wrap torch.export's making of fake inputs: those of constants carry their values."""
 
     def fakes(module: object, args: object, kwargs: object, *rest: Argument, **options: Argument) -> Argument:
-        made, values = own(module, args, kwargs, *rest, **options), _values.get({})
+        made, values = own(module, args, kwargs, *rest, **options), _values.get() or {}
         for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
             if place in values:
                 if not all(isinstance(size, int) for size in fake.shape):
@@ -89,7 +89,7 @@ def larger(own: Kernel) -> Kernel:
     """Wrap `FakeTensorMode.may_turn_const`: literals of more than one element may be followed."""
 
     def may(mode: FakeTensorMode, tensor: torch.Tensor) -> bool:
-        return is_followed(tensor) if _values.get({}) else bool(own(mode, tensor))
+        return is_followed(tensor) if _values.get() else bool(own(mode, tensor))
 
     return may
 
@@ -116,8 +116,10 @@ def following(dispatch: Function) -> Function:
     def dispatch_and_follow(
         mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
     ) -> object:
+        if not _values.get() or not isinstance(func, OpOverload):
+            return dispatch(mode, func, types, args, kwargs)
         leaves, structure = tree_flatten((args, kwargs or {}))
-        if not (_values.get({}) and isinstance(func, OpOverload) and _may_be_followed(func, leaves)):
+        if not _may_be_followed(func, leaves):
             return dispatch(mode, func, types, args, kwargs)
         fakes = {id(x.constant): x for x in leaves if isinstance(x, FakeTensor)}
         positional, named = tree_unflatten([_on_cpu(x) for x in leaves], structure)
