@@ -79,7 +79,7 @@ class Constant:
 
     Python may read its numbers while the model is captured (`for t, h, w in grid.tolist()`), sizes may be computed from
     them, and what is computed of it alone is computed once. A call with another value is a `TypeError`; the value is
-    compared on the CPU, so that an input on a GPU is waited for.
+    compared on the CPU, so that a tensor on a GPU is waited for, at its first call and after torch has written to it.
 
     value: a tensor of up to 65,536 elements, or numbers in lists.
 

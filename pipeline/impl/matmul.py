@@ -115,12 +115,11 @@ def _is_widened(net: Net, dtype: torch.dtype) -> bool:
 
 
 def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: bool) -> Size | None:
-    """The size that a product has to sum over in place of the one that it has, with zeros, which change nothing; None
-    for that one.
+    """One more than a product sums over, if it is to sum a zero as well, which changes nothing; else None.
 
-    There is one more where it may be 0 at run time, if ``empty``: RTX 1.4 then returns 0 for everything in the same
-    kernel, including terms added to the product. And where TensorRT would compute something of the zeros that it adds
-    itself (`pipeline.impl.of_zeros`): its kernels take multiples of 8.
+    It is where the size may be 0 at run time, if ``empty``: RTX 1.4 then returns 0 for everything in the same kernel,
+    including terms added to the product. And where the size may be odd, and TensorRT would compute something of the
+    zero that it adds itself (`pipeline.impl.of_zeros`).
     """
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
     if empty:
@@ -128,10 +127,10 @@ def _longer(net: Net, operands: Sequence[ITensor], dims: Sequence[int], empty: b
             if isinstance(size, SymbolicInt) and bounds_of(net, size.expr)[0] < 1:
                 return total([size, 1])
     there = base.dims(operands[0])[dims[0]]
-    if there % 8 == 0 or not sums_of_zeros(net):
+    if there % 2 == 0 or not sums_of_zeros(net):
         return None
     if there != -1:
-        return there + -there % 8
+        return there + 1
     known = next((size for size in sizes if isinstance(size, SymbolicInt)), None)
     if known is not None:
         return total([known, 1])

@@ -1,7 +1,7 @@
 """What TensorRT computes of the zeros that it lengthens the sum of a product with.
 
-Where a product sums over a number of elements that its kernels do not take, TensorRT-RTX adds zeros to both factors. It
-adds them before elementwise layers of one tensor, and so the product sums ``exp(0) * cos(0)`` for
+Where a product sums over an odd number of elements, TensorRT-RTX adds a zero to each row of both factors. It adds them
+before elementwise layers of one tensor, and so the product sums ``exp(0) * cos(0)`` for
 ``x.exp() @ y.cos()``, and ``log(0) * 0``, which is NaN, for a linear layer of ``x.log()`` (docs/tensorrt.md,
 "Numbers").
 """

@@ -115,8 +115,8 @@ def _check(port: Port, value: object) -> None:
 class Constants:
     """The inputs of a program that have one value each.
 
-    A tensor that had it when it was last asked for, and that torch has not written to since, is not read again: one on
-    a GPU would be waited for.
+    A tensor on a GPU that had it when it was last asked for, and that torch has not written to since, is not read
+    again: it would be waited for. Memory of the CPU may have other writers, such as NumPy.
     """
 
     def __init__(self, program: Program) -> None:
@@ -134,12 +134,17 @@ class Constants:
     def _holds(self, place: int, constant: Constant, value: Leaf) -> bool:
         seen, number = self._known.get(place, (None, -1))
         before = None if seen is None else seen()
-        if before is not None and before is value and not before.is_inference() and version(before) == number:
+        if before is not None and before is value and version(before) == number:
             return True
         if not constant.holds(value):
             return False
-        self._known[place] = weakref.ref(value), version(value)
+        if _is_waited_for(value) and not value.is_inference():
+            self._known[place] = weakref.ref(value), version(value)
         return True
+
+
+def _is_waited_for(value: torch.Tensor) -> bool:
+    return value.device.type != "cpu"
 
 
 def _equal(value: object, compiled: object) -> bool:

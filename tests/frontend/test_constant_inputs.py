@@ -13,6 +13,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline.artifact.by_name import inputs_of
+from pipeline.runtime import inputs as runtime_inputs
 from pipeline.runtime.inputs import Constants
 
 GRID = torch.tensor([[1, 2, 3], [2, 2, 4]])
@@ -100,7 +101,8 @@ def test_what_is_written_to_a_tensor_is_seen() -> None:
     run(patches, grid)
 
 
-def test_a_tensor_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_is_waited_for_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_inputs, "_is_waited_for", lambda value: True)
     reads: list[object] = []
     holds = pipeline.Constant.holds
     monkeypatch.setattr(pipeline.Constant, "holds", lambda self, other: reads.append(other) or holds(self, other))
@@ -108,6 +110,16 @@ def test_a_tensor_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [constants.hold((patches, x)) for x in (grid, grid, grid.clone(), grid + 1, grid)]
     assert held == [True, True, True, False, True]
     assert len(reads) == 4
+
+
+def test_what_numpy_writes_is_seen() -> None:
+    run, patches, numbers = compiled().module("reference"), inputs()[0], GRID.numpy().copy()
+    grid = torch.from_numpy(numbers)
+    for _ in range(3):
+        run(patches, grid)
+    numbers[0, 0] = 7
+    with pytest.raises(TypeError, match="input grid"):
+        run(patches, grid)
 
 
 def test_the_programs_value_is_its_own() -> None:

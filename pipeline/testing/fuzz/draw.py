@@ -41,7 +41,7 @@ RANGES = ((1, 3, 7), (2, 4, 6), (1, 2, 5), (3, 5, 8), (2, 3, 9), (2, 2, 4), (1, 
 SHAPES = (
     *(("n", 4), ("n", "m"), ("n", 3, 4), ("n", "m", 4), (3, "n"), ("n",), (4, 3), ("m", 4), ("n", 4), (), (3,)),
     *((Size("n", 2), 4), (Size("n", 1, 1),), (2, "n", "m"), ("m", "n"), ("m", "k"), (1, "n", 4), (5,), ("n", 1)),
-    *(("n", 7), ("n", "m", 7), ("m", 7)),  # kernels of products take multiples of 4 or 8 elements
+    *(("n", 7), ("n", "m", 7), ("m", 7)),  # TensorRT adds a zero to sums of odd numbers of elements
 )
 DTYPES = (torch.float32,) * 9 + (torch.int64, torch.int64, torch.bool, torch.int64)
 
