@@ -23,7 +23,7 @@ def test_recording_twice_gives_the_same_and_a_difference_is_named(
     one, other = recorded(tmp_path / "one"), recorded(tmp_path / "other")
     assert replay.compare(Namespace(one=one, other=other)) == 0
     text = (other / "program-3.txt").read_text(encoding="utf-8")
-    assert "# network" in text and "# engine engine_0\n" in text and "its kernels:" in text
+    assert "# network" in text and "# engine engine_" in text and "its kernels:" in text
     head, found, rest = text.partition("# network\n")
     changed = head + found + rest.replace("input ", "input other", 1)
     (other / "program-3.txt").write_text(changed, encoding="utf-8")
