@@ -23,6 +23,7 @@ from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend import packed
 from pipeline.frontend.blame import blamed
+from pipeline.frontend.branching.effects import of_one_size
 from pipeline.frontend.branching.export import with_both_branches, with_the_examples_ways
 from pipeline.frontend.data_checks import collected, is_caught
 from pipeline.frontend.decisions import has_values, with_outputs
@@ -71,15 +72,16 @@ def traced(
             "the module is in training mode: dropout and batch norm behave as in training; call model.eval() first"
         )
     export = partial(_export, model, args, kwargs, dynamic_shapes, settings.device)
-    with collected() as found, held_numbers() as held:
+    elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
+    by_example = settings.decisions == "example" and not elsewhere and has_values(args, kwargs)
+    with collected() as found, held_numbers() as held, of_one_size(by_example):
         try:
             exported, shapes = export("python")
             if found.caught:
                 why = f"the model checks its data at {found.caught}, and may catch the error: data decides its way"
                 raise CaptureError(why, "torch.where(condition, one, other) has both ways")
         except CaptureError:
-            elsewhere = settings.device is not None and is_elsewhere(settings.device, model, (args, kwargs))
-            if settings.decisions != "example" or elsewhere or not has_values(args, kwargs):
+            if not by_example:
                 raise
         else:
             return Traced(exported, shapes, found.places, held.names)

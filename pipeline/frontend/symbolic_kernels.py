@@ -2,8 +2,9 @@
 
 torch 2.13 expresses the size of ``x[: n // 2]`` in terms of ``n``. Before, torch created a symbol without a definition,
 and fixed a varying exponent (``x ** (n / 2)``) to its value in the example. torch 2.11 to 2.13 divide by the size of a
-resized dim minus 1, which may be 0; torch 2.11 adds up weights as integers. The table of ``tracing.py`` says which
-versions need which kernel. Sizes that do not vary, and indices of unknown sign, are left to torch's own kernels.
+resized dim minus 1, which may be 0; torch 2.11 adds up weights as integers. A size that data has is at least 2 where a
+fake implementation asks for it as they did before torch 2.2 (``torchvision.ops.nms``). The table of ``tracing.py`` says
+which versions need which kernel. Sizes that do not vary, and indices of unknown sign, are left to torch's own kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ from pipeline.frontend.replacement import Kernel
 def oblivious(own: Kernel) -> Kernel:
     """The settings of symbolic shapes, with ``backed_size_oblivious``."""
     return lambda config, name: True if name == "backed_size_oblivious" else own(config, name)
+
+
+def from_none(own: Kernel) -> Kernel:
+    """Make up a size that data has for a fake implementation: 0 or more, unless this says something else."""
+
+    def create(context: object, *, min: int = 0, max: int | None = None) -> object:
+        return own(context, min=min, max=max)
+
+    return create
 
 
 def sliced(own: Kernel) -> Kernel:

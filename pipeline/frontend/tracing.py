@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch._decomp import decomposition_table, decompositions
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
+from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses import fake_utils, meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -82,6 +83,12 @@ TABLE: Final = (
         before=(2, 13),
     ),
     Replacement(
+        FakeImplCtx,
+        "create_unbacked_symint",
+        symbolic_kernels.from_none,
+        "takes as many rows as data says to be two or more, where a fake implementation does not say how many",
+    ),
+    Replacement(
         FakeTensorMode,
         "dispatch",
         lambda own: held_numbers.reading(known_numbers.noting(constant_inputs.following(own))),
@@ -104,7 +111,7 @@ TABLE: Final = (
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        lambda own: packed.packing(data_checks.holding(known_numbers.indexing(own))),
+        lambda own: packed.packing(data_checks.holding(effects.indexing(known_numbers.indexing(own)))),
         "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data, and has "
         "no shapes of packed sequences",
     ),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pipeline.impl.blocks import block, fact
-from pipeline.impl.expression import operation, solution
+from pipeline.impl.expression import operation, solution, whole
 from pipeline.impl.promotion import promoted
 from pipeline.network.context import NetworkError, SymbolicInt, literal_name
 from pipeline.network.net import Net
@@ -285,6 +285,8 @@ def _compute(net: Net, expr: Any) -> ITensor:
     if expr.is_Symbol or on_host(expr):
         source, dim = net.ctx.symbols[str(expr)]
         return size_tensor(net, source) if dim is None else _slice1(net, _shape(net, source), dim)
+    if (found := whole(net.ctx, expr)) is not None:
+        return _slice1(net, _shape(net, found[0]), found[1])
     layer, operands = operation(expr)
     result, *rest = [_expression(net, operand) for operand in operands]
     for other in rest:

@@ -42,6 +42,15 @@ def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
     raise NetworkError(f"the size {symbol} cannot be read from any input of the engine")
 
 
+def whole(ctx: ConversionContext, expr: Any) -> tuple[Any, int] | None:
+    """A tensor and its dim, whose size is an expression of which not all symbols can be read; None if there is none:
+    what is joined to as many rows as data says, and read in a later engine."""
+    if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
+        return None
+    sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
+    return next(((tensor, dim) for tensor, dim, size in sizes if size == expr), None)
+
+
 def _fraction(expr: Any) -> tuple[Any, Any]:
     """The numerator and the denominator of a product, which is a whole number."""
     over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _divides(a)]

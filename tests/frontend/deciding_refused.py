@@ -94,7 +94,7 @@ def counted(m: Deciding, x: Tensor) -> Tensor:
 
 def of_two_sizes(m: Deciding, x: Tensor) -> Tensor:
     if x.sum() > 0:
-        x = x[:, :2]
+        x = x[:1, :2]
     return x
 
 
@@ -153,7 +153,7 @@ REFUSED: Final[dict[Forward, str]] = {
     appends: r"list\.append \(deciding_refused\.py:\d+\) changes what Python has",
     extends: "changes a list",
     counts: r"counted \(deciding_refused\.py:\d+\) may change what Python has",
-    of_two_sizes: r"after which x is float32\[\d, 2\] or float32\[\d, 4\]",
+    of_two_sizes: r"after which x is float32\[1, 2\] or float32\[\d, 4\]",
     of_two_kinds: r"after which mask is bool\[\d, 4\] or None",
     of_two_numbers: "after which the value is 2 or 3",
     not_always_set: r"after which y is .* or not set",

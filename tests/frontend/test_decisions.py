@@ -127,7 +127,7 @@ def test_the_way_of_the_example_is_taken_and_checked(function: Callable[[Tensor]
 
 def test_without_it_they_are_refused() -> None:
     with pytest.raises(pipeline.CaptureError, match='decisions="example" takes the ways of this example'):
-        pipeline.default()(Calls(grows).eval(), (ONES,))
+        pipeline.default()(Calls(turns).eval(), (ONES,))
 
 
 def test_both_ways_come_first() -> None:
@@ -157,13 +157,13 @@ SETTINGS: Final = pipeline.CompilationSettings(decisions="example")
 
 def test_an_example_without_values_decides_nothing() -> None:
     with pytest.raises(pipeline.CaptureError, match="decides by data"):
-        pipeline.capture(Calls(grows).eval(), (pipeline.Input((4, 3)),), settings=SETTINGS)
+        pipeline.capture(Calls(turns).eval(), (pipeline.Input((4, 3)),), settings=SETTINGS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its values")
 def test_a_gpu_that_is_not_there_has_no_values() -> None:
     with pytest.raises(pipeline.CaptureError, match="decides by data"):
-        pipeline.capture(Calls(grows).eval(), (ONES,), device="cuda", settings=SETTINGS)
+        pipeline.capture(Calls(turns).eval(), (ONES,), device="cuda", settings=SETTINGS)
 
 
 class Steps(nn.Module):

@@ -7,6 +7,7 @@ import functools
 import io
 import logging
 import unittest
+import warnings
 from collections.abc import Callable, Mapping
 from threading import Thread
 from typing import Any
@@ -242,6 +243,25 @@ def windows() -> None:
     pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)))
 
 
+@torch.library.custom_op("tests::above", mutates_args=())
+def above(x: torch.Tensor) -> torch.Tensor:
+    """The elements above 0."""
+    return x[x > 0]
+
+
+@above.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and torchvision calls it
+        return x.new_empty(torch.library.get_ctx().create_unbacked_symint())
+
+
+def there_are_two() -> bool:
+    """Whether a size that data has is taken to be 2 or more."""
+    program = pipeline.capture(Calls(above), (ROW,))
+    return [each.min for each in program.shapes.values()] == [2]
+
+
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
@@ -249,6 +269,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten.pow.Scalar: lambda: fails(exported, lambda x: (x.shape[0] / 2) ** x),
     "_compute_scale": lambda: fails(exported, resized),
     aten.bincount.default: weights_are_whole,
+    "create_unbacked_symint": there_are_two,
     "dispatch": lambda: has_unknown_sizes(repeated),
     "evaluate_expr": lambda: least(lambda x: by_size(x.mT.reshape(x.shape))) == 1,
     "uninteresting_files": lambda: least(lambda x: x.mT.reshape(-1)) == 2,
@@ -277,7 +298,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_fakify_params_buffers": holding(lambda m, x: x + 1 if m.flag else x - 1),
     "proxy_call": reads_what_was_before,
     "make_fake_inputs": lambda: fails(windows),
-    "may_turn_const": lambda: fails(lambda: pipeline.capture(Literal(), (torch.randn(9), pipeline.Constant(GRID)))),
+    "may_turn_const": lambda: bool(pipeline.capture(Literal(), (torch.randn(9), pipeline.Constant(GRID))).shapes),
     aten.gru_cell.default: lambda: fails(as_on_a_gpu, torch.nn.GRUCell(3, 2)),
 }
 """What shows that torch does wrong without a row: by the row's name, or its operator."""

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.frontend.branching import effects
+from pipeline.frontend.branching.counts import Rows, counted_dim
 from pipeline.frontend.data_checks import is_unknown
 from pipeline.shapes.environment import shape_of
 
@@ -106,7 +107,9 @@ def _joined(tests: Sequence[Callable[[], Argument]], join: Callable[..., Argumen
         if found is None:
             test = number(ask())
         else:
-            with effects.NoneIn("in a test that is asked only if one before it leaves it open", HINT):
+            before: Argument = found
+            made = effects.Made(taken=lambda before=before: (before.reshape(()) != 0) ^ stops)
+            with effects.NoneIn("in a test that is asked only if one before it leaves it open", HINT, made):
                 test = number(ask())
         if is_open(test):
             found = test if found is None else join(found.reshape(()), test.reshape(()))
@@ -181,6 +184,7 @@ class Choice:
         self._held = [(v, copy(v)) for v in values.values() if isinstance(v, list | dict | set)] if self.is_open else []
         self._after: dict[bool, tuple[Argument, ...]] = {}
         self._made: dict[bool, effects.Made] = {}
+        self._rows = Rows(self.test) if self.is_open else None
 
     def runs(self, way: bool) -> bool:
         """Whether a branch runs."""
@@ -190,7 +194,7 @@ class Choice:
         """A context of a branch."""
         if not self.is_open:
             return nullcontext()
-        self._made[way] = effects.Made(undoes=True)
+        self._made[way] = effects.Made(undoes=True, taken=lambda: self.test == way)
         return effects.NoneIn(f"in {self.part} at {self.place}, which data decides", HINT, self._made[way])
 
     def ends(self, way: bool, values: Mapping[str, Argument]) -> None:
@@ -246,10 +250,16 @@ class Choice:
         if yes is UNSET:
             return no
         yes, no = self._flag(name, yes), self._flag(name, no)
-        if not isinstance(yes, torch.Tensor) or not isinstance(no, torch.Tensor) or _facts(yes) != _facts(no):
+        if not isinstance(yes, torch.Tensor) or not isinstance(no, torch.Tensor):
             raise self._error(name, _kind(yes), _kind(no))
-        chosen = torch.where(self.test, yes, no)
-        effects.keep(chosen, [t for t, way in ((yes, True), (no, False)) if t not in self._made[way]], self.place)
+        if _facts(yes) == _facts(no):
+            chosen = torch.where(self.test, yes, no)
+        elif (dim := counted_dim(yes, no)) is not None and not effects.is_of_one_size():
+            chosen = self._rows.chosen(yes, no, dim)
+        else:
+            raise self._error(name, _kind(yes), _kind(no))
+        shared = [t for t, way in ((yes, True), (no, False)) if t not in self._made[way]]
+        effects.keep(chosen, shared, f"the if at {self.place} chose by data, or chose from")
         return chosen
 
     def _flag(self, name: str, value: Argument) -> Argument:

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.apart import why_apart
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError, folder_of
+from pipeline.frontend.branching.counts import enough, enough_to_index
 from pipeline.frontend.branching.positions import Positions, Rows
 from pipeline.frontend.replacement import Kernel
 
@@ -42,6 +43,8 @@ CHANGES: Final = (
 )
 """Methods that change Python's containers."""
 
+LOOKED_UP: Final = "a branch that data decides looks up"
+
 STORES: Final = ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR")
 
 
@@ -55,12 +58,16 @@ class Made:
 
     Attributes:
         undoes: whether what it writes is written back where it is not taken.
+        taken: computes whether it is taken, if what is around it is.
+        untaken: 1 if it is not taken, or what is around it, else 0; None until someone asks.
         memory: the memory of the tensors that it made.
         effect: what it leaves behind first, in words.
         written: tensors from before that it writes to, with copies, in order.
     """
 
     undoes: bool = False
+    taken: Callable[[], torch.Tensor] | None = None
+    untaken: torch.SymInt | None = None
     memory: set[StorageWeakRef] = field(factory=set)
     effect: str = ""
     written: list[tuple[torch.Tensor, torch.Tensor]] = field(factory=list)
@@ -96,12 +103,14 @@ class Trace:
 
     Attributes:
         open: the branches that are traced at the moment, from the outer to the inner.
-        kept: results of choices, with the memory that they would share with others had Python chosen, and the place.
+        kept: results of choices, with the memory that they would share with others had Python chosen, and what chose.
         refusal: why there is no program, which the model may have caught.
         asked: the functions, with their lines, that asked for a truth that only data has.
         positions: what is known of tensors of positions.
         read: the numbers that were read from data, with the tensors of one element that have them.
         by_example: whether the example decides, and no branch is open.
+        is_aside: whether what is traced is not the model's.
+        enough: what was looked up last has enough rows.
     """
 
     open: list[Made] = field(factory=list)
@@ -111,9 +120,51 @@ class Trace:
     positions: Positions = field(factory=Positions)
     read: dict[sympy.Expr, torch.Tensor] = field(factory=dict)
     by_example: bool = False
+    is_aside: bool = False
+    enough: torch.Tensor | None = None
+
+    @property
+    def branch(self) -> Made | None:
+        """The branch of which what is traced is a part."""
+        return self.open[-1] if self.open and not self.is_aside else None
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A context of what is not the model's."""
+        self.is_aside = True
+        try:
+            yield
+        finally:
+            self.is_aside = False
+
+    def untaken(self) -> torch.SymInt:
+        """1 if the branch that is traced is not taken, else 0."""
+        made, tests = self.open[-1], [each.taken for each in self.open if each.taken is not None]
+        if made.untaken is None:
+            taken = functools.reduce(torch.logical_and, [test() for test in tests])
+            made.untaken = torch.logical_not(taken).long().item()
+            torch._check(made.untaken >= 0)
+            torch._check(made.untaken <= 1)
+        return made.untaken
 
 
+_fixed: ContextVar[bool] = ContextVar("whether branches leave as many rows", default=False)
 _trace: ContextVar[Trace | None] = ContextVar("a trace of both branches", default=None)
+
+
+@contextmanager
+def of_one_size(fixed: bool) -> Iterator[None]:
+    """A context in which branches have to leave as many rows; unless ``fixed``, data may choose how many there are."""
+    token = _fixed.set(fixed)
+    try:
+        yield
+    finally:
+        _fixed.reset(token)
+
+
+def is_of_one_size() -> bool:
+    """Whether branches have to leave as many rows."""
+    return _fixed.get()
 
 
 @contextmanager
@@ -228,13 +279,13 @@ class NoneIn:
             trace.open[-1].take(self.made)
 
 
-def keep(chosen: torch.Tensor, shared: Sequence[torch.Tensor], place: str) -> None:
+def keep(chosen: torch.Tensor, shared: Sequence[torch.Tensor], what: str) -> None:
     """Note the result of a choice, and the tensors from before of which it would be one had Python chosen: to write to
     one of them would write to the other."""
     trace = _trace.get()
     if trace is not None and shared:
         memory = frozenset(map(_memory, (chosen, *shared)))
-        trace.kept.append((weakref.ref(chosen), memory, place))
+        trace.kept.append((weakref.ref(chosen), memory, what))
 
 
 def noting(own: Kernel) -> Kernel:
@@ -244,8 +295,12 @@ def noting(own: Kernel) -> Kernel:
         trace = _trace.get()
         if trace is None:
             return own(mode, func, pre_dispatch, args, kwargs)
+        given = args
+        if trace.branch is not None and not any(arg is trace.enough for arg in args[:1]):
+            with trace.aside(), mode:
+                args = enough(func, args, kwargs or {}, trace.untaken)
         written = list(_written(func, args, kwargs or {}))
-        branch = trace.open[-1] if trace.open else None
+        branch = trace.branch
         if branch is not None and branch.is_undone(func):
             for tensor in filter(branch.is_before, written):
                 branch.written.append((tensor, own(mode, aten.clone.default, pre_dispatch, (tensor,), {})))
@@ -254,7 +309,7 @@ def noting(own: Kernel) -> Kernel:
         memory = set(map(_memory, written))
         for chosen, shared, place in trace.kept:
             if memory & shared and chosen() is not None:
-                why = f"the model writes in place to what the if at {place} chose by data, or chose from"
+                why = f"the model writes in place to what {place}"
                 raise refused(why, "write to a clone: which of two tensors is written is for data to say")
         if memory:
             trace.positions.forget(lambda tensor: _memory(tensor) in memory)
@@ -262,11 +317,36 @@ def noting(own: Kernel) -> Kernel:
         trace.positions.note(func, args, kwargs or {}, result)
         if func is aten.item.default and isinstance(result, torch.SymInt | torch.SymFloat):
             trace.read[result.node.expr] = args[0]
+        if branch is not None and func is aten.select.int and args[0] is not given[0]:
+            keep(result, given[:1], LOOKED_UP)
         if branch is not None:
             branch.note(func, (args, kwargs), memory, result, valid=valid)
         return result
 
     return proxy_call
+
+
+def indexing(override: Callable[..., object]) -> Callable[..., object]:
+    """Wrap torch.export's handling of a call in the model: rows that a branch looks up, of which there may be none."""
+
+    def override_rows(self: Argument, func: Target, args: Argument, kwargs: Argument) -> object:
+        trace = _trace.get()
+        if trace is None or trace.branch is None or getattr(func, "__name__", "") != "__getitem__":
+            return override(self, func, args, kwargs)
+        with trace.aside():
+            tensor = enough_to_index(*args, trace.untaken)
+        if tensor is args[0]:
+            return override(self, func, args, kwargs)
+
+        def looked_up(_: Argument, index: Argument) -> object:
+            trace.enough = tensor
+            result = func(tensor, index)
+            keep(result, args[:1], LOOKED_UP)
+            return result
+
+        return looked_up, args, kwargs
+
+    return override_rows
 
 
 def _written(func: Target, args: Argument, kwargs: Mapping[str, Argument]) -> Iterator[torch.Tensor]:

@@ -1,0 +1,118 @@
+"""Branches over as many rows as data says.
+
+A branch that is not taken is computed as well, on as many rows as there are: ``if len(y): top = y.max()``. What fails
+on too few has some more of zeros there. And two branches may leave different numbers of rows: data chooses how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+
+from pipeline.aten.types import Argument, Target
+from pipeline.shapes.environment import shape_of
+
+Need: TypeAlias = tuple[int | None, int]
+"""A dim, or None for all elements, and how many it must have at least."""
+
+Untaken: TypeAlias = Callable[[], torch.SymInt]
+"""Computes 1 if a branch is not taken, else 0."""
+
+REDUCES: Final = frozenset(("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode"))
+"""Reductions that nothing has a result of."""
+
+
+def needs(func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> Iterator[Need]:
+    """How many elements an operator needs of its first argument."""
+    schema = func._schema if isinstance(func, torch._ops.OpOverload) else None
+    if schema is None or not args or not isinstance(args[0], torch.Tensor) or not args[0].dim():
+        return
+    given = {argument.name: argument.default_value for argument in schema.arguments}
+    given |= dict(zip(given, args, strict=False)) | dict(kwargs)
+    name, dim = schema.name.partition("::")[2], given.get("dim")
+    if name == "select" and isinstance(given["index"], int):
+        yield dim, _least(given["index"])
+    elif name in ("topk", "kthvalue") and isinstance(given["k"], int):
+        yield dim, given["k"]
+    elif name in REDUCES:
+        dims = [dim] if isinstance(dim, int) else dim
+        yield from ((each, 1) for each in dims) if dims else ((None, 1),)
+
+
+def enough(
+    func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument], untaken: Untaken
+) -> tuple[Argument, ...]:
+    """The arguments of an operator in a branch that may not be taken: where it is not, its first has zeros in addition,
+    and is enough of them; where it is, the operator fails as ever if there are too few."""
+    first = args[0] if args else None
+    for dim, least in needs(func, args, kwargs):
+        first = _with_zeros(first, dim, least, untaken)
+    return (first, *args[1:]) if args else ()
+
+
+def enough_to_index(tensor: torch.Tensor, index: Argument, untaken: Untaken) -> torch.Tensor:
+    """The same for ``tensor[index]``, which asks for the size before it calls an operator."""
+    parts, dim = index if isinstance(index, tuple) else (index,), 0
+    for i, part in enumerate(parts):
+        if part is Ellipsis:
+            dim = tensor.dim() - sum(map(_dims, parts[i + 1 :]))
+            continue
+        if isinstance(part, int) and not isinstance(part, bool):
+            tensor = _with_zeros(tensor, dim, _least(part), untaken)
+        dim += _dims(part)
+    return tensor
+
+
+def _with_zeros(tensor: torch.Tensor, dim: int | None, least: int, untaken: Untaken) -> torch.Tensor:
+    sizes = tensor.shape if dim is None else (tensor.shape[dim],)
+    if all(not free_unbacked_symbols(size) or statically_known_true(size >= least) for size in sizes):
+        return tensor
+    tensor, dim = (tensor.reshape(-1), 0) if dim is None else (tensor, dim % tensor.dim())
+    zeros = tensor.new_zeros([*tensor.shape[:dim], least, *tensor.shape[dim + 1 :]])
+    return torch.cat([tensor, torch.narrow(zeros, dim, 0, least * untaken())], dim)
+
+
+def _least(position: int) -> int:
+    """How many there must be for one to be at a position."""
+    return position + 1 if position >= 0 else -position
+
+
+def _dims(index: Argument) -> int:
+    """How many dims a part of an index is for."""
+    if index is None or isinstance(index, bool):
+        return 0
+    return index.dim() if isinstance(index, torch.Tensor) and index.dtype == torch.bool else 1
+
+
+def counted_dim(yes: torch.Tensor, no: torch.Tensor) -> int | None:
+    """The one dim in which two tensors differ; None if they do in another way, or do not."""
+    if (yes.dtype, yes.device, yes.dim()) != (no.dtype, no.device, no.dim()):
+        return None
+    found = [dim for dim, (a, b) in enumerate(zip(shape_of(yes), shape_of(no), strict=True)) if a != b]
+    return found[0] if len(found) == 1 else None
+
+
+class Rows:
+    """Chooses between tensors of different numbers of rows. Those of tensors that have as many are the same ones."""
+
+    def __init__(self, test: torch.Tensor) -> None:
+        self.test = test
+        self._positions: dict[object, torch.Tensor] = {}
+
+    def chosen(self, yes: torch.Tensor, no: torch.Tensor, dim: int) -> torch.Tensor:
+        """The rows along a dim of one of two tensors."""
+        both = (yes, self.test), (no, torch.logical_not(self.test))
+        ways = [(each, test.to(each.device).reshape(1)) for each, test in both if _may_be(each, dim)]
+        counts = tuple(shape_of(each)[dim] for each in (yes, no))
+        if counts not in self._positions:
+            there = torch.cat([test.expand(each.shape[dim]) for each, test in ways])
+            self._positions[counts] = there.nonzero().reshape(-1)
+        return torch.cat([each for each, _ in ways], dim).index_select(dim, self._positions[counts])
+
+
+def _may_be(tensor: torch.Tensor, dim: int) -> bool:
+    size = tensor.shape[dim]
+    return not isinstance(size, int) or size > 0
