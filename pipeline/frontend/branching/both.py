@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from typing import ClassVar, Final
 
 import torch
@@ -107,8 +108,7 @@ def _joined(tests: Sequence[Callable[[], Argument]], join: Callable[..., Argumen
         if found is None:
             test = number(ask())
         else:
-            before: Argument = found
-            made = effects.Made(taken=lambda before=before: (before.reshape(()) != 0) ^ stops)
+            made = effects.Made(taken=partial(_goes_on, found, stops))
             with effects.NoneIn("in a test that is asked only if one before it leaves it open", HINT, made):
                 test = number(ask())
         if is_open(test):
@@ -118,6 +118,11 @@ def _joined(tests: Sequence[Callable[[], Argument]], join: Callable[..., Argumen
         else:
             last = test
     return last if found is None else found
+
+
+def _goes_on(found: torch.Tensor, stops: bool) -> torch.Tensor:
+    """Whether another test is asked after those that are joined."""
+    return (found.reshape(()) != 0) ^ stops
 
 
 def item(value: Argument) -> object:
@@ -184,7 +189,7 @@ class Choice:
         self._held = [(v, copy(v)) for v in values.values() if isinstance(v, list | dict | set)] if self.is_open else []
         self._after: dict[bool, tuple[Argument, ...]] = {}
         self._made: dict[bool, effects.Made] = {}
-        self._rows = Rows(self.test) if self.is_open else None
+        self._rows = Rows(self.test)
 
     def runs(self, way: bool) -> bool:
         """Whether a branch runs."""

@@ -47,7 +47,7 @@ def enough(
 ) -> tuple[Argument, ...]:
     """The arguments of an operator in a branch that may not be taken: where it is not, its first has zeros in addition,
     and is enough of them; where it is, the operator fails as ever if there are too few."""
-    first = args[0] if args else None
+    first: Argument = args[0] if args else None
     for dim, least in needs(func, args, kwargs):
         first = _with_zeros(first, dim, least, untaken)
     return (first, *args[1:]) if args else ()
@@ -98,7 +98,7 @@ def counted_dim(yes: torch.Tensor, no: torch.Tensor) -> int | None:
 class Rows:
     """Chooses between tensors of different numbers of rows. Those of tensors that have as many are the same ones."""
 
-    def __init__(self, test: torch.Tensor) -> None:
+    def __init__(self, test: Argument) -> None:
         self.test = test
         self._positions: dict[object, torch.Tensor] = {}
 

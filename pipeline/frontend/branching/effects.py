@@ -142,9 +142,10 @@ class Trace:
         made, tests = self.open[-1], [each.taken for each in self.open if each.taken is not None]
         if made.untaken is None:
             taken = functools.reduce(torch.logical_and, [test() for test in tests])
-            made.untaken = torch.logical_not(taken).long().item()
-            torch._check(made.untaken >= 0)
-            torch._check(made.untaken <= 1)
+            found: Argument = torch.logical_not(taken).long().item()
+            torch._check(found >= 0)
+            torch._check(found <= 1)
+            made.untaken = found
         return made.untaken
 
 
@@ -334,7 +335,7 @@ def indexing(override: Callable[..., object]) -> Callable[..., object]:
         if trace is None or trace.branch is None or getattr(func, "__name__", "") != "__getitem__":
             return override(self, func, args, kwargs)
         with trace.aside():
-            tensor = enough_to_index(*args, trace.untaken)
+            tensor = enough_to_index(args[0], args[1], trace.untaken)
         if tensor is args[0]:
             return override(self, func, args, kwargs)
 
