@@ -83,6 +83,14 @@ def boxes(x: Tensor) -> tuple[Tensor, Tensor]:
     return found[order][:2], scores[order][:2]
 
 
+def the_best(x: Tensor) -> Tensor:
+    """A row at a position that data has."""
+    found = x[x[:, 0] > 0]
+    if len(found) > 0:
+        x = x + found[found[:, 1].argmax()] * found[0, found[0].argmin()]
+    return x
+
+
 def none_or_all(x: Tensor) -> Tensor:
     if x.sum() > 0:
         return torch.zeros(0, 3, device=x.device)
@@ -119,7 +127,7 @@ def joined(x: Tensor) -> Tensor:
 
 FUNCTIONS: Final[tuple[Counting, ...]] = (
     *(first, last, largest, reduced, best_two, asked_in_turn, in_one_another, boxes, none_or_all, some_or_all),
-    *(columns, beside, joined),
+    *(columns, beside, joined, the_best),
 )
 
 INPUTS: Final = (

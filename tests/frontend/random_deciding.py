@@ -16,10 +16,12 @@ class Writer:
     """A function under construction: its lines, and how far they are indented.
 
     Attributes:
+        counts: whether functions also decide by how many rows data leaves.
         loops: how many loops are around the line, and ``open`` whether data has decided since the innermost.
     """
 
     seed: int
+    counts: bool = False
     draw: random.Random = field(init=False)
     lines: list[str] = field(factory=list)
     depth: int = 1
@@ -149,6 +151,29 @@ def turns(w: Writer, name: str) -> None:
         w.say(w.draw.choice([f"t = t + {name}", f"u = u - v[:, {name}:][:, :1]", f"w[:, {name}] += 0.5"]))
 
 
+def count(w: Writer) -> None:
+    """A branch where there are enough rows for what is in it, and often one that leaves other rows."""
+    a, column = w.draw.choice(NAMES), w.draw.randint(0, 3)
+    w.say(f"r = {a}[{a}[:, {column}] > {w.draw.choice([-0.5, 0.2, 1])}]")
+    uses = [(1, "r[0]"), (1, "r[-1, :1]"), (1, "r.max()"), (1, "r.amin(0)"), (2, "r[1]"), (2, "r.topk(2, 0)[0][1:]")]
+    uses += [(1, "r.max(0)[0]"), (1, "r[:, 1].min()"), (1, "r[r[:, 0].argmax()]"), (1, "r[r.shape[0] - 1 :].mean(0)")]
+    least, use = w.draw.choice(uses)
+    enough = w.draw.choice([f"len(r) >= {least}", f"r.shape[0] > {least - 1}", f"not r.numel() < {4 * least}"])
+    if w.draw.random() < 0.3:
+        w.say(f"t = t + ({use}.mean() if {enough} else u.sum())")
+    else:
+        if w.draw.random() < 0.3:
+            enough = f"{enough} and {use}.mean() > 0"
+        with w.inside(f"if {enough}:", data=True):
+            w.say(f"u = u * 0.5 + {use}")
+            body(w)
+    if w.draw.random() < 0.5:
+        condition, is_data = w.condition()
+        with w.inside(f"if {condition}:", data=is_data):
+            w.say(f"r = {w.draw.choice(['r[:1]', 'r[1:]', 'torch.cat([r, t])', 'r[r[:, 0] > 0]', 'u', 'r * 2'])}")
+        w.say("t = t * 0.5 + r.sum() * 0.1")
+
+
 def leave(w: Writer) -> None:
     """A return, where all that follows is the other branch."""
     condition, is_data = w.condition()
@@ -161,12 +186,14 @@ def body(w: Writer) -> None:
     """A few statements; fewer the deeper they are."""
     for _ in range(w.draw.randint(1, max(1, 5 - 2 * w.depth))):
         kinds = {assign: 4, write: 1, write_in_place: 2, **({branch: 4, loop: 1} if w.depth < 4 else {})}
+        kinds |= {count: 3} if w.counts and w.depth < 3 else {}
         w.draw.choices(list(kinds), list(kinds.values()))[0](w)
 
 
-def source(seed: int) -> str:
-    """The text of a function of a module with a ``linear``, a tensor of shape [N, 4] and a number."""
-    w = Writer(seed)
+def source(seed: int, *, counts: bool = False) -> str:
+    """The text of a function of a module with a ``linear``, a tensor of shape [N, 4] and a number; ``counts``: it may
+    decide by how many rows data leaves."""
+    w = Writer(seed, counts)
     for _ in range(3):
         body(w)
         if w.draw.random() < 0.5:

@@ -15,6 +15,8 @@ from pipeline.stages import unbuilt
 from tests.frontend.random_deciding import source
 
 COMPILE = pipeline.default(require_full_compilation=True).replace("build", unbuilt)
+COUNTS = pipeline.default().replace("build", unbuilt)
+"""Rows that a mask leaves are for PyTorch to take."""
 X = torch.linspace(-1, 2, 12).reshape(3, 4)
 CALLS = (X, -X, X * 0.1, X * 0, X.flip(0) - 0.5, X[:1], X[1:] * 3)
 
@@ -32,10 +34,10 @@ class Random(nn.Module):
         return self.function(self, x, self.k)
 
 
-def function_of(seed: int, folder: Path) -> Any:
+def function_of(seed: int, text: str, folder: Path) -> Any:
     """A function in a file of its own."""
     path = folder / f"decides_{seed}.py"
-    path.write_text(source(seed), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -44,12 +46,13 @@ def function_of(seed: int, folder: Path) -> Any:
     return getattr(module, path.stem)
 
 
-def check(seed: int, folder: Path) -> None:
-    model = Random(function_of(seed, folder), seed % 4).eval()
+def check(seed: int, folder: Path, *, counts: bool = False) -> None:
+    text = source(seed, counts=counts)
+    model = Random(function_of(seed, text, folder), seed % 4).eval()
     dims = ({0: torch.export.Dim("n", min=1, max=9)},)
-    run = COMPILE(model, (X,), dynamic_shapes=dims).module("reference")
+    run = (COUNTS if counts else COMPILE)(model, (X,), dynamic_shapes=dims).module("reference")
     for x in CALLS:
-        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4, msg=lambda text: f"{text}\n{source(seed)}")
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4, msg=lambda said: f"{said}\n{text}")
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -61,6 +64,17 @@ def test_a_random_function_is_what_python_computes(seed: int, tmp_path: Path) ->
 @pytest.mark.parametrize("seed", range(10, 40))
 def test_forty_random_functions_are_what_python_computes(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_random_function_decides_by_counts(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path, counts=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5, 30))
+def test_thirty_random_functions_decide_by_counts(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path, counts=True)
 
 
 def test_functions_use_all_of_the_language() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from pipeline.aten.types import Argument, Target
+from pipeline.frontend.known_numbers import number_of
 from pipeline.shapes.environment import shape_of
 
 Need: TypeAlias = tuple[int | None, int]
@@ -53,17 +54,30 @@ def enough(
     return (first, *args[1:]) if args else ()
 
 
-def enough_to_index(tensor: torch.Tensor, index: Argument, untaken: Untaken) -> torch.Tensor:
-    """The same for ``tensor[index]``, which asks for the size before it calls an operator."""
-    parts, dim = index if isinstance(index, tuple) else (index,), 0
+def enough_to_index(tensor: torch.Tensor, index: Argument, untaken: Untaken) -> tuple[torch.Tensor, Argument]:
+    """The same for ``tensor[index]``, which asks for the size before it calls an operator, and would read a position
+    that is a tensor of one element."""
+    parts, dim = list(index) if isinstance(index, tuple) else [index], 0
+    places = [i for i, part in enumerate(parts) if _is_position(part)]
+    alone = len(places) == 1 and not any(isinstance(p, torch.Tensor) for i, p in enumerate(parts) if i not in places)
     for i, part in enumerate(parts):
         if part is Ellipsis:
             dim = tensor.dim() - sum(map(_dims, parts[i + 1 :]))
             continue
         if isinstance(part, int) and not isinstance(part, bool):
             tensor = _with_zeros(tensor, dim, _least(part), untaken)
+        elif alone and i in places:
+            tensor = _with_zeros(tensor, dim, 1, untaken).index_select(dim, part.reshape(1))
+            parts[i] = 0
         dim += _dims(part)
-    return tensor
+    return tensor, tuple(parts) if isinstance(index, tuple) else parts[0]
+
+
+def _is_position(index: object) -> bool:
+    """Whether a part of an index is a tensor of one position, which only data has."""
+    if not isinstance(index, torch.Tensor) or index.dtype not in (torch.int64, torch.int32):
+        return False
+    return index.dim() == 0 and number_of(index) is None
 
 
 def _with_zeros(tensor: torch.Tensor, dim: int | None, least: int, untaken: Untaken) -> torch.Tensor:

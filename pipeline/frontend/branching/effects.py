@@ -141,8 +141,9 @@ class Trace:
         """1 if the branch that is traced is not taken, else 0."""
         made, tests = self.open[-1], [each.taken for each in self.open if each.taken is not None]
         if made.untaken is None:
-            taken = functools.reduce(torch.logical_and, [test() for test in tests])
-            found: Argument = torch.logical_not(taken).long().item()
+            with self.aside():  # what is asked is ours, and leaves nothing behind
+                taken = functools.reduce(torch.logical_and, [test() for test in tests])
+                found: Argument = torch.logical_not(taken).long().item()
             torch._check(found >= 0)
             torch._check(found <= 1)
             made.untaken = found
@@ -298,7 +299,7 @@ def noting(own: Kernel) -> Kernel:
             return own(mode, func, pre_dispatch, args, kwargs)
         given = args
         if trace.branch is not None and not any(arg is trace.enough for arg in args[:1]):
-            with trace.aside(), mode:
+            with mode:
                 args = enough(func, args, kwargs or {}, trace.untaken)
         written = list(_written(func, args, kwargs or {}))
         branch = trace.branch
@@ -334,12 +335,11 @@ def indexing(override: Callable[..., object]) -> Callable[..., object]:
         trace = _trace.get()
         if trace is None or trace.branch is None or getattr(func, "__name__", "") != "__getitem__":
             return override(self, func, args, kwargs)
-        with trace.aside():
-            tensor = enough_to_index(args[0], args[1], trace.untaken)
+        tensor, index = enough_to_index(args[0], args[1], trace.untaken)
         if tensor is args[0]:
             return override(self, func, args, kwargs)
 
-        def looked_up(_: Argument, index: Argument) -> object:
+        def looked_up(*_: Argument) -> object:
             trace.enough = tensor
             result = func(tensor, index)
             keep(result, args[:1], LOOKED_UP)

@@ -184,6 +184,8 @@ def _along(func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument
     given = {argument.name: argument.default_value for argument in func._schema.arguments}
     given |= dict(zip(given, args, strict=False)) | dict(kwargs)
     dim, tensor = given.get("dim"), args[0]
+    if dim is None and func in (aten.argmax.default, aten.argmin.default):
+        return (tensor.numel(),)
     return (tensor.shape[dim],) if isinstance(dim, int) and tensor.dim() else ()
 
 
