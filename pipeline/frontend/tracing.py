@@ -19,6 +19,7 @@ from torch.export import _trace, exported_program
 from torch.fx.experimental import proxy_tensor, symbolic_shapes
 
 from pipeline.aten.whole import CELLS, RECURRENT
+from pipeline.converters.overlap import unfold_backward
 from pipeline.frontend import (
     constant_inputs,
     data_checks,
@@ -67,6 +68,12 @@ TABLE: Final = (
             before=(2, 13),
         )
         for target in (aten.pow.Tensor_Scalar, aten.pow.Scalar)
+    ),
+    Replacement(
+        decomposition_table,
+        aten.unfold_backward.default,
+        lambda _: unfold_backward,
+        "adds up windows element by element, thousands of operators for a window of istft, to have a shape",
     ),
     Replacement(logging.Logger, "handle", quiet.logs, "logs what it raises as well, and what it finds a way around"),
     Replacement(

@@ -10,6 +10,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.network.context import ConversionContext, NetworkError
 from pipeline.shapes.environment import line_of
+from pipeline.trt import trt
 
 Operation: TypeAlias = tuple[str, tuple[Any, ...]]
 """A name of ``trt.ElementWiseOperation``, and the expressions that it joins from left to right."""
@@ -42,7 +43,7 @@ def solution(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
     raise NetworkError(f"the size {symbol} cannot be read from any input of the engine")
 
 
-def whole(ctx: ConversionContext, expr: Any) -> tuple[Any, int] | None:
+def whole(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
     """A tensor and its dim, whose size is an expression of which not all symbols can be read; None if there is none:
     what is joined to as many rows as data says, and read in a later engine."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._decomp import decomposition_table
 from torch.export import Dim, export
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 
 import pipeline
@@ -262,6 +264,13 @@ def there_are_two() -> bool:
     return [each.min for each in program.shapes.values()] == [2]
 
 
+def adds_elements() -> bool:
+    """Whether windows are added up an element at a time."""
+    with tracing.exporting():
+        made = make_fx(decomposition_table[aten.unfold_backward.default])(torch.ones(1, 5, 64), [2, 80], 1, 64, 4)
+    return len(made.graph.nodes) > 99
+
+
 FLAWS: Mapping[Any, Callable[[], bool]] = {
     "__getattr__": lambda: not fails(exported, by_size),
     aten.slice.Tensor: lambda: has_unknown_sizes(lambda x: x[: x.shape[0] // 2] * 2),
@@ -269,6 +278,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten.pow.Scalar: lambda: fails(exported, lambda x: (x.shape[0] / 2) ** x),
     "_compute_scale": lambda: fails(exported, resized),
     aten.bincount.default: weights_are_whole,
+    aten.unfold_backward.default: adds_elements,
     "create_unbacked_symint": there_are_two,
     "dispatch": lambda: has_unknown_sizes(repeated),
     "evaluate_expr": lambda: least(lambda x: by_size(x.mT.reshape(x.shape))) == 1,

@@ -89,6 +89,20 @@ def unfold(draw: Draw, target: object) -> Call:
     return Call(target, (draw(moved(shape, dtype)), dim, size, step))
 
 
+@calls(aten.unfold_backward.default)
+def unfold_backward(draw: Draw, target: object) -> Call:
+    sizes, dtype = list(draw(shapes(1, 3, zero=False))), draw(dtypes)
+    dim, size, step = draw(dims(len(sizes))), draw(st.integers(1, 7)), draw(st.integers(1, 4))
+    at, count, rest = dim % len(sizes), draw(st.integers(1, 4)), draw(st.integers(0, step - 1))
+    if draw(st.booleans()):
+        given = [*sizes[:at], "n", *sizes[at + 1 :], size]
+        sizes[at] = Size("n", step, size - step + rest)  # type: ignore[call-overload]
+        return Call(target, (draw(moved(given, dtype)), sizes, dim, size, step), sizes={"n": (2, 3, 5)})
+    sizes[at] = (count - 1) * step + size + rest
+    batch = [1] * at if draw(st.booleans()) else sizes[:at]
+    return Call(target, (draw(moved((*batch, count, *sizes[at + 1 :], size), dtype)), sizes, dim, size, step))
+
+
 @calls(aten.as_strided.default)
 def as_strided(draw: Draw, target: object) -> Call:
     if draw(st.integers(0, 2)) == 0:

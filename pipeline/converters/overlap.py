@@ -1,0 +1,33 @@
+"""Windows that overlap, added up: what ``istft`` ends with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from pipeline.converters.decompositions import register_torch_trt_decomposition
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+@register_torch_trt_decomposition(aten.unfold_backward.default)
+def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Any:
+    """unfold_backward(Tensor grad_in, SymInt[] input_sizes, int dim, int size, int step) -> Tensor
+
+    Windows are cut into pieces as long as a step. Pieces of one place in the windows do not overlap: they are a row,
+    and as many rows are added up as there are pieces in a window. torch adds up an element of the windows at a time, if
+    they are the same for a batch, as those of ``istft`` are.
+    """
+    if not input_sizes:
+        return grad_in.squeeze(0)
+    dim %= len(input_sizes)
+    pieces = -(-size // step)
+    windows = functional.pad(grad_in.movedim(dim, -2), (0, pieces * step - size))
+    *others, count, _ = windows.shape
+    windows = windows.reshape(*others, count, pieces, step)
+    rows = [windows.select(-2, piece).reshape(*others, count * step) for piece in range(pieces)]
+    total: Any = sum(functional.pad(row, (i * step, (pieces - i) * step)) for i, row in enumerate(rows))
+    return total.narrow(-1, 0, input_sizes[dim]).movedim(-1, dim).expand(input_sizes)
