@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import reduce
 
 import torch
 from torch.nn import functional
@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 
 @register_torch_trt_decomposition(aten.unfold_backward.default)
-def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Any:
+def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """unfold_backward(Tensor grad_in, SymInt[] input_sizes, int dim, int size, int step) -> Tensor
 
     Windows are cut into pieces as long as a step. Pieces of one place in the windows do not overlap: they are a row,
@@ -29,5 +29,5 @@ def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int
     *others, count, _ = windows.shape
     windows = windows.reshape(*others, count, pieces, step)
     rows = [windows.select(-2, piece).reshape(*others, count * step) for piece in range(pieces)]
-    total: Any = sum(functional.pad(row, (i * step, (pieces - i) * step)) for i, row in enumerate(rows))
+    total = reduce(torch.add, (functional.pad(row, (i * step, (pieces - i) * step)) for i, row in enumerate(rows)))
     return total.narrow(-1, 0, input_sizes[dim]).movedim(-1, dim).expand(input_sizes)

@@ -28,6 +28,7 @@ from pipeline.frontend import (
     gpu_answers,
     held_numbers,
     known_numbers,
+    legacy,
     moved,
     packed,
     quiet,
@@ -39,11 +40,18 @@ from pipeline.frontend import (
 )
 from pipeline.frontend.branching import effects
 from pipeline.frontend.copies import without_plain_copies
-from pipeline.frontend.replacement import Places, Replacement
+from pipeline.frontend.replacement import Kernel, Places, Replacement
 from pipeline.frontend.transforms import levels_left
 from pipeline.shapes import questions
 
 aten = torch.ops.aten
+
+
+def _overridden(own: Kernel) -> Kernel:
+    """torch.export's handling of a call in the model, with ours around it, the first of which is the last here."""
+    own = effects.indexing(known_numbers.indexing(own))
+    return legacy.legacy(packed.packing(data_checks.holding(own)))
+
 
 TABLE: Final = (
     Replacement(
@@ -118,9 +126,9 @@ TABLE: Final = (
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        lambda own: packed.packing(data_checks.holding(effects.indexing(known_numbers.indexing(own)))),
-        "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data, and has "
-        "no shapes of packed sequences",
+        lambda own: _overridden(own),
+        "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data and masks "
+        "of bytes, has no shapes of packed sequences, and makes constants of x.data",
     ),
     *(
         Replacement(

@@ -7,16 +7,13 @@ import functools
 import io
 import logging
 import unittest
-import warnings
 from collections.abc import Callable, Mapping
 from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from torch._decomp import decomposition_table
 from torch.export import Dim, export
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 
 import pipeline
@@ -25,6 +22,7 @@ from pipeline.frontend import tracing
 from pipeline.frontend.replacement import VERSION, Places, Replacement
 from pipeline.frontend.violations import kept_violations
 from tests.frontend.by_the_example import BY_EXAMPLE, LooksUp, by_the_example, differs
+from tests.frontend.made_up import adds_elements, there_are_two
 from tests.frontend.test_constant_inputs import GRID, Literal, Windows, inputs
 
 aten = torch.ops.aten
@@ -243,32 +241,6 @@ def holding(function: Callable[..., Any]) -> Callable[[], bool]:
 def windows() -> None:
     patches, grid = inputs()
     pipeline.capture(Windows().eval(), (patches, pipeline.Constant(grid)))
-
-
-@torch.library.custom_op("tests::above", mutates_args=())
-def above(x: torch.Tensor) -> torch.Tensor:
-    """The elements above 0."""
-    return x[x > 0]
-
-
-@above.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is deprecated, and torchvision calls it
-        return x.new_empty(torch.library.get_ctx().create_unbacked_symint())
-
-
-def there_are_two() -> bool:
-    """Whether a size that data has is taken to be 2 or more."""
-    program = pipeline.capture(Calls(above), (ROW,))
-    return [each.min for each in program.shapes.values()] == [2]
-
-
-def adds_elements() -> bool:
-    """Whether windows are added up an element at a time."""
-    with tracing.exporting():
-        made = make_fx(decomposition_table[aten.unfold_backward.default])(torch.ones(1, 5, 64), [2, 80], 1, 64, 4)
-    return len(made.graph.nodes) > 99
 
 
 FLAWS: Mapping[Any, Callable[[], bool]] = {
