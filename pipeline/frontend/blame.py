@@ -113,14 +113,14 @@ def place_of(file: str, line: int) -> str:
 
 def _by_data(error: Exception, model: torch.nn.Module) -> CaptureError | None:
     """The error for a model that decides by data in Python, if it is one, with the line that does."""
-    if not isinstance(error, GuardOnDataDependentSymNode):
-        return None
-    found = deciding(error)
+    is_key = isinstance(error, TypeError) and "unhashable type: non-nested Sym" in str(error)
+    found = deciding(error) if is_key or isinstance(error, GuardOnDataDependentSymNode) else None
     if found is None:
         return None
     code, number = found
     place = place_of(code.co_filename, number)
-    why = f"{type(model).__name__} decides by data, which only a call has: {place} (torch.export: data-dependent)"
+    does = "has a number in a set, or as a key," if is_key else "decides by data,"
+    why = f"{type(model).__name__} {does} which only a call has: {place} (torch.export: data-dependent)"
     if isinstance(error.__cause__, CaptureError):
         why += f"; both ways cannot be in a program: {error.__cause__.message}"
     hint = (

@@ -231,3 +231,13 @@ def test_what_depends_on_data_is_no_matter_of_dtypes() -> None:
         pipeline.capture(ClampedInHalves().half().eval(), args)
     assert ", expected " not in str(caught.value)
     assert "TORCH_LOGS" not in str(caught.value)
+
+
+def test_a_number_that_data_has_is_no_key() -> None:
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        lengths = (x > 0).sum(-1).tolist()
+        return x * len(set(lengths))
+
+    says = r"Calls has a number in a set, or as a key, which only a call has: test_blame\.py:\d+, .*set\(lengths\)"
+    with pytest.raises(pipeline.CaptureError, match=rf"{says}(.|\n)*hint: .*pipeline\.Constant\(value\)"):
+        pipeline.capture(Calls(counts), (torch.ones(2, 3),))
