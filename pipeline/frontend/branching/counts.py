@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from pipeline.aten.types import Argument, Target
+from pipeline.frontend.branching.positions import name_of
 from pipeline.frontend.known_numbers import number_of
 from pipeline.shapes.environment import shape_of
 
@@ -22,25 +23,23 @@ Need: TypeAlias = tuple[int | None, int]
 Untaken: TypeAlias = Callable[[], torch.SymInt]
 """Computes 1 if a branch is not taken, else 0."""
 
-REDUCES: Final = frozenset(("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode"))
-"""Reductions that nothing has a result of."""
+_NEEDS: Final = "max min amax amin aminmax argmax argmin median nanmedian mode topk kthvalue select"
+NEEDS: Final = frozenset(_NEEDS.split())
+"""Operators that fail on nothing, or on too few: reductions, some of which have no result then, and look-ups."""
 
 
 def needs(func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> Iterator[Need]:
     """How many elements an operator needs of its first argument."""
-    schema = func._schema if isinstance(func, torch._ops.OpOverload) else None
-    if schema is None or not args or not isinstance(args[0], torch.Tensor) or not args[0].dim():
+    name = name_of(func)
+    if name not in NEEDS or not args or not isinstance(args[0], torch.Tensor) or not args[0].dim():
         return
-    given = {argument.name: argument.default_value for argument in schema.arguments}
+    given = {argument.name: argument.default_value for argument in func._schema.arguments}
     given |= dict(zip(given, args, strict=False)) | dict(kwargs)
-    name, dim = schema.name.partition("::")[2], given.get("dim")
-    if name == "select" and isinstance(given["index"], int):
-        yield dim, _least(given["index"])
-    elif name in ("topk", "kthvalue") and isinstance(given["k"], int):
-        yield dim, given["k"]
-    elif name in REDUCES:
-        dims = [dim] if isinstance(dim, int) else dim
-        yield from ((each, 1) for each in dims) if dims else ((None, 1),)
+    dim, number = given.get("dim"), given.get("index" if name == "select" else "k", 1)
+    dims = [dim] if isinstance(dim, int) else dim
+    if isinstance(number, int):
+        least = _least(number) if name == "select" else number
+        yield from ((each, least) for each in dims) if dims else ((None, least),)
 
 
 def enough(

@@ -109,7 +109,7 @@ class Positions:
         self, func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument], result: Argument
     ) -> Iterator[Sizes]:
         """For each tensor of a result, what its elements stay below, or its columns; nothing if that is not known."""
-        name, first = _name(func), args[0] if args else None
+        name, first = name_of(func), args[0] if args else None
         if name == "arange":
             begins, ends, step = (0, *args, 1) if len(args) < 2 else (*args, 1)[:3]
             goes_up = all(isinstance(each, int) and each >= least for each, least in ((begins, 0), (step, 1)))
@@ -141,7 +141,7 @@ class Positions:
                 yield (below[args[2]],)
 
     def _known_rows(self, func: Target, args: Sequence[Argument]) -> Rows | None:
-        name, first = _name(func), args[0] if args else None
+        name, first = name_of(func), args[0] if args else None
         if not isinstance(first, torch.Tensor):
             return None
         if func is aten.where.default or name in ("nonzero", "nonzero_numpy"):
@@ -161,7 +161,7 @@ def _has(tensor: torch.Tensor, below: int) -> torch.Tensor:
     return (tensor.reshape(-1, 1) == numbers).any(0)
 
 
-def _name(func: Target) -> str:
+def name_of(func: Target) -> str:
     """``index_add`` for ``aten.index_add_.default``"""
     schema = func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
     return str(schema.partition("::")[2].removesuffix("_"))
@@ -191,7 +191,7 @@ def _along(func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument
 
 def _places(func: Target, args: Sequence[Argument]) -> Iterator[tuple[torch.Tensor, Size]]:
     """The tensors of positions of a call, with the sizes of the dims in which they are."""
-    name, first, second = _name(func), *(*args, None, None)[:2]
+    name, first, second = name_of(func), *(*args, None, None)[:2]
     if name in AT and isinstance(second, list | tuple):
         dim = 0
         for index in second:
