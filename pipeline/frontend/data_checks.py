@@ -32,6 +32,8 @@ aten = torch.ops.aten
 
 EXPORT: Final = folder_of("torch.export")
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
+DISTRIBUTIONS: Final = folder_of("torch.distributions")
+"""Where torch itself checks data, as a model would."""
 LONGEST: Final = 80
 """Instructions before an error is raised: its message may be long."""
 ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
@@ -102,6 +104,17 @@ def holding(override: Callable[..., object]) -> Callable[..., object]:
     return override_truths
 
 
+def unasked(own: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the check of a distribution's sample, which asks whether sizes are 1, where these vary."""
+
+    def validate(distribution: Argument, value: Argument) -> None:
+        sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
+        if all(isinstance(size, int) for size in sizes):
+            own(distribution, value)
+
+    return validate
+
+
 def is_unknown(tensor: object) -> bool:
     """Whether only data has the value of a tensor."""
     if not isinstance(tensor, torch.Tensor) or getattr(tensor, "item_memo", None) is not None:
@@ -123,7 +136,8 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
     while frame is not None and not frame.f_code.co_filename.startswith(EXPORT):
         outer += [] if _is_not_the_models(frame) else [frame]
         frame = frame.f_back
-    place = f"{Path(outer[0].f_code.co_filename).name}:{outer[0].f_lineno}"
+    own = next((each for each in outer if not each.f_code.co_filename.startswith(DISTRIBUTIONS)), outer[0])
+    place = f"{Path(own.f_code.co_filename).name}:{own.f_lineno}"
     if any(_may_catch(each.f_code, each.f_lasti, error) for each in outer):
         checks.caught = place
         return None
@@ -132,8 +146,9 @@ def _taken(frame: FrameType | None, is_check: bool) -> bool | None:
 
 
 def _is_not_the_models(frame: FrameType) -> bool:
-    """Whether a frame is of torch or of ours."""
-    return frame.f_code.co_filename.startswith(NOT_THE_MODELS)
+    """Whether a frame is of torch or of ours, and checks no data."""
+    name = frame.f_code.co_filename
+    return name.startswith(NOT_THE_MODELS) and not name.startswith(DISTRIBUTIONS)
 
 
 @functools.lru_cache(1024)

@@ -45,6 +45,7 @@ class Replacement:
             ``"example"``: while one that is exported takes the ways of its example; ``"gpu"``: while torch traces for a
             GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
         before: the first version of torch that does not need it; None: all versions do.
+        since: the first version that needs it.
     """
 
     owner: Any
@@ -53,11 +54,12 @@ class Replacement:
     why: str
     during: When = "trace"
     before: tuple[int, int] | None = None
+    since: tuple[int, int] = (0, 0)
 
     @property
     def applies(self) -> bool:
         """Whether the installed torch needs it."""
-        return (self.before is None or self.before > VERSION) and self._is_there
+        return self.since <= VERSION and (self.before is None or self.before > VERSION) and self._is_there
 
     @property
     def _is_there(self) -> bool:

@@ -15,6 +15,7 @@ from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses import fake_utils, meta_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributions import Distribution
 from torch.export import _trace, exported_program
 from torch.fx.experimental import proxy_tensor, symbolic_shapes
 
@@ -82,6 +83,14 @@ TABLE: Final = (
         aten.unfold_backward.default,
         lambda _: unfold_backward,
         "adds up windows element by element, thousands of operators for a window of istft, to have a shape",
+        since=(2, 13),
+    ),
+    Replacement(
+        Distribution,
+        "_validate_sample",
+        data_checks.unasked,
+        "takes a size that varies to be other than 1, as it checks the sample of a distribution",
+        during="export",
     ),
     Replacement(logging.Logger, "handle", quiet.logs, "logs what it raises as well, and what it finds a way around"),
     Replacement(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 
 Forward: TypeAlias = Callable[["Checking", Tensor], Any]
 
@@ -132,8 +132,29 @@ def either(m: Checking, x: Tensor) -> Tensor:
         raise TypeError("positive")
 
 
+def categorical(m: Checking, x: Tensor) -> Tensor:
+    chosen = distributions.Categorical(logits=m.linear(x))
+    return chosen.probs + chosen.entropy()[:, None] + chosen.log_prob(x.argmax(-1))[:, None]
+
+
+def normal(m: Checking, x: Tensor) -> Tensor:
+    """As variational autoencoders and policies have it, which torch.distributions checks."""
+    found = distributions.Independent(distributions.Normal(m.linear(x), x.exp()), 1)
+    return found.log_prob(x + 1)[:, None] + found.mean
+
+
+def divergence(m: Checking, x: Tensor) -> Tensor:
+    one, other = distributions.Normal(x, x.exp()), distributions.Normal(torch.zeros_like(x), 1.0)
+    return distributions.kl_divergence(one, other)
+
+
+def squashed(m: Checking, x: Tensor) -> Tensor:
+    found = distributions.TransformedDistribution(distributions.Normal(x, 1.0), [distributions.TanhTransform()])
+    return found.log_prob(x.tanh() / 2)
+
+
 HOLD: Final = (
     *(asserts, asserts_in_words, asserts_two, asserts_in_torch, raises, raises_or, raises_otherwise),
-    *(in_a_context, in_a_function, beside_other_errors),
+    *(in_a_context, in_a_function, beside_other_errors, categorical, normal, divergence, squashed),
 )
 DECIDE: Final = (caught, caught_by_the_caller, caught_whatever_it_is, counts, either)
