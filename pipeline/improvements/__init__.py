@@ -22,6 +22,7 @@ from pipeline.improvements.simplify_masks import simplify_masks
 from pipeline.improvements.split_products import split_products
 from pipeline.improvements.sums_into_linears import sums_into_linears
 from pipeline.improvements.transpose_weights import transpose_weights
+from pipeline.improvements.update_by_masks import update_by_masks
 from pipeline.improvements.update_in_place import update_in_place
 
 PASSES: Final = (
@@ -30,6 +31,7 @@ PASSES: Final = (
     fuse_attention,
     simplify_masks,
     index_by_masks,
+    update_by_masks,
     masked_rows,
     push_down_slices,
     fold_batch_norm,

@@ -1,0 +1,111 @@
+"""update_by_masks: compute what a mask picks for all elements, and choose by the mask."""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch.utils._pytree import tree_flatten
+
+from pipeline.aten.apart import why_apart
+from pipeline.aten.arguments import argument
+from pipeline.aten.kinds import is_pointwise
+from pipeline.aten.traits import Does, does
+from pipeline.aten.types import Argument
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement
+from pipeline.shapes.environment import shape_of
+
+DEEPEST = 16
+"""Operators in a row between what a mask picks and where it goes."""
+
+
+@improvement
+def update_by_masks(rewriting: Rewriting) -> None:
+    """Replace `x[mask] += w`, and `x[mask] = f(y[mask])` of elementwise operators, by `torch.where(mask, f(y), x)`.
+
+    How many elements a mask picks is data, and TensorRT-RTX has no layer that finds them.
+    """
+    for node in rewriting.nodes(aten.index_put.default):
+        x, value = argument(node, "self"), argument(node, "values")
+        mask = _mask(x, argument(node, "indices"))
+        if mask is None or argument(node, "accumulate"):
+            continue
+        update = _Update(rewriting, node, mask)
+        if update.reads(value) and update.is_whole(value):
+            for _ in range(len(shape_of(x.meta["val"])) - len(shape_of(mask.meta["val"]))):
+                mask = rewriting.create(aten.unsqueeze.default, (mask, -1), {}, node)
+            rewriting.offer(node, aten.where.self, (mask, update.whole(value), x))
+
+
+@frozen
+class _Update:
+    """What is written where a mask holds."""
+
+    rewriting: Rewriting
+    node: Node
+    mask: Node
+
+    def reads(self, value: Argument, within: int = DEEPEST) -> bool:
+        """Whether a value is computed from what the mask picks."""
+        if not isinstance(value, Node) or not within:
+            return False
+        return self._is_picked(value) or (
+            _is_elementwise(value) and any(self.reads(each, within - 1) for each in value.all_input_nodes)
+        )
+
+    def is_whole(self, value: Argument) -> bool:
+        """Whether a value can be computed for all elements."""
+        if not isinstance(value, Node) or self._is_picked(value):
+            return True
+        if not self.reads(value):
+            return isinstance(value.meta.get("val"), torch.Tensor) and self._spreads(value)
+        return all(map(self.is_whole, value.all_input_nodes))
+
+    def whole(self, value: Argument) -> Argument:
+        """A value, for all elements."""
+        if self._is_picked(value):
+            return value.args[0]
+        if not self.reads(value):
+            return value
+        args = torch.fx.node.map_arg(value.args, self.whole)
+        kwargs = torch.fx.node.map_arg(dict(value.kwargs), self.whole)
+        return self.rewriting.create(value.target, args, kwargs, self.node)
+
+    def _is_picked(self, value: Argument) -> bool:
+        """Whether it is ``y[mask]``."""
+        if not isinstance(value, Node) or value.target is not aten.index.Tensor:
+            return False
+        found = _mask(value.args[0], value.args[1])
+        return found is not None and _is_as(found, self.mask)
+
+    def _spreads(self, value: Node) -> bool:
+        """Whether a value is the same for each element that is picked."""
+        sizes, picked = shape_of(value.meta["val"]), len(shape_of(argument(self.node, "self").meta["val"]))
+        picked += 1 - len(shape_of(self.mask.meta["val"]))
+        return len(sizes) < picked or (len(sizes) == picked and sizes[0] == 1)
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Whether an operator computes each element alone, and fails on none."""
+    if not is_pointwise(node) and does(node.target) is not Does.CASTS:
+        return False
+    return not why_apart(node.target, node.args, node.meta["val"])
+
+
+def _is_as(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
+    """Whether two values are computed alike, as masks are that are written twice."""
+    if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
+        return a is b or (type(a) is type(b) and not isinstance(a, Node) and bool(a == b))
+    if not within or a.op != "call_function" or a.target != b.target or does(a.target) is Does.DRAWS:
+        return False
+    (ours, one), (theirs, other) = tree_flatten((a.args, dict(a.kwargs))), tree_flatten((b.args, dict(b.kwargs)))
+    return one == other and all(_is_as(x, y, within - 1) for x, y in zip(ours, theirs, strict=True))
+
+
+def _mask(x: Argument, indices: object) -> Node | None:
+    """The mask that alone is an index, if it has the first sizes of what is indexed."""
+    if not isinstance(indices, list | tuple) or len(indices) != 1 or not isinstance(indices[0], Node):
+        return None
+    (mask,) = indices
+    sizes = shape_of(mask.meta["val"])
+    is_mask = mask.meta["val"].dtype == torch.bool and bool(sizes)
+    return mask if is_mask and sizes == shape_of(x.meta["val"])[: len(sizes)] else None
