@@ -133,23 +133,24 @@ def either(m: Checking, x: Tensor) -> Tensor:
 
 
 def categorical(m: Checking, x: Tensor) -> Tensor:
-    chosen = distributions.Categorical(logits=m.linear(x))
+    chosen = distributions.Categorical(logits=m.linear(x), validate_args=True)
     return chosen.probs + chosen.entropy()[:, None] + chosen.log_prob(x.argmax(-1))[:, None]
 
 
 def normal(m: Checking, x: Tensor) -> Tensor:
     """As variational autoencoders and policies have it, which torch.distributions checks."""
-    found = distributions.Independent(distributions.Normal(m.linear(x), x.exp()), 1)
+    found = distributions.Independent(distributions.Normal(m.linear(x), x.exp(), validate_args=True), 1)
     return found.log_prob(x + 1)[:, None] + found.mean
 
 
 def divergence(m: Checking, x: Tensor) -> Tensor:
-    one, other = distributions.Normal(x, x.exp()), distributions.Normal(torch.zeros_like(x), 1.0)
-    return distributions.kl_divergence(one, other)
+    one = distributions.Normal(x, x.exp(), validate_args=True)
+    return distributions.kl_divergence(one, distributions.Normal(torch.zeros_like(x), 1.0))
 
 
 def squashed(m: Checking, x: Tensor) -> Tensor:
-    found = distributions.TransformedDistribution(distributions.Normal(x, 1.0), [distributions.TanhTransform()])
+    normal = distributions.Normal(x, 1.0, validate_args=True)
+    found = distributions.TransformedDistribution(normal, [distributions.TanhTransform()])
     return found.log_prob(x.tanh() / 2)
 
 
