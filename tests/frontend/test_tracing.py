@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributions import Normal
 from torch.export import Dim, export
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -250,7 +251,7 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     aten.pow.Scalar: lambda: fails(exported, lambda x: (x.shape[0] / 2) ** x),
     "_compute_scale": lambda: fails(exported, resized),
     aten.bincount.default: weights_are_whole,
-    "_validate_sample": lambda: least(lambda x: torch.distributions.Normal(x, 1.0, validate_args=True).log_prob(x)) == 2,
+    "_validate_sample": lambda: least(lambda x: Normal(x, 1.0, validate_args=True).log_prob(x)) == 2,
     aten.unfold_backward.default: adds_elements,
     "create_unbacked_symint": there_are_two,
     "dispatch": lambda: has_unknown_sizes(repeated),
