@@ -135,7 +135,7 @@ TABLE: Final = (
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        lambda own: _overridden(own),
+        _overridden,
         "takes the value in the example of an index that is a tensor made of sizes, fails on checks of data and masks "
         "of bytes, has no shapes of packed sequences, and makes constants of x.data",
     ),

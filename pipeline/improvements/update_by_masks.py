@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.apart import why_apart
@@ -11,7 +11,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.kinds import is_pointwise
 from pipeline.aten.traits import Does, does
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement
+from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 from pipeline.shapes.environment import shape_of
 
 DEEPEST = 16
@@ -38,19 +38,22 @@ def update_by_masks(rewriting: Rewriting) -> None:
 
 @frozen
 class _Update:
-    """What is written where a mask holds."""
+    """What is written where a mask holds, and what is known of the values that it is computed from."""
 
     rewriting: Rewriting
     node: Node
     mask: Node
+    _reads: dict[Node, bool] = field(factory=dict)
+    _whole: dict[Node, Argument] = field(factory=dict)
 
     def reads(self, value: Argument, within: int = DEEPEST) -> bool:
         """Whether a value is computed from what the mask picks."""
         if not isinstance(value, Node) or not within:
             return False
-        return self._is_picked(value) or (
-            _is_elementwise(value) and any(self.reads(each, within - 1) for each in value.all_input_nodes)
-        )
+        if value not in self._reads:
+            sources = value.all_input_nodes if _is_elementwise(value) else ()
+            self._reads[value] = self._is_picked(value) or any([self.reads(each, within - 1) for each in sources])
+        return self._reads[value]
 
     def is_whole(self, value: Argument) -> bool:
         """Whether a value can be computed for all elements."""
@@ -62,19 +65,22 @@ class _Update:
 
     def whole(self, value: Argument) -> Argument:
         """A value, for all elements."""
-        if self._is_picked(value):
-            return value.args[0]
-        if not self.reads(value):
+        if not isinstance(value, Node) or not self.reads(value):
             return value
-        args = torch.fx.node.map_arg(value.args, self.whole)
-        kwargs = torch.fx.node.map_arg(dict(value.kwargs), self.whole)
+        if value not in self._whole:
+            self._whole[value] = value.args[0] if self._is_picked(value) else self._computed(value)
+        return self._whole[value]
+
+    def _computed(self, value: Node) -> Node:
+        args, kwargs = torch.fx.node.map_arg((value.args, dict(value.kwargs)), self.whole)
         return self.rewriting.create(value.target, args, kwargs, self.node)
 
     def _is_picked(self, value: Argument) -> bool:
-        """Whether it is ``y[mask]``."""
+        """Whether it is ``y[mask]``, and ``y`` has the rank of what is written to."""
         if not isinstance(value, Node) or value.target is not aten.index.Tensor:
             return False
-        found = _mask(value.args[0], value.args[1])
+        picked, written = argument(value, "self"), argument(self.node, "self")
+        found = _mask(picked, argument(value, "indices")) if rank_of(picked) == rank_of(written) else None
         return found is not None and _is_as(found, self.mask)
 
     def _spreads(self, value: Node) -> bool:

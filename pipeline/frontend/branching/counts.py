@@ -45,8 +45,8 @@ def needs(func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]
 def enough(
     func: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument], untaken: Untaken
 ) -> tuple[Argument, ...]:
-    """The arguments of an operator in a branch that may not be taken: where it is not, its first has zeros in addition,
-    and is enough of them; where it is, the operator fails as ever if there are too few."""
+    """The arguments of an operator in a branch that may not be taken. Where it is not, zeros are added to the first, as
+    many as the operator needs; where it is, none are, and too few are what they are outside of branches."""
     first: Argument = args[0] if args else None
     for dim, least in needs(func, args, kwargs):
         first = _with_zeros(first, dim, least, untaken)

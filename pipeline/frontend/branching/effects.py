@@ -40,16 +40,16 @@ class Made:
     """What a branch makes, and what it leaves behind.
 
     Attributes:
-        undoes: whether what it writes is written back where it is not taken.
         taken: computes whether it is taken, if what is around it is.
+        undoes: whether what it writes is written back where it is not taken.
         untaken: 1 if it is not taken, or what is around it, else 0; None until someone asks.
         memory: the memory of the tensors that it made.
         effect: what it leaves behind first, in words.
         written: tensors from before that it writes to, with copies, in order.
     """
 
+    taken: Callable[[], torch.Tensor]
     undoes: bool = False
-    taken: Callable[[], torch.Tensor] | None = None
     untaken: torch.SymInt | None = None
     memory: set[StorageWeakRef] = field(factory=set)
     effect: str = ""
@@ -122,10 +122,10 @@ class Trace:
 
     def untaken(self) -> torch.SymInt:
         """1 if the branch that is traced is not taken, else 0."""
-        made, tests = self.open[-1], [each.taken for each in self.open if each.taken is not None]
+        made = self.open[-1]
         if made.untaken is None:
             with self.aside():  # what is asked is ours, and leaves nothing behind
-                taken = functools.reduce(torch.logical_and, [test() for test in tests])
+                taken = functools.reduce(torch.logical_and, [each.taken() for each in self.open])
                 found: Argument = torch.logical_not(taken).long().item()
             torch._check(found >= 0)
             torch._check(found <= 1)
@@ -238,7 +238,7 @@ class NoneIn:
 
     what: str
     hint: str
-    made: Made = field(factory=Made)
+    made: Made
     _before: Argument = field(init=False, default=None)
 
     def __enter__(self) -> Made:
