@@ -52,7 +52,7 @@ class _Update:
             return False
         if value not in self._reads:
             sources = value.all_input_nodes if _is_elementwise(value) else ()
-            self._reads[value] = self._is_picked(value) or any([self.reads(each, within - 1) for each in sources])
+            self._reads[value] = self._is_picked(value) or any(self.reads(each, within - 1) for each in sources)
         return self._reads[value]
 
     def is_whole(self, value: Argument) -> bool:
