@@ -39,7 +39,7 @@ from pipeline.network.legacy import LegacyNetwork
 from pipeline.network.net import Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
-from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression
+from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
 from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
 
 T = TypeVar("T")
@@ -206,8 +206,10 @@ class _Conversion:
     def check(self, node: torch.fx.Node, result: object) -> None:
         """Raise an error if TensorRT's dtype, rank or static dims differ from those of the node's fake tensor."""
         expected = node.meta.get("val")
+        values = (x.meta.get("val") for x in node.all_input_nodes)
+        given = {size for value in values if isinstance(value, torch.Tensor) for size in shape_of(value)}
         if isinstance(expected, torch.Tensor):
-            check_tensor(result, expected, self.ranges)
+            check_tensor(result, expected, self.ranges, given)
         elif isinstance(expected, (tuple, list)):
             if not isinstance(result, (tuple, list)) or len(result) != len(expected):
                 raise NetworkError(
@@ -215,7 +217,7 @@ class _Conversion:
                 )
             for made, wanted in zip(result, expected, strict=True):
                 if made is not None and isinstance(wanted, torch.Tensor):
-                    check_tensor(made, wanted, self.ranges)
+                    check_tensor(made, wanted, self.ranges, given)
 
     def adopt(self, first: int) -> None:
         """Record weights that a converter passed to TensorRT directly, too: as the constant that they are, or by their

@@ -78,14 +78,12 @@ def dropping() -> Any:
     return Dropping(), (torch.ones(2, 4),)
 
 
-def halving() -> Any:
-    class Halving(nn.Module):
+def rounding() -> Any:
+    class Rounding(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            while x.sum() > 1:
-                x = x / 2
-            return x
+            return x if float(x.sum()).is_integer() else -x
 
-    return Halving(), (torch.ones(2, 4),)
+    return Rounding(), (torch.ones(2, 4),)
 
 
 def not_a_model() -> Any:
@@ -248,7 +246,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "no dtype": (["compile", f"{HERE}:Net", "--input", "2x4:float17"], "'float17' is not a dtype"),
     "a wrong shape": (["compile", f"{HERE}:Net", "--input", "2x5"], "torch.export cannot capture Net"),
     "a fixed dim as a range": (["compile", f"{HERE}:Net", "--input", "2x2..4"], "torch.export cannot capture Net"),
-    "what torch.export refuses": (["compile", f"{HERE}:halving"], "Halving decides by data"),
+    "what torch.export refuses": (["compile", f"{HERE}:rounding"], "Rounding decides by data"),
     "a setting out of range": (["compile", f"{HERE}:with_args", "--min-block-size", "0"], "min_block_size is a whole"),
     "a setting of a wrong type": (["compile", f"{HERE}:with_args", "--min-block-size", "x"], "invalid int value: 'x'"),
     "a word that is none": (["print", f"{HERE}:with_args", "--kernel-specialization", "x"], "is one of 'none'"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
 import gc
+import pstats
 import sys
 import threading
 import types
@@ -141,3 +143,14 @@ def test_other_threads_decide_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline.capture(Deciding(deciding.one_way).eval(), (X,))
     assert len(found) == 2
     torch.testing.assert_close(found, expected)
+
+
+def test_it_can_be_profiled() -> None:
+    """The profiler goes on after the branches."""
+    with cProfile.Profile() as profile:
+        pipeline.capture(Deciding(RIGHT[0]).eval(), (X,))
+        _marked()
+    assert _marked.__name__ in {name for _, _, name in pstats.Stats(profile).stats}
+
+
+def _marked() -> None: ...

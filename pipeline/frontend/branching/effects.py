@@ -23,7 +23,7 @@ from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.frontend.branching.counts import enough, enough_to_index
 from pipeline.frontend.branching.positions import Positions, Rows
-from pipeline.frontend.branching.watching import is_quiet, watching
+from pipeline.frontend.branching.watching import is_quiet, resume, watching
 from pipeline.frontend.replacement import Kernel
 
 aten = torch.ops.aten
@@ -255,7 +255,7 @@ class NoneIn:
         trace = _trace.get()
         if trace is None:
             return
-        sys.setprofile(self._before)
+        resume(self._before)
         trace.open.pop()
         if kind is None and self.made.effect:
             why = f"{self.what}, {self.made.effect}: it may not be taken, and must leave nothing behind"

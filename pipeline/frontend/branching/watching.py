@@ -6,6 +6,7 @@ import dis
 import functools
 import gc
 import logging
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,13 @@ def watching(made: Watched) -> Callable[[FrameType, str, Argument], None]:
             made.effect = found
 
     return watch
+
+
+def resume(profiler: Argument) -> None:
+    """Go on with the profiler that was there before; cProfile's is no function before Python 3.12."""
+    sys.setprofile(profiler if callable(profiler) else None)
+    if profiler is not None and not callable(profiler):
+        profiler.enable()
 
 
 def _is_aside(frame: FrameType | None) -> bool:
