@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -15,6 +15,7 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch._guards import CompileContext
 from torch.export import ExportedProgram, _trace
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.types import Argument, Spec
@@ -31,7 +32,7 @@ from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.held_numbers import exported_again, held_numbers
 from pipeline.frontend.modelopt import quantizers_whole
 from pipeline.frontend.stand_ins import is_elsewhere, shown_on
-from pipeline.frontend.tracing import by_the_example, exporting
+from pipeline.frontend.tracing import as_called, by_the_example, exporting
 from pipeline.frontend.transforms import has_transforms
 from pipeline.frontend.untouched import untouched
 from pipeline.frontend.violations import kept_violations
@@ -40,8 +41,9 @@ from pipeline.settings import CompilationSettings
 
 log = logging.getLogger(__name__)
 
-Way: TypeAlias = Literal["python", "bytecode", "autograd", "example"]
-"""How torch.export traces: by running Python; by its bytecode, which reads what Python keeps, as caches do, and numbers
+Way: TypeAlias = Literal["python", "called", "bytecode", "autograd", "example"]
+"""How torch.export traces: by running Python; so, but as it is called, without the model's being told that it is
+exported (`untold`); by its bytecode, which reads what Python keeps, as caches do, and numbers
 that ``int`` makes of sizes (not while ``torch.compile`` does so, which it would crash); or below autograd, where
 ``torch.func`` has done its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
 
@@ -119,7 +121,9 @@ def _export(
     others: list[tuple[Spec, Way]] = [(other, way) for other in (tied, *looser) if other is not None]
     by_dynamo = way == "python" and CompileContext.try_get() is None and not is_caught()
     dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
-    tries = (*dynamo, *others) if fixed else (*others, *dynamo)
+    is_its_own = way == "python" and not isinstance(first, UserError | GuardOnDataDependentSymNode)
+    called: list[tuple[Spec, Way]] = [(shapes, "called")] if is_its_own else []
+    tries = (*dynamo, *others) if fixed else (*called, *others, *dynamo)
     for other, another in (*tries, *([(shapes, "autograd")] if way == "python" else ())):
         with suppress(Exception):
             exported = _exported(model, args, kwargs, other, device, another)
@@ -152,7 +156,8 @@ def _exported(
             with by_the_example():
                 exported = exported_again(export, model)
         else:
-            exported = with_both_branches(lambda: exported_again(export, model))
+            with as_called() if way == "called" else nullcontext():
+                exported = with_both_branches(lambda: exported_again(export, model))
     if way != "autograd" and has_transforms(exported.graph_module):
         return _exported(model, args, kwargs, shapes, device, "autograd")
     ranges.attended(exported)

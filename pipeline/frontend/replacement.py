@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from pipeline.aten.types import Argument, Operator
 
 Kernel: TypeAlias = Callable[..., Any]
-When: TypeAlias = Literal["trace", "export", "example", "gpu", "modelopt"]
+When: TypeAlias = Literal["trace", "export", "example", "called", "gpu", "modelopt"]
 
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
@@ -42,8 +42,9 @@ class Replacement:
         make: makes ours from torch's own.
         why: what torch does without it.
         during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or made functional;
-            ``"example"``: while one that is exported takes the ways of its example; ``"gpu"``: while torch traces for a
-            GPU that this machine does not have; ``"modelopt"``: while a model of ModelOpt's is exported.
+            ``"example"``: while one that is exported takes the ways of its example; ``"called"``: while one is that is
+            not told so; ``"gpu"``: while torch traces for a GPU that this machine does not have; ``"modelopt"``: while
+            a model of ModelOpt's is exported.
         before: the first version of torch that does not need it; None: all versions do.
         since: the first version that needs it.
     """

@@ -36,6 +36,7 @@ from pipeline.frontend import (
     recurrences,
     stale_constants,
     symbolic_kernels,
+    untold,
     variadic,
     violations,
 )
@@ -275,6 +276,16 @@ TABLE: Final = (
         "logs what the example decides, and does not say where",
         during="example",
     ),
+    *(
+        Replacement(
+            torch.compiler,
+            name,
+            untold.of_torch_alone,
+            "tells a model that it is exported, which then may go a way that fails",
+            during="called",
+        )
+        for name in ("is_compiling", "is_exporting")
+    ),
     Replacement(
         torch.cuda,
         "get_device_capability",
@@ -340,6 +351,13 @@ def by_the_example() -> Iterator[None]:
     it is computed, nobody else misses."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), _places.taken("example"):
+        yield
+
+
+@contextmanager
+def as_called() -> Iterator[None]:
+    """A context for exporting a model that is not told so."""
+    with _places.taken("called"):
         yield
 
 
