@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import sympy
 import torch
 from attrs import define, field
+from torch._C import _functorch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
@@ -346,4 +347,6 @@ def _named(func: Target, kwargs: Mapping[str, Argument]) -> Iterator[tuple[Argum
 
 
 def _memory(tensor: torch.Tensor) -> StorageWeakRef:
+    while _functorch.is_functorch_wrapped_tensor(tensor):  # by torch.vmap: it has none of its own
+        tensor = _functorch.get_unwrapped(tensor)
     return StorageWeakRef(tensor.untyped_storage())
