@@ -44,6 +44,7 @@ from pipeline.frontend.branching import effects
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Kernel, Places, Replacement
 from pipeline.frontend.transforms import levels_left
+from pipeline.frontend.untouched import checks_left
 from pipeline.shapes import questions
 
 aten = torch.ops.aten
@@ -341,7 +342,7 @@ def tracing() -> Iterator[None]:
 def exporting() -> Iterator[None]:
     """A context for exporting a model or making a program functional: our exports run one after the other, because
     torch.export itself changes global state; other exports do not wait."""
-    with _exports, tracing(), _places.taken("export"), levels_left(), stale_constants.writes_noted():
+    with _exports, tracing(), _places.taken("export"), levels_left(), stale_constants.writes_noted(), checks_left():
         yield
 
 

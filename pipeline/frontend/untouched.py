@@ -1,7 +1,8 @@
-"""Leave a model as it was before it was traced.
+"""Leave a model, and what a process has set, as they were before the model was traced.
 
 While torch.export traces, a model runs on fake tensors. What its modules keep for the next call (the grid of a
-detector, a mask, an entry of a dict) stays fake, and the model fails when it is called afterwards.
+detector, a mask, an entry of a dict) stays fake, and the model fails when it is called afterwards. Where it calls
+``torch.cond``, ``flex_attention`` or their like, torch compiles by Dynamo, which changes settings of the process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Final
 
 import torch
 from attrs import frozen
+from torch._dynamo.eval_frame import TorchPatcher
+from torch.distributions import Distribution
 
 from pipeline.aten.types import Argument
 from pipeline.program import version
@@ -35,6 +38,19 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
         for buffer, value, at in buffers:
             if version(buffer) != at:
                 buffer.data.copy_(value)
+
+
+@contextmanager
+def checks_left() -> Iterator[None]:
+    """A context after which distributions check their arguments as they did before, by default. The first function that
+    Dynamo compiles turns these checks off; the next one outside does so again, as it would have without ours."""
+    before = Distribution._validate_args
+    try:
+        yield
+    finally:
+        if Distribution._validate_args != before:
+            Distribution.set_default_validate_args(before)
+            TorchPatcher.patch.cache_clear()
 
 
 @frozen

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.eval_frame import TorchPatcher
+from torch.distributions import Distribution
 
 import pipeline
 from pipeline.trt import CAPABILITIES
@@ -15,6 +17,7 @@ from pipeline.trt import CAPABILITIES
 pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import compile_for_generation
+from pipeline.compat.transformers.caches import shapes_of
 from pipeline.impl.attention import MANY
 from tests.compat import families
 
@@ -342,3 +345,14 @@ def test_scores_that_are_to_be_capped(
         assert torch.equal(attention.attention(*given, softcap=30.0)[0], attention.attention(*given)[0])
         assert "caps no scores" in caplog.text
     attention._refuses_a_cap.cache_clear()
+
+
+def test_distributions_check_as_before_where_the_model_tells_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=99, attn_implementation="flex_attention", **sizes)).eval()
+    TorchPatcher.patch.cache_clear()
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+    assert shapes_of(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)}) == [((1, 2, 1, 16),) * 2]
+    assert Distribution._validate_args

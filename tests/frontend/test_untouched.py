@@ -1,4 +1,4 @@
-"""What a model keeps from a call is as it was when it has been captured."""
+"""What a model keeps from a call, and what a process has set, are as they were when the model has been captured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import TorchPatcher
+from torch.distributions import Distribution, Normal
+from torch.nn.attention.flex_attention import flex_attention
 
 import pipeline
 
@@ -85,3 +88,39 @@ def test_a_captured_model_is_as_before(way: str, called: bool) -> None:
         CAPTURES[way](model, x)
     assert held(model) == before
     assert torch.isfinite(model(x)).all()
+
+
+class Branches(nn.Module):
+    """Runs one of two branches, which torch compiles by Dynamo, one of them with a distribution."""
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [N, 4]"""
+        y = torch.cond(x.sum() > 0, lambda x: Normal(x, x.exp()).log_prob(x + 1), lambda x: x - 1, (x,))
+        if more:
+            raise ValueError("one input is enough")
+        return y
+
+
+class Attends(nn.Module):
+    """Attention that torch compiles by Dynamo."""
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """[N, 4] -> [N, 4]"""
+        y = flex_attention(*[x[None, None]] * 3)[0, 0]
+        if more:
+            raise ValueError("one input is enough")
+        return y
+
+
+@pytest.mark.parametrize("way", ["capture", "compile", "a failure"])
+@pytest.mark.parametrize("kind", [Branches, Attends])
+def test_distributions_check_by_default_as_before(
+    kind: type[nn.Module], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TorchPatcher.patch.cache_clear()  # as in a process that has compiled nothing by Dynamo
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+    for _ in range(2):
+        CAPTURES[way](kind().eval(), torch.randn(4, 4))
+        assert Distribution._validate_args
+    torch.compile(kind(), backend="eager")
+    assert not Distribution._validate_args, "torch turns them off itself, and ours did not keep it from that"

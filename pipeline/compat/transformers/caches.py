@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
 
 from pipeline.errors import CaptureError
+from pipeline.frontend.untouched import checks_left
 from pipeline.runtime.module import CompiledModule
 
 Pretrained: TypeAlias = Any
@@ -129,7 +130,7 @@ def shapes_of(model: Pretrained, inputs: dict[str, Any]) -> list[tuple[tuple[int
     """The shapes of keys and values of each layer, for one position and one row, found by calling the model."""
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
-    with torch.no_grad():
+    with torch.no_grad(), checks_left():
         found = model(**inputs, past_key_values=cache, use_cache=True).past_key_values
     own = found.self_attention_cache if model.config.is_encoder_decoder else found
     if not all(
