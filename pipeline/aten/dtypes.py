@@ -55,6 +55,7 @@ ONLY: Final = MappingProxyType(
         **dict.fromkeys(("index_select", "index_add", "index_copy", "index_reduce"), (INDICES, "index")),
         **dict.fromkeys((f"upsample_{kind}" for kind in _RESIZED), (PIXELS, "self", "input")),
         "index_put": (PLACES, "indices"),
+        "embedding": (INDICES, "indices"),
         "one_hot": ("int64", "self"),
         **dict.fromkeys(("relu", "argmax", "argmin"), (NUMBERS, "self")),
     }

@@ -151,11 +151,20 @@ def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Ca
             if is_dataclass(value):
                 hint = f"torch.export.register_dataclass({type(value).__name__}) makes torch look inside"
             return CaptureError(f"input {_name(model, path)} is a {type(value).__name__}: {worded(error)}", hint)
-    if returned := re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error)):
-        known = f"torch.export.register_dataclass({returned[1]}) makes torch look inside, if it is a dataclass"
+    if (returned := _returned(error)) is not None:
+        known = f"torch.export.register_dataclass({returned}) makes torch look inside, if it is a dataclass"
         hint = f"return tensors, numbers or containers of these; {known}"
-        return CaptureError(f"{type(model).__name__} returns a {returned[1]}, which torch.export does not know", hint)
+        return CaptureError(f"{type(model).__name__} returns a {returned}, which torch.export does not know", hint)
     return None
+
+
+def _returned(error: Exception) -> str | None:
+    """The type of a result that is nothing that torch.export takes, if the error is about one. Before 2.13 torch looks
+    the result up in a table, which fails where it has no hash."""
+    found = re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error))
+    if found is None and any(f.f_code.co_name == "is_opaque_type" for f, _ in traceback.walk_tb(error.__traceback__)):
+        found = re.search(r"unhashable type: '(?:.*\.)?(.+?)'", str(error))
+    return None if found is None else found[1]
 
 
 def _passes(export: Callable[[Inputs], object], inputs: Inputs, wrong: Sequence[str], due: torch.dtype) -> bool:

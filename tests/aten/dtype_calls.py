@@ -43,6 +43,7 @@ PLACES: dict[str, list[Any]] = {
     "index_put": [F(2, 3), [AT], F(3)],
     "index_select": [F(2, 3), 0, AT],
     "one_hot": [AT, 3],
+    "embedding": [F(4, 3), AT],
 }
 
 

@@ -47,6 +47,17 @@ def deep(ids: torch.dtype, scale: torch.dtype) -> tuple[Any, ...]:
     return ({"ids": torch.zeros(2, dtype=ids), "scale": X.to(scale)},)
 
 
+def torch_takes_floats_for_positions() -> bool:
+    """As fake tensors do before 2.13: the program's own check then names its input, and all dtypes that are due."""
+    try:
+        functional.embedding(X.to("meta"), X.to("meta"))
+    except RuntimeError:
+        return False
+    return True
+
+
+IDS, POSITIONS = ("given_ids", "int64 or int32") if torch_takes_floats_for_positions() else ("given['ids']", "int64")
+
 WRONG: dict[str, tuple[nn.Module, tuple[Any, ...], str, str, str]] = {
     "whole numbers into a layer": (nn.Linear(4, 4), (X.long(),), "input", "int64", "float32"),
     "halves into a layer": (nn.Linear(4, 4), (X.half(),), "input", "float16", "float32"),
@@ -57,7 +68,7 @@ WRONG: dict[str, tuple[nn.Module, tuple[Any, ...], str, str, str]] = {
     "whole numbers into a convolution": (nn.Conv2d(3, 3, 3), (IMAGE.long(),), "input", "int64", "float32"),
     "halves into a transposed one": (nn.ConvTranspose2d(3, 3, 3), (IMAGE.half(),), "input", "float16", "float32"),
     "halves into an LSTM": (nn.LSTM(4, 4), (X.half(),), "input", "float16", "float32"),
-    "floats for positions": (nn.Embedding(8, 4), (X,), "input", "float32", "int64"),
+    "floats for positions": (nn.Embedding(8, 4), (X,), "input", "float32", POSITIONS),
     "two dtypes in a product": (Calls(lambda x, y: x @ y.T), (X, X.half()), "y", "float16", "float32"),
     "two dtypes in attention": (
         Calls(lambda x, y: functional.scaled_dot_product_attention(x, x, y)),
@@ -71,7 +82,7 @@ WRONG: dict[str, tuple[nn.Module, tuple[Any, ...], str, str, str]] = {
     "whole numbers into softmax": (nn.Softmax(-1), (X.long(),), "input", "int64", "a floating dtype"),
     "floats as bits": (Calls(lambda x: x & x), (X,), "x", "float32", "an integer dtype or bool"),
     "behind views": (Deep(), deep(torch.int64, torch.float16), "given_scale", "float16", "float32"),
-    "in a dict": (Deep(), deep(torch.float32, torch.float32), "given['ids']", "float32", "int64"),
+    "in a dict": (Deep(), deep(torch.float32, torch.float32), IDS, "float32", POSITIONS),
 }
 
 
