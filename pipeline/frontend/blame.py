@@ -30,6 +30,11 @@ Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"), "<")
 """Where files are that no model is written in."""
 
+GENERATOR: Final = (
+    "the model draws with a torch.Generator of its own, which programs do not hold: draw without one "
+    "(torch.manual_seed sets its state), or give the numbers as an input"
+)
+
 _SPEAKS_OF_DTYPES = re.compile(
     r"dtype|(data|scalar) type|[Tt]ype \(|Half|Float|Double|Long|[Bb]ool|\blong\b|tensors used as indices"
 )
@@ -151,6 +156,8 @@ def _unsupported(error: Exception, model: torch.nn.Module, inputs: Inputs) -> Ca
             if is_dataclass(value):
                 hint = f"torch.export.register_dataclass({type(value).__name__}) makes torch look inside"
             return CaptureError(f"input {_name(model, path)} is a {type(value).__name__}: {worded(error)}", hint)
+    if "argument of type: <class 'torch._C.Generator'>" in str(error):  # before 2.13, which captures it
+        return CaptureError(GENERATOR)
     if (returned := _returned(error)) is not None:
         known = f"torch.export.register_dataclass({returned}) makes torch look inside, if it is a dataclass"
         hint = f"return tensors, numbers or containers of these; {known}"

@@ -25,7 +25,7 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError
 from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
-from pipeline.frontend.blame import check_dtypes
+from pipeline.frontend.blame import GENERATOR, check_dtypes
 from pipeline.frontend.constant_inputs import held, known, taken_out
 from pipeline.frontend.data_checks import asserted
 from pipeline.frontend.decisions import told_apart
@@ -213,10 +213,7 @@ def _own_tensors(model: torch.nn.Module | ExportedProgram) -> dict[str, torch.Te
 def _held(name: str, value: object) -> str:
     """Why no program takes an object that a model holds."""
     if isinstance(value, torch.Generator):
-        return (
-            "the model draws with a torch.Generator of its own, which programs do not hold: draw without one "
-            "(torch.manual_seed sets its state), or give the numbers as an input"
-        )
+        return GENERATOR
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     return f"the model holds {name}, a {kind}: programs take tensors, and no other objects of its own"
 

@@ -44,7 +44,7 @@ from pipeline.frontend.branching import effects
 from pipeline.frontend.copies import without_plain_copies
 from pipeline.frontend.replacement import Kernel, Places, Replacement
 from pipeline.frontend.transforms import levels_left
-from pipeline.frontend.untouched import checks_left
+from pipeline.frontend.untouched import checks_left, hooked, hooks_removed
 from pipeline.shapes import questions
 
 aten = torch.ops.aten
@@ -222,6 +222,14 @@ TABLE: Final = (
     ),
     Replacement(
         _trace,
+        "register_buffer_assignment_hook",
+        hooked,
+        "leaves its hook on the buffers of all modules behind where it fails",
+        during="export",
+        before=(2, 13),
+    ),
+    Replacement(
+        _trace,
         "get_class_if_classified_error",
         quiet.prints,
         "prints the graph before an error, and a line about it",
@@ -339,10 +347,17 @@ def tracing() -> Iterator[None]:
 
 
 @contextmanager
+def _as_before() -> Iterator[None]:
+    """A context after which torch has what it had before: where an export fails, it leaves some of it changed."""
+    with levels_left(), checks_left(), hooks_removed():
+        yield
+
+
+@contextmanager
 def exporting() -> Iterator[None]:
     """A context for exporting a model or making a program functional: our exports run one after the other, because
     torch.export itself changes global state; other exports do not wait."""
-    with _exports, tracing(), _places.taken("export"), levels_left(), stale_constants.writes_noted(), checks_left():
+    with _exports, tracing(), _places.taken("export"), stale_constants.writes_noted(), _as_before():
         yield
 
 

@@ -8,19 +8,23 @@ detector, a mask, an entry of a dict) stays fake, and the model fails when it is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 import torch
 from attrs import frozen
 from torch._dynamo.eval_frame import TorchPatcher
 from torch.distributions import Distribution
+from torch.utils.hooks import RemovableHandle
 
 from pipeline.aten.types import Argument
 from pipeline.program import version
 
 CONTAINERS: Final = (list, dict, set, OrderedDict)
+
+_hooks: ContextVar[Sequence[RemovableHandle]] = ContextVar("hooks on buffers", default=())
 
 
 @contextmanager
@@ -51,6 +55,30 @@ def checks_left() -> Iterator[None]:
         if Distribution._validate_args != before:
             Distribution.set_default_validate_args(before)
             TorchPatcher.patch.cache_clear()
+
+
+def hooked(own: Callable[..., RemovableHandle]) -> Callable[..., RemovableHandle]:
+    """Wrap torch's `register_buffer_assignment_hook` to know its hooks, which are for all modules of the process."""
+
+    def register(*args: Argument) -> RemovableHandle:
+        hook = own(*args)
+        _hooks.set((*_hooks.get(), hook))
+        return hook
+
+    return register
+
+
+@contextmanager
+def hooks_removed() -> Iterator[None]:
+    """A context after which no hook is left that torch set on buffers: a failed export leaves its own, and the model
+    then fails where it sets a buffer."""
+    token = _hooks.set(())
+    try:
+        yield
+    finally:
+        for hook in _hooks.get():
+            hook.remove()
+        _hooks.reset(token)
 
 
 @frozen
