@@ -27,7 +27,7 @@ from pipeline.frontend import dynamic_shapes as ranges
 from pipeline.frontend import input_checks as checks
 from pipeline.frontend.blame import GENERATOR, check_dtypes
 from pipeline.frontend.constant_inputs import held, known, taken_out
-from pipeline.frontend.data_checks import asserted
+from pipeline.frontend.data_checks import asserted, counted
 from pipeline.frontend.decisions import told_apart
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frontend.exporting import Traced, traced
@@ -140,6 +140,9 @@ def _captured(
     exported, reads = found.exported, found.reads
     if unchecked := {**found.checks, **dict.fromkeys(asserted(exported))}:
         log.warning("the model checks its data at %s: taken to hold, and not checked", ", ".join(unchecked))
+    if needed := dict.fromkeys(counted(exported)):
+        why = "a mask picks as many elements as the model needs at %s: taken to hold, and not checked"
+        log.warning(why, ", ".join(needed))
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")

@@ -23,6 +23,8 @@ import torch
 from attrs import define, field
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import folder_of, line_of
@@ -34,6 +36,8 @@ EXPORT: Final = folder_of("torch.export")
 NOT_THE_MODELS: Final = (folder_of("torch"), folder_of("pipeline"))
 DISTRIBUTIONS: Final = folder_of("torch.distributions")
 """Where torch itself checks data, as a model would."""
+PICKS: Final = (aten.index.Tensor, aten.masked_select.default)
+"""Operators whose result has as many elements as a mask picks."""
 LONGEST: Final = 80
 """Instructions before an error is raised: its message may be long."""
 ENDS: Final = ("JUMP", "RETURN", "FOR_ITER", "YIELD", "SEND", "RERAISE")
@@ -87,6 +91,25 @@ def asserted(exported: ExportedProgram) -> Iterator[str]:
     for node in exported.graph.nodes:
         if node.target in (aten._assert_async.default, aten._assert_async.msg):
             yield line_of(node.meta).partition(",")[0] or node.name
+
+
+def counted(exported: ExportedProgram) -> Iterator[str]:
+    """Where a mask of data picks as many elements as the model needs (``x[mask].view(4, 8)``), in words. Engines take
+    so many, where eager raises an error if the mask picks another number."""
+    given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
+    data: set[torch.fx.Node] = set()
+    for node in exported.graph.nodes:
+        if node.name in given or not data.isdisjoint(node.all_input_nodes):
+            data.add(node)
+        masks = [each for each in map(_mask, node.all_input_nodes[1:]) if each in data]
+        if node.target in PICKS and masks and not free_unbacked_symbols(node.meta["val"]):
+            yield line_of(node.meta).partition(",")[0] or node.name
+
+
+def _mask(node: torch.fx.Node) -> torch.fx.Node | None:
+    """A node if it is a mask."""
+    value = node.meta.get("val")
+    return node if isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) else None
 
 
 def holding(override: Callable[..., object]) -> Callable[..., object]:

@@ -49,3 +49,23 @@ def test_what_is_known_is_no_check_of_data(caplog: pytest.LogCaptureFixture) -> 
 
     pipeline.capture(Checking(sized).eval(), (X,))
     assert "checks its data" not in caplog.text
+
+
+@pytest.mark.parametrize("rows", [2, None])
+def test_a_mask_that_picks_a_known_number_is_said(rows: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Where nothing needs the number, data has it; where the mask is the model's own, it is known."""
+
+    def picks(m: Checking, x: torch.Tensor) -> torch.Tensor:
+        picked = m.linear(x)[x[:, 0] > 0]
+        return picked.view(-1 if rows is None else rows, 2, x.shape[1] // 2)
+
+    def picks_its_own(m: Checking, x: torch.Tensor) -> torch.Tensor:
+        return m.linear(x)[torch.tensor([True, False, True], device=x.device)].view(2, 4)
+
+    model = Checking(picks).eval()
+    run = pipeline.default(min_block_size=1)(model, (X,)).module("reference")
+    torch.testing.assert_close(run(X), model(X))
+    assert ("picks as many elements as the model needs at checking.py:" in caplog.text) == (rows is not None)
+    caplog.clear()
+    pipeline.capture(Checking(picks_its_own).eval(), (X,))
+    assert "as many elements" not in caplog.text
