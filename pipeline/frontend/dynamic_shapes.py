@@ -203,11 +203,18 @@ def relaxed(shapes: object) -> Iterator[object]:
         yield tree_map(lambda entry, derived=derived: _opened(entry, derived), shapes)
 
 
-def _opened(entry: object, derived: bool) -> object:
+def roomier(shapes: object) -> Iterator[object]:
+    """The same, with one size more where there are two, 1 and 2: torch makes a constant of such a dim where it asks
+    whether it is 1, though the graph is right for both."""
+    if any(isinstance(d, Dim) and d.max == 2 for d in tree_flatten(shapes)[0]):
+        yield tree_map(lambda entry: _opened(entry, derived=True, room=1), shapes)
+
+
+def _opened(entry: object, derived: bool, room: int = 0) -> object:
     if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
         return entry
     low, high = _ends(entry)
-    return Dim.AUTO(min=low, max=high)
+    return Dim.AUTO(min=low, max=high + room if high == 2 else high)
 
 
 def is_of_plain_dims(violation: Exception, shapes: object) -> bool:

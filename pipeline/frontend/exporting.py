@@ -123,7 +123,8 @@ def _export(
     dynamo: list[tuple[Spec, Way]] = [(shapes, "bytecode")] if by_dynamo else []
     is_its_own = way == "python" and not isinstance(first, UserError | GuardOnDataDependentSymNode)
     called: list[tuple[Spec, Way]] = [(shapes, "called")] if is_its_own else []
-    tries = (*dynamo, *others) if fixed else (*called, *others, *dynamo)
+    roomier: list[tuple[Spec, Way]] = [(other, way) for other in ranges.roomier(shapes)]
+    tries = (*roomier, *dynamo, *others) if fixed else (*called, *others, *dynamo)
     for other, another in (*tries, *([(shapes, "autograd")] if way == "python" else ())):
         with suppress(Exception):
             exported = _exported(model, args, kwargs, other, device, another)

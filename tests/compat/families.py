@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import pytest
 import torch
 
 SMALL: Final = {
@@ -74,6 +75,14 @@ WHISPER: Final = {
     "begin_suppress_tokens": None,
 }
 WINDOW: Final = {"sliding_window": 8}
+LATENT: Final = {
+    **{name: value for name, value in SMALL.items() if name not in ("head_dim", "num_key_value_heads")},
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+SPARSE: Final = {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 6}
+"""With so many heads no two positions tie."""
 
 FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
@@ -97,6 +106,8 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "Qwen3MoeForCausalLM",
         {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     ),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", {**LATENT, **SPARSE}),
     "t5": ("T5ForConditionalGeneration", T5),
     "whisper": ("WhisperForConditionalGeneration", WHISPER),
 }
@@ -112,6 +123,8 @@ def model(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
     kind, fields = FAMILIES[family]
     torch.manual_seed(0)
+    if not hasattr(transformers, kind):
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     cls = getattr(transformers, kind)
     made = cls(cls.config_class(**fields)).eval()
     with torch.no_grad():

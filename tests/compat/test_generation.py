@@ -250,6 +250,32 @@ def test_sampling_is_transformers_own(llama: Any) -> None:
     assert torch.equal(*drawn)
 
 
+def test_two_rows_at_most() -> None:
+    """torch makes a constant of a batch of 1 or 2 where it asks whether it is 1."""
+    model, inputs = families.model("deepseek_v3"), families.prompts("deepseek_v3", LENGTHS[:2])
+    compiled = compile_for_generation(model, executor="reference", **{**SIZES, "max_batch": 2})
+    for rows in (2, 1):
+        given = {name: value[:rows] for name, value in inputs.items()}
+        assert torch.equal(families.generated(compiled, given, 6), families.generated(model, given, 6))
+
+
+@pytest.mark.parametrize("kind", ["BertLMHeadModel", "JambaForCausalLM"])
+def test_a_model_with_another_past_is_refused_in_words(kind: str) -> None:
+    import transformers
+
+    cls = getattr(transformers, kind)
+    sizes = {name: families.SMALL[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    model = cls(cls.config_class(**sizes, num_attention_heads=4, intermediate_size=48)).eval()
+    with pytest.raises(pipeline.CaptureError, match="gives no cache of keys|keeps more than keys and values"):
+        compile_for_generation(model, **SIZES)
+
+
+def test_a_checkpoint_may_say_that_it_has_no_cache(llama: Any) -> None:
+    model, inputs = families.model("llama"), families.prompts("llama", LENGTHS)
+    ours, theirs = (families.generated(each, inputs, 6, use_cache=False) for each in (llama, model))
+    assert torch.equal(ours, theirs)
+
+
 def test_states_generate_beside_each_other(llama: Any) -> None:
     other, inputs = llama.new_state(), families.prompts("llama", LENGTHS)
     expected = families.generated(llama, inputs, 8)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
+from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
 
 from pipeline.errors import CaptureError
@@ -14,6 +15,10 @@ from pipeline.runtime.module import CompiledModule
 
 Pretrained: TypeAlias = Any
 """A model of transformers, or what is one of its class: what it has depends on its class."""
+
+
+KEPT: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
+"""What a program keeps of a layer's past, and the attributes of transformers' layer that have it."""
 
 
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
@@ -36,6 +41,21 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
     def get_seq_length(self) -> Any:
         """How many positions are filled, a tensor."""
         return self.start
+
+
+class IndexedLayer(BufferLayer):
+    """One that has a third buffer [max_batch, max_cache_len, width]: the keys by which sparse attention (DeepSeek-V3.2,
+    GLM-5) picks positions."""
+
+    def __init__(self, *given: torch.Tensor, rows: int) -> None:
+        *own, indexer, start = given
+        super().__init__(*own, start, rows)
+        self.indexer_keys = indexer if indexer.shape[0] == 1 else indexer[:rows]
+
+    def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
+        """Write the new keys [batch, length, width] after the existing ones; return all."""
+        self.indexer_keys.index_copy_(1, torch.arange(states.shape[1], device=self.device) + self.start, states)
+        return self.indexer_keys
 
 
 class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
@@ -126,18 +146,27 @@ def _dynamic(tensors: Sequence[torch.Tensor]) -> Cache:
     return made
 
 
-def shapes_of(model: Pretrained, inputs: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The shapes of keys and values of each layer, for one position and one row, found by calling the model."""
+def shapes_of(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:
+    """The shapes of what each layer keeps, by its name (``key``, ``value`` and, if there are, ``indexer``), for one
+    position and one row, found by calling the model."""
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    more = CaptureError(
+        f"{type(model).__name__} keeps more than keys and values of its past",
+        "models whose every layer is attention generate; others can be compiled as they are",
+    )
+    if any(not hasattr(layer, "keys") for layer in cache.layers):
+        raise more
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
     with torch.no_grad(), checks_left():
-        found = model(**inputs, past_key_values=cache, use_cache=True).past_key_values
+        found = getattr(model(**inputs, past_key_values=cache, use_cache=True), "past_key_values", None)
+    if found is None:
+        why = f"{type(model).__name__} gives no cache of keys and values"
+        raise CaptureError(why, "a decoder does: models such as BERT are one with is_decoder=True in their config")
     own = found.self_attention_cache if model.config.is_encoder_decoder else found
-    if not all(
-        isinstance(getattr(layer, "keys", None), torch.Tensor) and layer.keys.dim() == 4 for layer in own.layers
-    ):
-        raise CaptureError(
-            f"{type(model).__name__} keeps more than keys and values of its past",
-            "models whose every layer is attention generate; others can be compiled as they are",
-        )
-    return [(tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in own.layers]
+    for layer in own.layers:
+        tensors = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1]
+        known = [getattr(layer, name, None) for name in KEPT.values()]
+        if known[0] is None or known[0].dim() != 4 or any(all(each is not k for k in known) for each in tensors):
+            raise more
+    kept = [{kind: getattr(layer, name, None) for kind, name in KEPT.items()} for layer in own.layers]
+    return [{kind: tuple(tensor.shape) for kind, tensor in each.items() if tensor is not None} for each in kept]

@@ -78,7 +78,8 @@ class CompiledGeneration:
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:
-        """Generate as transformers does, with all its arguments except beams and others that need other caches.
+        """Generate as transformers does, with all its arguments except beams and others that need other caches. The
+        cache is used with ``use_cache=False`` too, which checkpoints may have from their training: it changes no token.
 
         Raises:
             ValueError: several beams, an assistant or a ``cache_implementation`` are asked for.
@@ -93,7 +94,7 @@ class CompiledGeneration:
         if getattr(config, "cache_implementation", None) is not None or kwargs.get("cache_implementation"):
             raise ValueError("cache_implementation is given: a compiled model has a cache of its own, leave it out")
         kwargs.setdefault("past_key_values", Filled(self.max_cache_len, self.runners["decoder"]))
-        return super().generate(*args, **kwargs)  # type: ignore[misc]
+        return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
         """The compiled encoder, if there is one."""

@@ -10,7 +10,15 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from pipeline.compat.transformers.caches import BufferLayer, GivenLayer, Pretrained, cache_of, shapes_of, with_cross
+from pipeline.compat.transformers.caches import (
+    BufferLayer,
+    GivenLayer,
+    IndexedLayer,
+    Pretrained,
+    cache_of,
+    shapes_of,
+    with_cross,
+)
 
 
 def takes(model: torch.nn.Module, name: str) -> bool:
@@ -29,25 +37,23 @@ def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
 class Decoder(torch.nn.Module):
     """A step of a decoder: logits [batch, 1, vocabulary] of the last of some tokens [batch, length].
 
-    The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width].
+    The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width],
+    and where a layer picks positions by keys of its own, ``indexer_cache_0`` [max_batch, max_cache_len, width].
     """
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
         super().__init__()
-        self.model, self.layers = model, 0
+        self.model, self.kept = model, shapes_of(model, example)
         self.places = next((n for n in ("position_ids", "decoder_position_ids") if takes(model, n)), None)
-        for keys, values in shapes_of(model, example):
-            for name, shape in (("key", keys), ("value", values)):
-                cache = torch.zeros(
-                    max_batch, shape[1], max_cache_len, shape[3], dtype=model.dtype, device=model.device
-                )
-                self.register_buffer(f"{name}_cache_{self.layers}", cache, persistent=False)
-            self.layers += 1
+        for layer, shapes in enumerate(self.kept):
+            for name, (_, *heads, _, width) in shapes.items():
+                cache = torch.zeros(max_batch, *heads, max_cache_len, width, dtype=model.dtype, device=model.device)
+                self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
     def caches(self, start: torch.Tensor, rows: int) -> Any:
         """The buffers as transformers' cache."""
-        pairs = ((getattr(self, f"key_cache_{i}"), getattr(self, f"value_cache_{i}")) for i in range(self.layers))
-        return cache_of([BufferLayer(keys, values, start, rows) for keys, values in pairs])
+        layers = ([getattr(self, f"{name}_cache_{i}") for name in shapes] for i, shapes in enumerate(self.kept))
+        return cache_of([(IndexedLayer if len(own) > 2 else BufferLayer)(*own, start, rows=rows) for own in layers])
 
     def options(self, position_ids: torch.Tensor) -> dict[str, Any]:
         """The further arguments that a model takes, from those that a step has."""
