@@ -77,8 +77,16 @@ WHISPER: Final = {
 WINDOW: Final = {"sliding_window": 8}
 LATENT: Final = {
     **{name: value for name, value in SMALL.items() if name not in ("head_dim", "num_key_value_heads")},
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
     "first_k_dense_replace": 1,
 }
 SPARSE: Final = {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 6}

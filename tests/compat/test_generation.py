@@ -380,5 +380,6 @@ def test_distributions_check_as_before_where_the_model_tells_its_cache(monkeypat
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, attn_implementation="flex_attention", **sizes)).eval()
     TorchPatcher.patch.cache_clear()
     monkeypatch.setattr(Distribution, "_validate_args", True)
-    assert shapes_of(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)}) == [dict.fromkeys(("key", "value"), (1, 2, 1, 16))]
+    found = shapes_of(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
+    assert found == [dict.fromkeys(("key", "value"), (1, 2, 1, 16))]
     assert Distribution._validate_args
