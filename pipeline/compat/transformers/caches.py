@@ -43,13 +43,14 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
         return self.start
 
 
-class IndexedLayer(BufferLayer):
+class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
     """One that has a third buffer [max_batch, max_cache_len, width]: the keys by which sparse attention (DeepSeek-V3.2,
     GLM-5) picks positions."""
 
-    def __init__(self, *given: torch.Tensor, rows: int) -> None:
-        *own, indexer, start = given
-        super().__init__(*own, start, rows)
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, indexer: torch.Tensor, start: torch.Tensor, rows: int
+    ) -> None:
+        super().__init__(keys, values, start, rows)
         self.indexer_keys = indexer if indexer.shape[0] == 1 else indexer[:rows]
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
@@ -73,6 +74,12 @@ class Captured(Cache):
     def is_compileable(self) -> bool:
         """False: transformers must not compile it."""
         return False
+
+
+def layer_of(own: Sequence[torch.Tensor], start: torch.Tensor, rows: int) -> BufferLayer:
+    """A layer over its buffers: keys, values and, if there are, those that it picks positions by."""
+    keys, values, *indexer = own
+    return IndexedLayer(keys, values, indexer[0], start, rows) if indexer else BufferLayer(keys, values, start, rows)
 
 
 def cache_of(layers: Sequence[StaticLayer]) -> Cache:

@@ -11,11 +11,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from pipeline.compat.transformers.caches import (
-    BufferLayer,
     GivenLayer,
-    IndexedLayer,
     Pretrained,
     cache_of,
+    layer_of,
     shapes_of,
     with_cross,
 )
@@ -52,8 +51,9 @@ class Decoder(torch.nn.Module):
 
     def caches(self, start: torch.Tensor, rows: int) -> Any:
         """The buffers as transformers' cache."""
-        layers = ([getattr(self, f"{name}_cache_{i}") for name in shapes] for i, shapes in enumerate(self.kept))
-        return cache_of([(IndexedLayer if len(own) > 2 else BufferLayer)(*own, start, rows=rows) for own in layers])
+        named = dict(self.named_buffers(recurse=False))
+        layers = ([named[f"{name}_cache_{i}"] for name in shapes] for i, shapes in enumerate(self.kept))
+        return cache_of([layer_of(own, start, rows) for own in layers])
 
     def options(self, position_ids: torch.Tensor) -> dict[str, Any]:
         """The further arguments that a model takes, from those that a step has."""
