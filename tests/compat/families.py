@@ -55,6 +55,13 @@ T5: Final = {
     "decoder_start_token_id": 0,
     "pad_token_id": 0,
 }
+SWITCH: Final = {
+    **T5,
+    "num_decoder_layers": 2,
+    "num_experts": 4,
+    "num_sparse_encoder_layers": 1,
+    "num_sparse_decoder_layers": 1,
+}
 WHISPER: Final = {
     "vocab_size": 99,
     "d_model": 32,
@@ -75,6 +82,7 @@ WHISPER: Final = {
     "begin_suppress_tokens": None,
 }
 WINDOW: Final = {"sliding_window": 8}
+GEMMA: Final = {**SMALL, **WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 LATENT: Final = {
     **{name: value for name, value in SMALL.items() if name not in ("head_dim", "num_key_value_heads")},
     "q_lora_rank": 16,
@@ -100,7 +108,7 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "qwen2": ("Qwen2ForCausalLM", SMALL),
     "qwen3": ("Qwen3ForCausalLM", SMALL),
     "gemma2": ("Gemma2ForCausalLM", {**SMALL, **WINDOW}),
-    "gemma3": ("Gemma3ForCausalLM", {**SMALL, **WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA),
     "phi3": ("Phi3ForCausalLM", SMALL),
     "falcon": ("FalconForCausalLM", FALCON),
     "bloom": ("BloomForCausalLM", BLOOM),
@@ -116,7 +124,9 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     ),
     "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT),
     "deepseek_v32": ("DeepseekV32ForCausalLM", {**LATENT, **SPARSE}),
+    "switch": ("SwitchTransformersForConditionalGeneration", SWITCH),
     "t5": ("T5ForConditionalGeneration", T5),
+    "t5gemma": ("T5GemmaForConditionalGeneration", {"encoder": GEMMA, "decoder": GEMMA, **SMALL}),
     "whisper": ("WhisperForConditionalGeneration", WHISPER),
 }
 """The class and what its small configuration says, by the name of the family."""

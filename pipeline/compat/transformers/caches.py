@@ -102,7 +102,7 @@ class Filled(Cache):
     """
 
     def __init__(self, max_cache_len: int, runner: CompiledModule) -> None:
-        super().__init__(layers=[])
+        Cache.__init__(self, layers=[])
         self.positions, self.length, self.runner = max_cache_len, 0, runner
         self.mask: torch.Tensor | None = None
         self.cross: tuple[torch.Tensor, ...] = ()
@@ -127,7 +127,7 @@ class Filled(Cache):
         return self.positions
 
     @property
-    def self_attention_cache(self) -> Cache:
+    def self_attention_cache(self) -> DynamicCache:
         """The filled part of the program's own keys and values [batch, heads, length, width], as a view: the next step
         writes on."""
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
@@ -136,7 +136,7 @@ class Filled(Cache):
         return _dynamic([state[name][:rows, :, : self.length] for name in names])
 
     @property
-    def cross_attention_cache(self) -> Cache:
+    def cross_attention_cache(self) -> DynamicCache:
         """Keys and values of cross attention [batch, heads, encoded, width]."""
         return _dynamic(self.cross)
 
@@ -145,7 +145,20 @@ class Filled(Cache):
         raise ValueError("beam search is not supported: num_beams=1 generates greedily, or samples")
 
 
-def _dynamic(tensors: Sequence[torch.Tensor]) -> Cache:
+class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
+    """That of a model with an encoder, of the class that some ask for; the program has the cross attention's."""
+
+    @property
+    def cross_attention_cache(self) -> DynamicCache:
+        """As `Filled.cross_attention_cache`."""
+        return super().cross_attention_cache
+
+    @cross_attention_cache.setter
+    def cross_attention_cache(self, cache: DynamicCache) -> None:
+        """T5Gemma sets an empty one with other windows before it begins: there is nothing to keep."""
+
+
+def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
     """Keys and values in turns as a cache of transformers."""
     made = DynamicCache()
     for layer, (keys, values) in enumerate(zip(tensors[::2], tensors[1::2], strict=True)):

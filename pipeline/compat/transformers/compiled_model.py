@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from pipeline.compat.transformers.caches import Filled, Pretrained
+from pipeline.compat.transformers.caches import Filled, FilledCross, Pretrained
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
@@ -93,7 +93,8 @@ class CompiledGeneration:
             raise ValueError("assisted decoding goes back in the cache, which a compiled model does not: leave it out")
         if getattr(config, "cache_implementation", None) is not None or kwargs.get("cache_implementation"):
             raise ValueError("cache_implementation is given: a compiled model has a cache of its own, leave it out")
-        kwargs.setdefault("past_key_values", Filled(self.max_cache_len, self.runners["decoder"]))
+        cache = FilledCross if "encoder" in self.runners else Filled
+        kwargs.setdefault("past_key_values", cache(self.max_cache_len, self.runners["decoder"]))
         return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:

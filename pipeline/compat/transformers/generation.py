@@ -7,13 +7,12 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import evolve, frozen
-from transformers.modeling_outputs import BaseModelOutput
 
 import pipeline.defaults
 from pipeline.compat.transformers.attention import one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
-from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoder, layers_of
+from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoded, Encoder, layers_of
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.frontend.capture import capture
@@ -205,7 +204,7 @@ def _encoder_decoder(model: Pretrained, compile: Stages, sizes: Sizes) -> dict[s
     with torch.no_grad():
         hidden, *cross = encoder(inputs, mask)
     ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
-    example = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden), "decoder_input_ids": ids}
+    example = {"encoder_outputs": Encoded(last_hidden_state=hidden), "decoder_input_ids": ids}
     step = CrossDecoder(model, sizes.batch, sizes.cache, example).eval()
     kwargs, own = _step_inputs(model, sizes)
     kwargs |= {"encoder_mask": mask, "cross": tuple(cross)}

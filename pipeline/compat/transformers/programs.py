@@ -4,6 +4,7 @@ values."""
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,8 +74,20 @@ class Decoder(torch.nn.Module):
         return logits
 
 
+@dataclass
+class Encoded(BaseModelOutput):
+    """What an encoder gives; those with experts (Switch Transformers, NLLB-MoE) have more, which training asks for."""
+
+    router_logits: None = None
+    router_probs: None = None
+
+
 class CrossDecoder(Decoder):
     """A step of a decoder that attends to an encoder's output as well, whose keys and values are inputs."""
+
+    def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
+        super().__init__(model, max_batch, max_cache_len, example)
+        self.width = example["encoder_outputs"].last_hidden_state.shape[-1]
 
     def forward(  # type: ignore[override]
         self,
@@ -89,10 +102,10 @@ class CrossDecoder(Decoder):
         own = self.caches(start, input_ids.shape[0])
         pairs = zip(cross[0::2], cross[1::2], strict=True)
         cache = with_cross(own, cache_of([GivenLayer(keys, values) for keys, values in pairs]))
-        hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.model.config.d_model)
+        hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)
         masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}
         out = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=Encoded(last_hidden_state=hidden),
             decoder_input_ids=input_ids,
             decoder_attention_mask=attention_mask,
             past_key_values=cache,
@@ -119,7 +132,7 @@ class Encoder(torch.nn.Module):
         first = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=inputs.device)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=Encoded(last_hidden_state=hidden),
             decoder_input_ids=first,
             past_key_values=cache,
             use_cache=True,
