@@ -11,6 +11,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
 from pipeline.compat.transformers.caches import Filled, FilledCross, Pretrained
+from pipeline.compat.transformers.programs import hears_all
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
@@ -187,11 +188,17 @@ class CompiledEncoder(torch.nn.Module):
         return getattr(self.__dict__["shell"], name)
 
     def forward(
-        self, input_ids: Any = None, attention_mask: Any = None, input_features: Any = None, **_: object
+        self, inputs: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **given: Any
     ) -> BaseModelOutput:
-        """The last hidden state, and ``cross``."""
-        inputs = input_ids if input_ids is not None else input_features
+        """The last hidden state, and ``cross``.
+
+        Raises:
+            ValueError: the mask hides something, and the program has no mask.
+        """
+        inputs = given[str(self.main_input_name)] if inputs is None else inputs
         mask = _mask(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
+        if mask is None and attention_mask is not None and not hears_all(self) and not attention_mask.all():
+            raise ValueError("attention_mask hides a part of what the encoder takes: a compiled one takes all of it")
         hidden, *cross = self.__dict__["module"](inputs=inputs, attention_mask=mask)
         made = BaseModelOutput(last_hidden_state=hidden)
         made["cross"] = tuple(cross)

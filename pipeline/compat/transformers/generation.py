@@ -12,7 +12,7 @@ import pipeline.defaults
 from pipeline.compat.transformers.attention import one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
-from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoded, Encoder, layers_of
+from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoded, Encoder, hears_all, layers_of
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.frontend.capture import capture
@@ -80,6 +80,7 @@ def compile_for_generation(
     max_batch: int = 1,
     max_prompt_len: int | None = None,
     max_encoder_len: int | None = None,
+    encoder_example: torch.Tensor | None = None,
     prompt_lens: Sequence[int] = (),
     compile: Stages | None = None,
     executor: Executor | None = None,
@@ -95,6 +96,8 @@ def compile_for_generation(
         max_batch: the most sequences at once.
         max_prompt_len: the most tokens of one call, of which a prompt may take several; ``max_cache_len`` if None.
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
+        encoder_example: what the encoder takes, if it takes no tokens: pixels or sound [rows, …] of any values. Calls
+            have these sizes, but for the rows. None for tokens, and for the features of Whisper.
         prompt_lens: numbers of tokens for which ``max_batch`` rows have engines of fixed sizes, whose kernels are
             faster; for decoder-only models. ``max_prompt_len`` may be one of them.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
@@ -112,15 +115,20 @@ def compile_for_generation(
 
     Raises:
         CaptureError: the model keeps more of the past than keys and values, or cannot be captured.
-        ValueError: a size is out of range, or ``prompt_lens`` are given for an encoder-decoder model.
+        ValueError: a size is out of range, ``prompt_lens`` are given for an encoder-decoder model, or an
+            ``encoder_example`` is needed, or given to a model that has no use for one.
     """
     prompt = max_cache_len if max_prompt_len is None else max_prompt_len
     encoded = max_cache_len if max_encoder_len is None else max_encoder_len
     sizes = Sizes(max_cache_len, max_batch, prompt, encoded, frozenset(prompt_lens))
     compile = pipeline.defaults.default(**settings) if compile is None else compile
     compile = _with_shared_weights(compile) if shared_weights else compile
-    programs = _encoder_decoder if model.config.is_encoder_decoder else _decoder
-    compiled = programs(model.eval(), compile, sizes)
+    if model.config.is_encoder_decoder:
+        compiled = _encoder_decoder(model.eval(), compile, sizes, encoder_example)
+    elif encoder_example is not None:
+        raise ValueError(f"encoder_example is given, and {type(model).__name__} has no encoder")
+    else:
+        compiled = _decoder(model.eval(), compile, sizes)
     runners = {name: each.module(executor) for name, each in compiled.items()}
     return shell(model).over(compiled, runners, sizes.cache, sizes.prompt)
 
@@ -188,14 +196,16 @@ def _step_inputs(model: Pretrained, sizes: Sizes) -> tuple[Dims, list[Dims]]:
     return kwargs, [{"input_ids": t, "attention_mask": rows, "position_ids": t, "start": None} for t, rows in given]
 
 
-def _encoder_decoder(model: Pretrained, compile: Stages, sizes: Sizes) -> dict[str, Compiled]:
+def _encoder_decoder(
+    model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | None
+) -> dict[str, Compiled]:
     """The encoder with what the decoder keeps of it, and the step of the decoder."""
     if sizes.fixed:
         raise ValueError("prompt_lens are for decoder-only models: the prompt of an encoder-decoder is its encoder's")
     parts = model.get_encoder(), model.get_decoder()
     encoder = Encoder(model).eval()
     rows, texts = sizes.rows, encoder.main == "input_ids"
-    inputs = _encoder_example(model, min(2, sizes.batch), min(3, sizes.encoded) if texts else None)
+    inputs = _encoder_inputs(model, min(2, sizes.batch), min(3, sizes.encoded) if texts else None, example)
     lengths = {1: _up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
     mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
     along: Along = {**rows, **lengths}
@@ -204,8 +214,8 @@ def _encoder_decoder(model: Pretrained, compile: Stages, sizes: Sizes) -> dict[s
     with torch.no_grad():
         hidden, *cross = encoder(inputs, mask)
     ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
-    example = {"encoder_outputs": Encoded(last_hidden_state=hidden), "decoder_input_ids": ids}
-    step = CrossDecoder(model, sizes.batch, sizes.cache, example).eval()
+    first_step = {"encoder_outputs": Encoded(last_hidden_state=hidden), "decoder_input_ids": ids}
+    step = CrossDecoder(model, sizes.batch, sizes.cache, first_step).eval()
     kwargs, own = _step_inputs(model, sizes)
     kwargs |= {"encoder_mask": mask, "cross": tuple(cross)}
     wide = {**rows, **({2: lengths[1]} if lengths else {})}
@@ -214,10 +224,18 @@ def _encoder_decoder(model: Pretrained, compile: Stages, sizes: Sizes) -> dict[s
     return {"encoder": first, "decoder": _compiled(_for_one_row(compile, sizes.batch), step, kwargs, own, parts[1])}
 
 
-def _encoder_example(model: Pretrained, batch: int, length: int | None) -> torch.Tensor:
-    """Inputs of the encoder: tokens, or as many features and frames as the model is made for."""
-    if length is not None:
-        return torch.zeros(batch, length, dtype=torch.int64, device=model.device)
+def _encoder_inputs(model: Pretrained, batch: int, length: int | None, example: torch.Tensor | None) -> torch.Tensor:
+    """Inputs of the encoder: tokens, rows like those of the example, or as many features and frames as Whisper has."""
     config, encoder = model.config, model.get_encoder()
+    if length is not None:
+        if example is not None:
+            raise ValueError(f"encoder_example is given, and the encoder of {type(model).__name__} takes tokens")
+        return torch.zeros(batch, length, dtype=torch.int64, device=model.device)
+    if example is not None:
+        row = example[:1].to(model.device, model.dtype if example.is_floating_point() else None)
+        return row.expand(batch, *row.shape[1:]).clone()
+    if not hears_all(encoder):
+        takes = f"the encoder of {type(model).__name__} takes {encoder.main_input_name}"
+        raise ValueError(f"{takes}: pass encoder_example, a tensor of their sizes")
     frames = config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
     return torch.zeros(batch, config.num_mel_bins, frames, dtype=model.dtype, device=model.device)

@@ -26,6 +26,11 @@ def takes(model: torch.nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
+def hears_all(encoder: Pretrained) -> bool:
+    """Whether an encoder is one of Whisper's kind, for which a mask changes nothing."""
+    return hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
+
+
 def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
     """The paths in ``step`` of the layers with most of the weights of a part of it, as in `fnmatch`; "" if there are
     none."""
@@ -76,8 +81,10 @@ class Decoder(torch.nn.Module):
 
 @dataclass
 class Encoded(BaseModelOutput):
-    """What an encoder gives; those with experts (Switch Transformers, NLLB-MoE) have more, which training asks for."""
+    """What an encoder gives. Some have more: those with experts (Switch Transformers, NLLB-MoE), for training, and some
+    of sound a mask (Moonshine)."""
 
+    attention_mask: None = None
     router_logits: None = None
     router_probs: None = None
 
