@@ -156,7 +156,7 @@ def _captured(
     program = held(told_apart(program, found.decisions), constants)
     check_dtypes(program)
     numbers = FrozenDict({name: program.parameters[name].item() for name in sorted(reads & program.parameters.keys())})
-    return evolve(program, numbers=numbers, profiles=resolved(wishes, program.inputs, program.shapes))
+    return evolve(program, numbers=numbers, profiles=resolved(wishes, program))
 
 
 def _tuned(leaves: Sequence[Any]) -> dict[int, Sequence[int]]:

@@ -15,8 +15,9 @@ from pipeline.aten.types import Leaf, Spec
 from pipeline.frontend.dynamic_shapes import is_input
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.program import Port
+from pipeline.program import Port, Program
 from pipeline.shapes.environment import Range, ShapeEnvironment, solved
+from pipeline.shapes.exported import tuned_together
 
 Ends: TypeAlias = tuple[int, int]
 Profiles: TypeAlias = tuple[FrozenDict[str, Range], ...]
@@ -157,13 +158,15 @@ def _ends(entry: Any, size: int) -> Ends:
     raise TypeError(f"a profile has {entry!r} for a dim: expected a number, torch.export.Dim with min and max, or None")
 
 
-def resolved(wishes: Sequence[Sequence[Wish]], inputs: Sequence[Port], shapes: ShapeEnvironment) -> Profiles:
-    """The ranges of symbols in each profile, from its ranges of the inputs' sizes.
+def resolved(wishes: Sequence[Sequence[Wish]], program: Program) -> Profiles:
+    """The ranges of symbols in each profile, from its ranges of the inputs' sizes. Pieces of a whole, whose sizes data
+    has, are tuned for as they fit the whole in that profile.
 
     Raises:
         ValueError: a profile leaves no value for a size.
     """
-    return tuple(FrozenDict(_symbols(at, each, inputs, shapes)) for at, each in enumerate(wishes))
+    found = [_symbols(at, each, program.inputs, program.shapes) for at, each in enumerate(wishes)]
+    return tuple(FrozenDict({**each, **tuned_together(program.graph, {**program.shapes, **each})}) for each in found)
 
 
 def _symbols(at: int, wishes: Sequence[Wish], inputs: Sequence[Port], shapes: ShapeEnvironment) -> dict[str, Range]:

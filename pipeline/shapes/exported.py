@@ -82,7 +82,9 @@ def environment(
         for symbol in sorted(_new_symbols(node, shapes), key=str):
             made = _data_dependent(node, ranges.get(symbol), shapes)
             shapes = evolve(shapes, symbols=FrozenDict({**shapes.symbols, symbol.name: made}))
-    return _tuned_together(graph, shapes)
+    tuned = tuned_together(graph, shapes)
+    pieces = {name: evolve(shapes.symbols[name], range=each) for name, each in tuned.items()}
+    return evolve(shapes, symbols=FrozenDict({**shapes.symbols, **pieces}))
 
 
 def _marked(inputs: Mapping[str, object]) -> dict[Any, Any]:
@@ -262,24 +264,23 @@ def _longest_piece(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
     return min((bounds(size, shapes).max for size in known), default=None)
 
 
-def _tuned_together(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> ShapeEnvironment:
-    """The environment with pieces of a whole tuned for as if they were alike: the sizes that TensorRT tunes for have to
-    fit together, also where the pieces are one again."""
-    symbols = dict(shapes.symbols)
+def tuned_together(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """Ranges of the pieces of a whole that are tuned for as if they were alike: the sizes that TensorRT tunes for have
+    to fit together, also where the pieces are one again."""
+    found = dict[str, Range]()
     for node in graph.nodes:
         if node.target is aten.split_with_sizes.default:
             whole = shape_of(argument(node, "self").meta["val"])[argument(node, "dim")]
             given = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in argument(node, "split_sizes")]
             told = [expression(size) if isinstance(size, torch.SymInt) else size for size in given]
-            names = [str(size) for size in told if str(size) in symbols]
+            names = [str(size) for size in told if str(size) in ranges]
             fixed = [size for size in told if isinstance(size, int)]
             if names and len(names) + len(fixed) == len(told):
-                opt = value_of(whole, {name: symbol.range.opt for name, symbol in symbols.items()}) - sum(fixed)
+                opt = value_of(whole, {name: each.opt for name, each in {**ranges, **found}.items()}) - sum(fixed)
                 for number, name in enumerate(names):
-                    low, high = symbols[name].range.min, symbols[name].range.max
-                    part = min(max((opt + number) // len(names), low), high)
-                    symbols[name] = evolve(symbols[name], range=Range(low, part, high))
-    return evolve(shapes, symbols=FrozenDict(symbols))
+                    low, high = ranges[name].min, ranges[name].max
+                    found[name] = Range(low, min(max((opt + number) // len(names), low), high), high)
+    return found
 
 
 def _largest(node: torch.fx.Node, shapes: ShapeEnvironment) -> int:

@@ -116,6 +116,24 @@ def test_pieces_that_are_one_again_fit_the_whole() -> None:
         torch.testing.assert_close(result(x, counts), weighted(x, counts))
 
 
+def test_pieces_fit_the_whole_in_each_profile() -> None:
+    """TensorRT refuses to build an engine whose sizes do not fit together in one."""
+
+    def weighted(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        pieces = x.split(counts.tolist())
+        return torch.cat([piece * (i + 1) + 1 for i, piece in enumerate(pieces)]) * x
+
+    x = pipeline.Input(profiles=[((1, 4), (1, 4), (2, 4)), ((3, 4), (40, 4), (50, 4))])
+    counts = pipeline.Input(shape=(3,), dtype=torch.int64)
+    result = pipeline.default(min_block_size=1)(Calls(weighted).eval(), (x, counts))
+    for profile, whole in zip(result.program.profiles, (1, 40), strict=True):
+        assert sum(each.opt for name, each in profile.items() if name.startswith("u")) == whole
+    run = result.module("reference")
+    for each in ([0, 1, 0], [2, 0, 0], [3, 0, 33]):
+        rows = torch.randn(sum(each), 4)
+        torch.testing.assert_close(run(rows, torch.tensor(each)), weighted(rows, torch.tensor(each)))
+
+
 def test_rows_of_data_beside_as_many_of_known_number() -> None:
     """A broadcast has the size that is known: ``[u0 + u1 + u2, 4] * [36, 1]``."""
 
