@@ -90,8 +90,7 @@ def compile_for_generation(
     """Compile a language model of transformers, and return an object with transformers' own ``generate``.
 
     Args:
-        model: a decoder-only or encoder-decoder model with a head for tokens. It stays as it is, and is not needed
-            afterwards.
+        model: a decoder-only or encoder-decoder model with a head for tokens, which is not needed afterwards.
         max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
         max_batch: the most sequences at once.
         max_prompt_len: the most tokens of one call, of which a prompt may take several; ``max_cache_len`` if None.
@@ -115,20 +114,13 @@ def compile_for_generation(
 
     Raises:
         CaptureError: the model keeps more of the past than keys and values, or cannot be captured.
-        ValueError: a size is out of range, ``prompt_lens`` are given for an encoder-decoder model, or an
-            ``encoder_example`` is needed, or given to a model that has no use for one.
+        ValueError: a size is out of range, or the model has no use for what is given, or needs an ``encoder_example``.
     """
-    prompt = max_cache_len if max_prompt_len is None else max_prompt_len
-    encoded = max_cache_len if max_encoder_len is None else max_encoder_len
+    prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, encoded, frozenset(prompt_lens))
     compile = pipeline.defaults.default(**settings) if compile is None else compile
     compile = _with_shared_weights(compile) if shared_weights else compile
-    if model.config.is_encoder_decoder:
-        compiled = _encoder_decoder(model.eval(), compile, sizes, encoder_example)
-    elif encoder_example is not None:
-        raise ValueError(f"encoder_example is given, and {type(model).__name__} has no encoder")
-    else:
-        compiled = _decoder(model.eval(), compile, sizes)
+    compiled = _programs(model.eval(), compile, sizes, encoder_example)
     runners = {name: each.module(executor) for name, each in compiled.items()}
     return shell(model).over(compiled, runners, sizes.cache, sizes.prompt)
 
@@ -160,6 +152,15 @@ def _cut(compile: Stages, between: str) -> Stages:
         return compile
     few = compile.settings.max_engines is not None
     return compile if few else compile.replace("partition", in_pieces(between=between))
+
+
+def _programs(model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | None) -> dict[str, Compiled]:
+    """The model's programs by name."""
+    if model.config.is_encoder_decoder:
+        return _encoder_decoder(model, compile, sizes, example)
+    if example is not None:
+        raise ValueError(f"encoder_example is given, and {type(model).__name__} has no encoder")
+    return _decoder(model, compile, sizes)
 
 
 def _decoder(model: Pretrained, compile: Stages, sizes: Sizes) -> dict[str, Compiled]:
