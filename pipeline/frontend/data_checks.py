@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import folder_of, line_of
@@ -101,15 +102,15 @@ def counted(exported: ExportedProgram) -> Iterator[str]:
     for node in exported.graph.nodes:
         if node.name in given or not data.isdisjoint(node.all_input_nodes):
             data.add(node)
-        masks = [each for each in map(_mask, node.all_input_nodes[1:]) if each in data]
-        if node.target in PICKS and masks and not free_unbacked_symbols(node.meta["val"]):
+        if node.target not in PICKS or free_unbacked_symbols(node.meta["val"]):
+            continue
+        if any(each in data and _is_mask(each) for each in tree_leaves(node.args[1])):
             yield line_of(node.meta).partition(",")[0] or node.name
 
 
-def _mask(node: torch.fx.Node) -> torch.fx.Node | None:
-    """A node if it is a mask."""
+def _is_mask(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
-    return node if isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) else None
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
 
 
 def holding(override: Callable[..., object]) -> Callable[..., object]:

@@ -42,9 +42,9 @@ from pipeline.settings import CompilationSettings
 log = logging.getLogger(__name__)
 
 Way: TypeAlias = Literal["python", "called", "bytecode", "autograd", "example"]
-"""How torch.export traces: by running Python; so, but as it is called, without the model's being told that it is
-exported (`untold`); by its bytecode, which reads what Python keeps, as caches do, and numbers
-that ``int`` makes of sizes (not while ``torch.compile`` does so, which it would crash); or below autograd, where
+"""How torch.export traces. ``"python"``: it runs Python. ``"called"``: so too, and the model is not told that it is
+exported (`untold`). ``"bytecode"``: it reads bytecode, and so what Python keeps, as caches do, and numbers that ``int``
+makes of sizes (not while ``torch.compile`` does so, which it would crash). ``"autograd"``: below autograd, where
 ``torch.func`` has done its work. ``"example"``: as ``"python"``, with the ways of the example where data decides."""
 
 

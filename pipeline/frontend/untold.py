@@ -2,6 +2,7 @@
 
 Models ask torch whether they are exported (``torch.compiler.is_exporting``), and may go another way then: encoders of
 transformers make no mask, which some of them read. They are told that they are not; torch itself knows.
+This holds for calls through the module, as transformers' are, and not for ``from torch.compiler import is_exporting``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -13,11 +13,11 @@ from pipeline.shapes.environment import Expr, Symbols, bounds, shape_of
 from pipeline.trt import to_torch, trt
 
 
-def check_tensor(made: object, expected: torch.Tensor, symbols: Symbols, given: Collection[Expr] = ()) -> None:
+def check_tensor(made: object, expected: torch.Tensor, symbols: Symbols, given: Sequence[torch.Tensor] = ()) -> None:
     """Raise a `NetworkError` if a result is no tensor, or has another dtype, rank or static dim than expected.
 
-    Where data says how many rows there are, a dim may have a size that the operator was ``given``: ``rows[u0] +
-    rows[48]`` is only where they are as many.
+    Where data says how many rows there are, a dim may have the size of a tensor that the operator was ``given``:
+    ``rows[u0] + rows[48]`` is only where they are as many.
     """
     if not isinstance(made, (trt.ITensor, torch.Tensor)):
         raise NetworkError(f"the converter returned a {type(made).__name__}, expected a tensor")
@@ -28,7 +28,7 @@ def check_tensor(made: object, expected: torch.Tensor, symbols: Symbols, given: 
     if len(actual) != len(wanted):
         raise NetworkError(f"the network's shape is {list(actual)}, the operator's {list(wanted)}: ranks differ")
     for i, (a, w) in enumerate(zip(actual, wanted, strict=True)):
-        if a >= 0 and a != w and not _is_only(w, a, symbols) and not (a in given and _may_be(w, a, symbols)):
+        if a >= 0 and a != w and not _is_only(w, a, symbols) and not _is_given(w, a, symbols, given):
             what = "is fixed" if not isinstance(w, int) else "differs"
             raise NetworkError(f"dim {i} {what}: the network's shape is {list(actual)}, the operator's {list(wanted)}")
 
@@ -41,9 +41,11 @@ def _is_only(size: Expr, value: int, symbols: Symbols) -> bool:
     return given.min == given.max == value
 
 
-def _may_be(size: Expr, value: int, symbols: Symbols) -> bool:
-    """Whether a size that data has can have a value."""
+def _is_given(size: Expr, value: int, symbols: Symbols, given: Sequence[torch.Tensor]) -> bool:
+    """Whether a size that data has can have a value, which is the size of a tensor that is given."""
     if isinstance(size, int) or not free_unbacked_symbols(size):
+        return False
+    if not any(value in shape_of(tensor) for tensor in given):
         return False
     if not all(s.name in symbols for s in size.free_symbols):
         return True

@@ -39,7 +39,7 @@ from pipeline.network.legacy import LegacyNetwork
 from pipeline.network.net import Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
-from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression, shape_of
+from pipeline.shapes.environment import Expr, Relation, Symbols, bounds, expression
 from pipeline.trt import CAPABILITIES, Log, layer_of, new_network, to_trt, trt
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ class _Conversion:
         """Raise an error if TensorRT's dtype, rank or static dims differ from those of the node's fake tensor."""
         expected = node.meta.get("val")
         values = (x.meta.get("val") for x in node.all_input_nodes)
-        given = {size for value in values if isinstance(value, torch.Tensor) for size in shape_of(value)}
+        given = [value for value in values if isinstance(value, torch.Tensor)]
         if isinstance(expected, torch.Tensor):
             check_tensor(result, expected, self.ranges, given)
         elif isinstance(expected, (tuple, list)):

@@ -33,10 +33,14 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
         """Write the new states after the existing ones; return all."""
-        positions = torch.arange(key_states.shape[2], device=self.device) + self.start
+        positions = self.positions(key_states.shape[2])
         self.own_keys.index_copy_(2, positions, key_states)
         self.own_values.index_copy_(2, positions, value_states)
         return self.own_keys, self.own_values
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Where so many new states go."""
+        return torch.arange(length, device=self.device) + self.start
 
     def get_seq_length(self) -> Any:
         """How many positions are filled, a tensor."""
@@ -55,7 +59,7 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
         """Write the new keys [batch, length, width] after the existing ones; return all."""
-        self.indexer_keys.index_copy_(1, torch.arange(states.shape[1], device=self.device) + self.start, states)
+        self.indexer_keys.index_copy_(1, self.positions(states.shape[1]), states)
         return self.indexer_keys
 
 
@@ -102,7 +106,7 @@ class Filled(Cache):
     """
 
     def __init__(self, max_cache_len: int, runner: CompiledModule) -> None:
-        Cache.__init__(self, layers=[])
+        Cache.__init__(self, layers=[])  # that of an EncoderDecoderCache takes two caches
         self.positions, self.length, self.runner = max_cache_len, 0, runner
         self.mask: torch.Tensor | None = None
         self.cross: tuple[torch.Tensor, ...] = ()
@@ -183,10 +187,12 @@ def shapes_of(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, tuple
         why = f"{type(model).__name__} gives no cache of keys and values"
         raise CaptureError(why, "a decoder does: models such as BERT are one with is_decoder=True in their config")
     own = found.self_attention_cache if model.config.is_encoder_decoder else found
+    shapes = []
     for layer in own.layers:
-        tensors = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1]
-        known = [getattr(layer, name, None) for name in KEPT.values()]
-        if known[0] is None or known[0].dim() != 4 or any(all(each is not k for k in known) for each in tensors):
+        named = {kind: getattr(layer, name, None) for kind, name in KEPT.items()}
+        kept = {kind: tensor for kind, tensor in named.items() if tensor is not None}
+        states = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1]
+        if "key" not in kept or kept["key"].dim() != 4 or {*map(id, states)} - {*map(id, kept.values())}:
             raise more
-    kept = [{kind: getattr(layer, name, None) for kind, name in KEPT.items()} for layer in own.layers]
-    return [{kind: tuple(tensor.shape) for kind, tensor in each.items() if tensor is not None} for each in kept]
+        shapes.append({kind: tuple(tensor.shape) for kind, tensor in kept.items()})
+    return shapes

@@ -90,7 +90,7 @@ def compile_for_generation(
     """Compile a language model of transformers, and return an object with transformers' own ``generate``.
 
     Args:
-        model: a decoder-only or encoder-decoder model with a head for tokens, which is not needed afterwards.
+        model: a decoder or encoder-decoder with a head for tokens. It stays as it is, and is not needed afterwards.
         max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
         max_batch: the most sequences at once.
         max_prompt_len: the most tokens of one call, of which a prompt may take several; ``max_cache_len`` if None.

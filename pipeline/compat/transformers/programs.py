@@ -27,8 +27,8 @@ def takes(model: torch.nn.Module, name: str) -> bool:
 
 
 def hears_all(encoder: Pretrained) -> bool:
-    """Whether an encoder is one of Whisper's kind, for which a mask changes nothing."""
-    return hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
+    """Whether an encoder is one of Whisper's kind: it takes features of one length, and no mask."""
+    return hasattr(encoder, "conv2") and hasattr(encoder.config, "max_source_positions")
 
 
 def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
