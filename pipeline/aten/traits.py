@@ -125,6 +125,7 @@ TABLE: Final[Mapping[Does, str]] = {
     Does.RECURS: """
         lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
         pipeline.packed_lstm pipeline.packed_gru pipeline.packed_rnn_tanh pipeline.packed_rnn_relu
+        pipeline.linear_attention pipeline.selective_scan
     """,
     Does.LOOKS_UP: "embedding",
     Does.NORMALIZES: "layer_norm native_layer_norm rms_norm _fused_rms_norm log_softmax _log_softmax",

@@ -1,11 +1,9 @@
-"""Recurrent layers. The inputs' part is one product for all steps; the steps are a loop, or unrolled."""
+"""Recurrent layers. The inputs' part is one product for all steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
 
-import torch
 from attrs import frozen
 
 from pipeline.impl import base, slice
@@ -15,16 +13,8 @@ from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import binary, where
 from pipeline.impl.matmul import linear
 from pipeline.impl.shape import concatenate
+from pipeline.impl.steps import State, repeated, stacked
 from pipeline.network.net import Net
-from pipeline.trt import trt
-
-WRITTEN_OUT: Final = 8
-"""Up to so many steps are written out, which TensorRT fuses; a loop builds in the same time whatever its length."""
-
-State: TypeAlias = tuple[ITensor, ...]
-Step: TypeAlias = Callable[[Sequence[ITensor], State], tuple[ITensor, State]]
-"""What a step is given, and the state before it, to its output and the state behind it."""
-
 
 @frozen
 class Weights:
@@ -127,19 +117,13 @@ def recurrent(
             outputs.append(output)
             last.append(state)
         x = outputs[0] if directions == 1 else concatenate(net, outputs, -1, base.dtype_of(x))
-    return x, *(_stacked(net, parts) for parts in zip(*last, strict=True))
-
-
-def _stacked(net: Net, parts: Sequence[ITensor]) -> ITensor:
-    raised = [base.unsqueeze(net, part, [0]) for part in parts]
-    return raised[0] if len(raised) == 1 else concatenate(net, raised, 0, base.dtype_of(parts[0]))
+    return x, *(stacked(net, parts) for parts in zip(*last, strict=True))
 
 
 def _layer(
     net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, inside: ITensor | None, *, reverse: bool
 ) -> tuple[ITensor, State]:
     """One layer in one direction: [steps, batch, features] to [steps, batch, hidden]."""
-    steps = base.known_sizes(net, x)[0]
     given = linear(net, x, weights.input, weights.biases[0])
     if weights.biases[1] is not None and not cell.late_bias:
         given = binary(net, "SUM", given, weights.biases[1])
@@ -152,37 +136,4 @@ def _layer(
         return where(net, now[1], following[0], 0.0, base.dtype_of(following[0])), kept
 
     taken = [given] if inside is None else [given, inside]
-    if isinstance(steps, int) and steps <= WRITTEN_OUT:
-        return _written_out(net, step, taken, state, range(steps)[:: -1 if reverse else 1])
-    count = base.cast(net, base.scalar_of(net, base.size(net, x, 0)), torch.int32)
-    return _looped(net, step, taken, state, count, reverse)
-
-
-def _written_out(net: Net, step: Step, taken: Sequence[ITensor], state: State, order: range) -> tuple[ITensor, State]:
-    outputs: dict[int, ITensor] = {}
-    for at in order:
-        outputs[at], state = step([slice.select(net, each, 0, at) for each in taken], state)
-    return _stacked(net, [outputs[at] for at in sorted(outputs)]), state
-
-
-def _looped(
-    net: Net, step: Step, taken: Sequence[ITensor], state: State, count: ITensor, reverse: bool
-) -> tuple[ITensor, State]:
-    loop = net.ctx.net.add_loop()
-    _boundary(net, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
-    now = [_boundary(net, "iterator", loop.add_iterator(each, 0, reverse)).get_output(0) for each in taken]
-    carried = [_boundary(net, "recurrence", loop.add_recurrence(s)) for s in state]
-    current = tuple(layer.get_output(0) for layer in carried)
-    output, following = step(now, current)
-    for layer, value in zip(carried, following, strict=True):
-        layer.set_input(1, value)
-    order = trt.LoopOutput.REVERSE if reverse else trt.LoopOutput.CONCATENATE
-    outputs = _boundary(net, "loop_output", loop.add_loop_output(output, order, 0))
-    outputs.set_input(1, count)
-    last = [loop.add_loop_output(value, trt.LoopOutput.LAST_VALUE, 0) for value in current]
-    return outputs.get_output(0), tuple(_boundary(net, "loop_output", v).get_output(0) for v in last)
-
-
-def _boundary(net: Net, kind: str, layer: Any) -> Any:
-    layer.name = net.ctx.unique(f"{net.name}:{kind}")
-    return layer
+    return repeated(net, step, taken, state, reverse=reverse)

@@ -124,6 +124,7 @@ ULPS: Final[Mapping[object, Units]] = {
     **dict.fromkeys(("cholesky_inverse", "linalg_solve", "linalg_det", "linalg_slogdet"), _STEPS),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _RECURRENT),
     **dict.fromkeys(("packed_lstm", "packed_gru", "packed_rnn_tanh", "packed_rnn_relu"), _RECURRENT),
+    **dict.fromkeys(("linear_attention", "selective_scan"), _RECURRENT),
 }
 """By operator (the name of its packet), or by (operator, dtype) where a dtype differs."""
 

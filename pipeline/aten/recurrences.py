@@ -1,0 +1,90 @@
+"""Recurrences over tokens, each an operator: what language models with a state compute, whatever the number of tokens.
+
+An engine computes one token as it is defined, and several by chunks of them (`pipeline.impl.linear_attention`,
+`pipeline.impl.selective_scan`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("pipeline::linear_attention", mutates_args=())
+def linear_attention(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute gated linear attention, by the delta rule if there is a ``beta``.
+
+    A token's state is the one before it times ``exp(decay)``, plus the outer product of its key and its value; by the
+    delta rule, of its key and ``beta * (value - key @ state)``. Its output is ``query @ state``. So are the Mamba-2,
+    gated DeltaNet, Kimi delta attention and lightning attention.
+
+    Args:
+        query: [B, H, L, K].
+        key: [B, H, L, K].
+        value: [B, H, L, V].
+        decay: [B, H, L], or [B, H, L, K] where each channel of the keys has its own; at most 0.
+        beta: [B, H, L].
+        state: [B, H, K, V], that before the first token.
+
+    Returns:
+        The output [B, H, L, V], and the state after the last token.
+    """
+    outputs = []
+    for at in range(query.shape[2]):
+        q, k, v, g = (each[:, :, at] for each in (query, key, value, decay))
+        state = state * (g[..., None, None] if g.dim() == 2 else g[..., None]).exp()
+        if beta is not None:
+            v = (v - (k[..., None] * state).sum(-2)) * beta[:, :, at, None]
+        state = state + k[..., None] * v[..., None, :]
+        outputs.append((q[..., None] * state).sum(-2))
+    return torch.stack(outputs, 2), state.clone()
+
+
+@linear_attention.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(value, memory_format=torch.contiguous_format), torch.empty_like(
+        state, memory_format=torch.contiguous_format
+    )
+
+
+@torch.library.custom_op("pipeline::selective_scan", mutates_args=())
+def selective_scan(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the selective scan of Mamba.
+
+    A token's state is the one before it times ``exp(step * a)``, plus ``step * input * b``. Its output is the state
+    times ``c``, summed over N.
+
+    Args:
+        input: [B, D, L].
+        step: [B, D, L], at least 0.
+        a: [D, N], at most 0.
+        b: [B, N, L].
+        c: [B, N, L].
+        state: [B, D, N], that before the first token.
+
+    Returns:
+        The output [B, D, L], and the state after the last token.
+    """
+    outputs = []
+    for at in range(input.shape[2]):
+        u, dt = input[..., at, None], step[..., at, None]
+        state = state * (dt * a).exp() + dt * u * b[:, None, :, at]
+        outputs.append((state * c[:, None, :, at]).sum(-1))
+    return torch.stack(outputs, -1), state.clone()
+
+
+@selective_scan.register_fake
+def _(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(input, memory_format=torch.contiguous_format), torch.empty_like(
+        state, memory_format=torch.contiguous_format
+    )
+
+
+LINEAR_ATTENTION: Final[Any] = torch.ops.pipeline.linear_attention.default
+SELECTIVE_SCAN: Final[Any] = torch.ops.pipeline.selective_scan.default

@@ -1,0 +1,178 @@
+"""Gated linear attention: of one token as it is defined, of several by chunks of them.
+
+In a chunk, a token's output is that of causal attention without a softmax, whose scores decay, beside what it reads of
+the state before the chunk. By the delta rule, the values are solved for first: each lacks what its key reads of the
+tokens before it (Yang et al., 2024, https://arxiv.org/abs/2412.06464).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch.utils._sympy.functions import FloorDiv
+
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block
+from pipeline.impl.elementwise import binary, where
+from pipeline.impl.matmul import matmul
+from pipeline.impl.reduce import reduce
+from pipeline.impl.reduce_scan import cumulative_sum
+from pipeline.impl.shape import as_size, bounds_of, expression, sampled
+from pipeline.impl.slice import narrow
+from pipeline.impl.steps import State, repeated
+from pipeline.network.net import Net
+
+CHUNK: Final = 64
+"""Tokens of a chunk: its scores are so many squared for each head, and of so many tokens one step leads on."""
+OF_CHANNELS: Final = 16
+"""Tokens of a chunk whose keys' channels decay each by itself: a score is a sum over the channels, and no product."""
+FEW: Final = 4
+"""Up to so many chunks are written out."""
+
+
+@frozen
+class Tokens:
+    """What a step takes: ``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K],
+    ``beta`` [B, H, L, 1] or None."""
+
+    query: ITensor
+    key: ITensor
+    value: ITensor
+    decay: ITensor
+    beta: ITensor | None
+
+
+@block
+def linear_attention(
+    net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
+) -> tuple[ITensor, ITensor]:
+    """The output [B, H, L, V] and the last state [B, H, K, V], as `pipeline.aten.recurrences.linear_attention` says."""
+    query, key, value, decay, state = (base.tensor(net, each) for each in (query, key, value, decay, state))
+    decay = base.unsqueeze(net, decay, [3]) if base.rank(decay) == 3 else decay
+    rates = None if beta is None else base.unsqueeze(net, base.tensor(net, beta), [3])
+    tokens = Tokens(query, key, value, decay, rates)
+    longest = bounds_of(net, expression(base.known_sizes(net, query)[2]))[1]
+    if longest == 1:
+        return _one(net, tokens, state)
+    most = OF_CHANNELS if base.dims(decay)[3] != 1 else CHUNK
+    return _several(net, tokens, state, min(most, 1 << max(math.ceil(math.log2(min(longest, most))), 0)))
+
+
+def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
+    """One token. The products are sums of float32: TensorRT's kernels for products would round to TF32."""
+    read, key = (_column(net, each) for each in (now.query, now.key))
+    state = binary(net, "PROD", state, _column(net, base.unary(net, "EXP", now.decay)))
+    value = now.value
+    if now.beta is not None:
+        known = reduce(net, "SUM", binary(net, "PROD", state, key), [2], True)
+        value = binary(net, "PROD", binary(net, "SUB", value, known), now.beta)
+    state = binary(net, "SUM", state, binary(net, "PROD", key, value))
+    return reduce(net, "SUM", binary(net, "PROD", state, read), [2], True), state
+
+
+def _column(net: Net, row: ITensor) -> ITensor:
+    """[B, H, 1, K] as [B, H, K, 1]."""
+    return row if base.dims(row)[3] == 1 else _turned(net, row)
+
+
+def _several(net: Net, tokens: Tokens, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
+    """Tokens by chunks of so many, the last of which is padded with tokens that change nothing."""
+    batch, heads, length, _ = base.known_sizes(net, tokens.query)
+    count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
+    beta = None if tokens.beta is None else _chunks(net, tokens.beta, count, chunk)
+    given = (tokens.query, tokens.key, tokens.value, tokens.decay)
+    each = Tokens(*(_chunks(net, x, count, chunk) for x in given), beta)
+    since = cumulative_sum(net, each.decay, 3, torch.float32)
+    last, faded = narrow(net, since, 3, chunk - 1, 1), base.unary(net, "EXP", since)
+    left = base.unary(net, "EXP", binary(net, "SUB", last, since))
+    taken = [
+        _scores(net, each.query, each.key, since, chunk, lowest=0),
+        binary(net, "PROD", each.query, faded),
+        _turned(net, binary(net, "PROD", each.key, left)),
+        _turned(net, base.unary(net, "EXP", last)),
+        *([each.value] if beta is None else _solved(net, each, beta, since, faded, chunk)),
+    ]
+
+    def step(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
+        scores, read, key, fades, value, *known = now
+        if known:
+            value = binary(net, "SUB", value, _product(net, known[0], before[0]))
+        output = binary(net, "SUM", _product(net, read, before[0]), _product(net, scores, value))
+        return output, (binary(net, "SUM", binary(net, "PROD", before[0], fades), _product(net, key, value)),)
+
+    output, (state,) = repeated(net, step, taken, (state,), most=FEW)
+    whole = [batch, heads, as_size(expression(count) * chunk), base.dims(tokens.value)[3]]
+    output = base.reshape(net, base.permute(net, output, [1, 2, 0, 3, 4]), whole)
+    return narrow(net, output, 2, 0, length), state
+
+
+def _product(net: Net, a: ITensor, b: ITensor) -> ITensor:
+    return matmul(net, a, b, empty=False)
+
+
+def _turned(net: Net, x: ITensor) -> ITensor:
+    """The last two dims exchanged."""
+    return base.permute(net, x, [*range(base.rank(x) - 2), base.rank(x) - 1, base.rank(x) - 2])
+
+
+def _scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
+    """What each token [chunk, 1] reads of each [1, chunk] at least ``lowest`` before it: the product of query and key,
+    as far as it has decayed since; 0 of the others."""
+    reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
+    if base.dims(since)[-1] == 1:
+        return binary(net, "PROD", _product(net, query, _turned(net, key)), _left(net, since, _turned(net, since), reads))
+    at = base.rank(query) - 1
+    query, key, later, earlier = (base.unsqueeze(net, x, [d]) for x, d in zip((query, key, since, since), (at, at - 1, at, at - 1)))
+    reads = base.unsqueeze(net, reads, [at + 1])
+    decayed = binary(net, "PROD", binary(net, "PROD", query, key), _left(net, later, earlier, reads))
+    return reduce(net, "SUM", decayed, [at + 1], False)
+
+
+def _left(net: Net, later: ITensor, earlier: ITensor, reads: ITensor) -> ITensor:
+    """What is left since the earlier; 0 where nothing is read."""
+    gone = where(net, reads, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
+    return base.unary(net, "EXP", gone)
+
+
+def _solved(
+    net: Net, each: Tokens, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
+) -> tuple[ITensor, ITensor]:
+    """The delta rule's values of a chunk before which the state is 0, and the keys by which each lacks what the state
+    has: the solution of a triangular system."""
+    key = binary(net, "PROD", each.key, beta)
+    system = _inverse(net, _scores(net, key, each.key, since, chunk, lowest=1), chunk)
+    value, known = binary(net, "PROD", each.value, beta), binary(net, "PROD", key, faded)
+    return _product(net, system, value), _product(net, system, known)
+
+
+def _inverse(net: Net, lower: ITensor, size: int) -> ITensor:
+    """The inverse of 1 + ``lower`` [..., size, size], which is 0 but below its diagonal; ``size`` is a power of two.
+
+    From the inverses of two blocks of the diagonal follows that of the block that they are in.
+    """
+    one = base.constant(net, np.eye(size, dtype=np.float32), rank=base.rank(lower))
+    inverse, block = one, 1
+    place = np.arange(size)
+    while block < size:
+        row, column = place[:, None] // block, place[None, :] // block
+        below = base.constant(net, ((row % 2 == 1) & (column == row - 1)), rank=base.rank(lower))
+        between = where(net, below, lower, 0.0, torch.float32)
+        if block > 1:
+            between = _product(net, _product(net, inverse, between), inverse)
+        inverse = binary(net, "SUB", inverse, between)
+        block *= 2
+    return inverse
+
+
+def _chunks(net: Net, x: ITensor, count: Size, chunk: int) -> ITensor:
+    """[B, H, L, width] as [chunks, B, H, chunk, width], zeros behind the last."""
+    batch, heads, _, width = base.known_sizes(net, x)
+    length = as_size(expression(count) * chunk)
+    x = sampled(net, x, [2], [0], [length], mode="FILL")
+    return base.permute(net, base.reshape(net, x, [batch, heads, count, chunk, width]), [2, 0, 1, 3, 4])

@@ -1,0 +1,91 @@
+"""The selective scan of Mamba: of one token as it is defined, of several by chunks of them.
+
+In a chunk, each state is combined with the one 1, 2, 4, … tokens before it, as far as that has decayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from pipeline.impl import base
+from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.blocks import block
+from pipeline.impl.elementwise import binary
+from pipeline.impl.reduce import reduce
+from pipeline.impl.reduce_scan import cumulative_sum
+from pipeline.impl.shape import as_size, bounds_of, expression, sampled
+from pipeline.impl.slice import narrow
+from pipeline.impl.steps import State, repeated
+from pipeline.network.net import Net
+
+CHUNK: Final = 64
+"""Tokens of a chunk, each of which has a state in memory."""
+FEW: Final = 2
+"""Up to so many chunks are written out."""
+
+
+@block
+def selective_scan(
+    net: Net, input: Value, step: Value, a: Value, b: Value, c: Value, state: Value
+) -> tuple[ITensor, ITensor]:
+    """The output [B, D, L] and the last state [B, D, N], as `pipeline.aten.recurrences.selective_scan` says."""
+    input, step, a, b, c, state = (base.tensor(net, each) for each in (input, step, a, b, c, state))
+    longest = bounds_of(net, expression(base.known_sizes(net, input)[2]))[1]
+    if longest == 1:
+        fades = base.unary(net, "EXP", binary(net, "PROD", base.unsqueeze(net, a, [0]), step))
+        added = binary(net, "PROD", binary(net, "PROD", step, input), _turned(net, b))
+        state = binary(net, "SUM", binary(net, "PROD", state, fades), added)
+        return reduce(net, "SUM", binary(net, "PROD", state, _turned(net, c)), [2], True), state
+    return _several(net, (input, step, b, c), a, state, min(CHUNK, 1 << (int(min(longest, CHUNK)) - 1).bit_length()))
+
+
+def _turned(net: Net, x: ITensor) -> ITensor:
+    return base.permute(net, x, [0, 2, 1])
+
+
+def _several(
+    net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int
+) -> tuple[ITensor, ITensor]:
+    """Tokens by chunks of so many, the last of which is padded with tokens that change nothing."""
+    batch, width, length = base.known_sizes(net, tokens[0])
+    count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
+    rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
+
+    def scan(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
+        input, step, b, c = now
+        since = base.unsqueeze(net, cumulative_sum(net, step, 2, torch.float32), [2])  # [B, D, 1, chunk]
+        added = base.unsqueeze(net, binary(net, "PROD", step, input), [2])
+        states = binary(net, "PROD", added, base.unsqueeze(net, b, [1]))
+        for back in (1 << k for k in range((chunk - 1).bit_length())):
+            left = _left(net, rates, binary(net, "SUB", since, _back(net, since, back)))
+            states = binary(net, "SUM", states, binary(net, "PROD", left, _back(net, states, back)))
+        carried = binary(net, "PROD", _left(net, rates, since), base.unsqueeze(net, before[0], [3]))
+        states = binary(net, "SUM", states, carried)
+        output = reduce(net, "SUM", binary(net, "PROD", states, base.unsqueeze(net, c, [1])), [2], False)
+        return output, (base.squeeze(net, narrow(net, states, 3, chunk - 1, 1), [3]),)
+
+    taken = [_chunks(net, x, count, chunk) for x in tokens]
+    output, (state,) = repeated(net, scan, taken, (state,), most=FEW)
+    whole = [batch, width, as_size(expression(count) * chunk)]
+    return narrow(net, base.reshape(net, base.permute(net, output, [1, 2, 0, 3]), whole), 2, 0, length), state
+
+
+def _left(net: Net, rates: ITensor, steps: ITensor) -> ITensor:
+    """What is left of a state after steps."""
+    return base.unary(net, "EXP", binary(net, "PROD", rates, steps))
+
+
+def _back(net: Net, x: ITensor, places: int) -> ITensor:
+    """Along the last dim, what is so many places before; 0 where there is none."""
+    return sampled(net, x, [3], [-places], [base.dims(x)[3]], mode="FILL")
+
+
+def _chunks(net: Net, x: ITensor, count: Size, chunk: int) -> ITensor:
+    """[B, width, L] as [chunks, B, width, chunk], zeros behind the last."""
+    batch, width, _ = base.known_sizes(net, x)
+    x = sampled(net, x, [2], [0], [as_size(expression(count) * chunk)], mode="FILL")
+    return base.permute(net, base.reshape(net, x, [batch, width, count, chunk]), [2, 0, 1, 3])
