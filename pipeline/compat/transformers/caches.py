@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
+from attrs import frozen
 from torch.utils._pytree import tree_leaves
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    EncoderDecoderCache,
+    LinearAttentionCacheLayerMixin,
+    StaticLayer,
+)
 
+from pipeline.compat.transformers.recurrences import States, over_states
 from pipeline.errors import CaptureError
 from pipeline.frontend.untouched import checks_left
 from pipeline.runtime.module import CompiledModule
@@ -19,6 +30,23 @@ Pretrained: TypeAlias = Any
 
 KEPT: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
 """What a program keeps of a layer's past, and the attributes of transformers' layer that have it."""
+
+
+@frozen
+class Kept:
+    """What a layer keeps, of one row and at most one position: its shape, its dtype, and the dim of positions; None of
+    a state, which has none."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    positions: int | None = None
+
+    def buffer(self, rows: int, positions: int, device: torch.device) -> torch.Tensor:
+        """Zeros for so many rows and positions."""
+        shape = [rows, *self.shape[1:]]
+        if self.positions is not None:
+            shape[self.positions] = positions
+        return torch.zeros(shape, dtype=self.dtype, device=device)
 
 
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
@@ -63,6 +91,24 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
         return self.indexer_keys
 
 
+class BufferStates(States, BufferLayer):
+    """One that has states beside keys and values (Falcon-H1, Zamba2)."""
+
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, own: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int
+    ) -> None:
+        States.__init__(self, own, start, len(own))
+        BufferLayer.__init__(self, keys, values, start, rows)
+
+
+class NewStates(States, DynamicLayer):
+    """Its like of a cache whose states are yet to be found."""
+
+    def __init__(self, start: torch.Tensor, count: int) -> None:
+        DynamicLayer.__init__(self)
+        States.__init__(self, None, start, count)
+
+
 class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
     """A layer of cross attention, whose keys and values are inputs of the program."""
 
@@ -72,7 +118,24 @@ class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 class Captured(Cache):
-    """A cache whose masks do not depend on whether there is one token or several."""
+    """A cache whose masks do not depend on whether there is one token or several, which begin at ``start``."""
+
+    def __init__(self, layers: Sequence[Any], start: torch.Tensor) -> None:
+        super().__init__(layers=list(layers))
+        self.start = start
+
+    @property
+    def attends(self) -> bool:
+        """Whether a layer has keys and values."""
+        return any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        """How many positions are filled, a tensor."""
+        return super().get_seq_length(layer_idx) if self.attends else self.start
+
+    def of_tokens(self, mask: torch.Tensor, length: Any) -> torch.Tensor:
+        """The part of a mask [batch, positions] that is of a call's tokens."""
+        return mask.index_select(1, torch.arange(length, device=mask.device) + self.start)
 
     @property
     def is_compileable(self) -> bool:
@@ -80,15 +143,22 @@ class Captured(Cache):
         return False
 
 
-def layer_of(own: Sequence[torch.Tensor], start: torch.Tensor, rows: int) -> BufferLayer:
-    """A layer over its buffers: keys, values and, if there are, those that it picks positions by."""
-    keys, values, *indexer = own
-    return IndexedLayer(keys, values, indexer[0], start, rows) if indexer else BufferLayer(keys, values, start, rows)
+def layer_of(own: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int) -> BufferLayer | States:
+    """A layer over its buffers by name: keys, values and, if there are, those that it picks positions by; or states; or
+    both."""
+    states = {name: x if x.shape[0] == 1 else x[:rows] for name, x in own.items() if name not in KEPT}
+    if "key" not in own:
+        return States(states, start, max(len(states), 1))
+    if states:
+        return BufferStates(own["key"], own["value"], states, start, rows)
+    if "indexer" in own:
+        return IndexedLayer(own["key"], own["value"], own["indexer"], start, rows)
+    return BufferLayer(own["key"], own["value"], start, rows)
 
 
-def cache_of(layers: Sequence[StaticLayer]) -> Cache:
+def cache_of(layers: Sequence[BufferLayer | GivenLayer | States], start: torch.Tensor) -> Cache:
     """A cache of these layers."""
-    return Captured(layers=list(layers))
+    return Captured(layers, start)
 
 
 def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
@@ -135,8 +205,8 @@ class Filled(Cache):
         """The filled part of the program's own keys and values [batch, heads, length, width], as a view: the next step
         writes on."""
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
-        layers = sum(name.startswith("key_cache_") for name in state)
-        names = (f"{kind}_cache_{layer}" for layer in range(layers) for kind in ("key", "value"))
+        layers = sorted(int(name.rpartition("_")[2]) for name in state if name.startswith("key_cache_"))
+        names = (f"{kind}_cache_{layer}" for layer in layers for kind in ("key", "value"))
         return _dynamic([state[name][:rows, :, : self.length] for name in names])
 
     @property
@@ -170,29 +240,46 @@ def _dynamic(tensors: Sequence[torch.Tensor]) -> DynamicCache:
     return made
 
 
-def shapes_of(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:
-    """The shapes of what each layer keeps, by its name (``key``, ``value`` and, if there are, ``indexer``), for one
-    position and one row, found by calling the model."""
+def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
+    """What each layer keeps, by its name (``key``, ``value`` and, if there are, ``indexer``, ``conv_0``,
+    ``recurrent_0``), found by calling the model with one token of one row."""
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    more = CaptureError(
-        f"{type(model).__name__} keeps more than keys and values of its past",
-        "models whose every layer is attention generate; others can be compiled as they are",
-    )
-    if any(not hasattr(layer, "keys") for layer in cache.layers):
-        raise more
+    start = torch.zeros((), dtype=torch.int64, device=model.device)
+    cache.layers = [_to_be_found(layer, start) for layer in cache.layers]
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
-    with torch.no_grad(), checks_left():
-        found = getattr(model(**inputs, past_key_values=cache, use_cache=True), "past_key_values", None)
+    name = cache_name(model)
+    with torch.no_grad(), checks_left(), over_states(model):
+        found = getattr(model(**inputs, **{name: cache}, use_cache=True), name, None)
     if found is None:
         why = f"{type(model).__name__} gives no cache of keys and values"
         raise CaptureError(why, "a decoder does: models such as BERT are one with is_decoder=True in their config")
     own = found.self_attention_cache if model.config.is_encoder_decoder else found
-    shapes = []
-    for layer in own.layers:
-        named = {kind: getattr(layer, name, None) for kind, name in KEPT.items()}
-        kept = {kind: tensor for kind, tensor in named.items() if tensor is not None}
-        states = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1]
-        if "key" not in kept or kept["key"].dim() != 4 or {*map(id, states)} - {*map(id, kept.values())}:
-            raise more
-        shapes.append({kind: tuple(tensor.shape) for kind, tensor in kept.items()})
-    return shapes
+    return [_kept_by(model, layer) for layer in own.layers]
+
+
+def _to_be_found(layer: Any, start: torch.Tensor) -> Any:
+    """A layer in whose place one of ours finds out what states there are; others as they are."""
+    if not isinstance(layer, LinearAttentionCacheLayerMixin):
+        return layer
+    count = getattr(layer, "number_of_states", 1)
+    return NewStates(start, count) if isinstance(layer, CacheLayerMixin) else States(None, start, count)
+
+
+def _kept_by(model: Pretrained, layer: Any) -> dict[str, Kept]:
+    named = {kind: getattr(layer, name, None) for kind, name in KEPT.items()}
+    named = {kind: tensor for kind, tensor in named.items() if tensor is not None and tensor.dim() > 1}
+    states = dict(layer.own) if isinstance(layer, States) else {}
+    kept = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
+    others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in kept]
+    if others or named and ("key" not in named or named["key"].dim() != 4):
+        raise CaptureError(
+            f"{type(model).__name__} keeps more than keys, values and states of its past",
+            "models whose every layer is attention, or has states, generate; others can be compiled as they are",
+        )
+    along = {kind: Kept(tuple(x.shape), x.dtype, x.dim() - 2) for kind, x in named.items()}
+    return {**along, **{name: Kept(tuple(x.shape), x.dtype) for name, x in states.items()}}
+
+
+def cache_name(model: Pretrained) -> str:
+    """The name under which a model takes and gives its cache."""
+    return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from pipeline.compat.transformers.caches import Filled, FilledCross, Pretrained
+from pipeline.compat.transformers.caches import Filled, FilledCross, Pretrained, cache_name
 from pipeline.compat.transformers.programs import hears_all
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
@@ -27,7 +27,7 @@ def shell(model: Pretrained) -> CompiledGeneration:
     kinds = {base: type(f"Compiled{base.__name__}", (CompiledGeneration, base), {}) for base in (type(model),)}
     made.__class__ = kinds[type(model)]
     made.generation_config = copy.deepcopy(model.generation_config)
-    made.__dict__["_place"], made.__dict__["_float"] = model.device, model.dtype
+    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
     return made.eval()  # type: ignore[no-any-return]
 
 
@@ -95,7 +95,7 @@ class CompiledGeneration:
         if getattr(config, "cache_implementation", None) is not None or kwargs.get("cache_implementation"):
             raise ValueError("cache_implementation is given: a compiled model has a cache of its own, leave it out")
         cache = FilledCross if "encoder" in self.runners else Filled
-        kwargs.setdefault("past_key_values", cache(self.max_cache_len, self.runners["decoder"]))
+        kwargs.setdefault(self.__dict__["_cache_name"], cache(self.max_cache_len, self.runners["decoder"]))
         return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
@@ -110,6 +110,7 @@ class CompiledGeneration:
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         past_key_values: Filled | None = None,
+        cache_params: Filled | None = None,
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         decoder_position_ids: torch.Tensor | None = None,
@@ -124,20 +125,22 @@ class CompiledGeneration:
         """
         crossed = "encoder" in self.runners
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
-        if tokens is None or not isinstance(past_key_values, Filled):
+        filled = past_key_values if cache_params is None else cache_params
+        if tokens is None or not isinstance(filled, Filled):
             raise ExecutionError("a compiled model takes token ids, and is called by its generate", "call generate")
         places = decoder_position_ids if crossed else position_ids
         beside: Inputs = {}
         if crossed:
-            past_key_values.cross = cross = encoder_outputs.get("cross") or past_key_values.cross
+            filled.cross = cross = encoder_outputs.get("cross") or filled.cross
             encoded = cross[0].shape[0], cross[0].shape[2]
             beside["encoder_mask"] = _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
         logits = None
-        for inputs in _steps(self, tokens.to(self.device), mask, places, past_key_values):
+        for inputs in _steps(self, tokens.to(self.device), mask, places, filled):
             logits = self.runners["decoder"](**inputs, **beside)
-        made: Any = Seq2SeqLMOutput if crossed else CausalLMOutputWithPast
-        return made(logits=logits, past_key_values=past_key_values)
+        made: Any = (Seq2SeqLMOutput if crossed else CausalLMOutputWithPast)(logits=logits)
+        made[self.__dict__["_cache_name"]] = filled
+        return made
 
 
 def _steps(

@@ -12,7 +12,16 @@ import pipeline.defaults
 from pipeline.compat.transformers.attention import one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
-from pipeline.compat.transformers.programs import CrossDecoder, Decoder, Encoded, Encoder, hears_all, layers_of
+from pipeline.compat.transformers.programs import (
+    CrossDecoder,
+    Decoder,
+    Encoded,
+    Encoder,
+    hears_all,
+    layers_of,
+    mask_of_tokens,
+)
+from pipeline.compat.transformers.recurrences import over_states
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.frontend.capture import capture
@@ -176,7 +185,7 @@ def _compiled(
 ) -> Compiled:
     """A program of the model, most of which is this part of it."""
     compile = _cut(compile, layers_of(step, part))
-    with one_form():
+    with one_form(), over_states(step, create_recurrent_attention_mask=mask_of_tokens):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)

@@ -12,11 +12,13 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from pipeline.compat.transformers.caches import (
+    Captured,
     GivenLayer,
     Pretrained,
+    cache_name,
     cache_of,
+    kept_by,
     layer_of,
-    shapes_of,
     with_cross,
 )
 
@@ -39,27 +41,43 @@ def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
     return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
 
 
+def mask_of_tokens(
+    original: Any,
+    config: Any,
+    inputs_embeds: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """As transformers' ``create_recurrent_attention_mask``: which of a call's tokens count, [batch, length]."""
+    if not isinstance(past_key_values, Captured) or attention_mask is None:
+        return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
+    whole = past_key_values.attends
+    return past_key_values.of_tokens(attention_mask, inputs_embeds.shape[1]) if whole else attention_mask
+
+
 class Decoder(torch.nn.Module):
     """A step of a decoder: logits [batch, 1, vocabulary] of the last of some tokens [batch, length].
 
     The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width],
-    and where a layer picks positions by keys of its own, ``indexer_cache_0`` [max_batch, max_cache_len, width].
+    and where a layer picks positions by keys of its own, ``indexer_cache_0`` [max_batch, max_cache_len, width]. The
+    states of a layer that has some are ``conv_0_cache_0`` and ``recurrent_0_cache_0``, [max_batch, …].
     """
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
         super().__init__()
-        self.model, self.kept = model, shapes_of(model, example)
+        self.model, self.kept, self.cache_name = model, kept_by(model, example), cache_name(model)
         self.places = next((n for n in ("position_ids", "decoder_position_ids") if takes(model, n)), None)
-        for layer, shapes in enumerate(self.kept):
-            for name, (_, *heads, _, width) in shapes.items():
-                cache = torch.zeros(max_batch, *heads, max_cache_len, width, dtype=model.dtype, device=model.device)
+        for layer, kept in enumerate(self.kept):
+            for name, each in kept.items():
+                cache = each.buffer(max_batch, max_cache_len, model.device)
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
     def caches(self, start: torch.Tensor, rows: int) -> Any:
         """The buffers as transformers' cache."""
         named = dict(self.named_buffers(recurse=False))
-        layers = ([named[f"{name}_cache_{i}"] for name in shapes] for i, shapes in enumerate(self.kept))
-        return cache_of([layer_of(own, start, rows) for own in layers])
+        layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))
+        return cache_of([layer_of(own, start, rows) for own in layers], start)
 
     def options(self, position_ids: torch.Tensor) -> dict[str, Any]:
         """The further arguments that a model takes, from those that a step has."""
@@ -71,10 +89,9 @@ class Decoder(torch.nn.Module):
     ) -> torch.Tensor:
         """Write the tokens' keys and values from position ``start`` on, attend where the mask allows, return logits."""
         cache = self.caches(start, input_ids.shape[0])
-        options = self.options(position_ids)
-        out = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **options
-        )
+        mask = attention_mask if cache.attends else cache.of_tokens(attention_mask, input_ids.shape[1])
+        options = {**self.options(position_ids), self.cache_name: cache}
+        out = self.model(input_ids=input_ids, attention_mask=mask, use_cache=True, **options)
         logits: torch.Tensor = out.logits[:, -1:]
         return logits
 
@@ -108,7 +125,7 @@ class CrossDecoder(Decoder):
         """As `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
         own = self.caches(start, input_ids.shape[0])
         pairs = zip(cross[0::2], cross[1::2], strict=True)
-        cache = with_cross(own, cache_of([GivenLayer(keys, values) for keys, values in pairs]))
+        cache = with_cross(own, cache_of([GivenLayer(keys, values) for keys, values in pairs], start))
         hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)
         masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}
         out = self.model(

@@ -1,0 +1,225 @@
+"""The functions by which transformers' models compute recurrent states, over states that a program keeps.
+
+They become operators, `pipeline.aten.recurrences`, which are the same for one token and for several: the model sees a
+cache in which no state is filled, and the functions add those that are.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+from transformers.activations import ACT2FN
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from pipeline.aten.recurrences import LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.errors import CaptureError
+
+Function: TypeAlias = Callable[..., Any]
+
+_turn = threading.RLock()
+
+
+class States(LinearAttentionCacheLayerMixin):
+    """A layer's states by name, which the functions read and write: ``conv_0`` [rows, channels, width - 1], the inputs
+    of a convolution that are read again, and ``recurrent_0``, of any shape, in float32; zeros where a sequence starts.
+
+    Args:
+        own: the states; None if they are to be found out by a call, and are made.
+        start: where the tokens of this call start, a tensor.
+        count: how many convolutions the layer has.
+    """
+
+    def __init__(self, own: Mapping[str, Tensor] | None, start: Tensor, count: int = 1) -> None:
+        super().__init__(count)
+        self.own, self.is_new, self.start = dict(own or {}), own is None, start
+        self.joined: Tensor | None = None
+        self.scans = 0
+
+    def lazy_initialization(self, *args: object, **kwargs: object) -> None:
+        """Do nothing: the states are there."""
+
+    def before(self, name: str, shape: tuple[Any, ...], like: Tensor) -> Tensor:
+        """The state of this name before the call's tokens."""
+        if self.is_new and name not in self.own:
+            self.own[name] = like.new_zeros(shape)
+        return torch.where(self.start > 0, self.own[name], 0.0)
+
+    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the convolution's inputs [rows, channels, width - 1 + length], and keep the last."""
+        width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
+        if width is None:
+            raise _own_way()
+        before = self.before(name, (*conv_states.shape[:2], width - 1), conv_states)
+        joined = torch.cat([before, conv_states], -1)
+        self.own[name].copy_(joined[..., 1 - width :])
+        self.joined, self.scans = joined, 0
+        _current.set(self)
+        return joined
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        """Return the states: the functions have written them."""
+        if not self.scans:
+            raise _own_way()
+        return recurrent_states
+
+    def scan(self, operator: Any, shape: tuple[Any, ...], *given: Tensor | None) -> Tensor:
+        """What an operator gives for tokens and the state before them; the state behind them is kept."""
+        name, like = f"recurrent_{self.scans}", given[0]
+        assert like is not None
+        output, last = operator(*given, self.before(name, shape, like))
+        self.own[name].copy_(last)
+        self.scans += 1
+        return output  # type: ignore[no-any-return]
+
+
+_current: ContextVar[States | None] = ContextVar("states", default=None)
+
+
+def _own_way() -> CaptureError:
+    return CaptureError(
+        "the model computes its states in a way of its own",
+        "those that transformers' functions compute generate (Mamba, Mamba-2, gated DeltaNet, Kimi delta attention)",
+    )
+
+
+def convolved(
+    original: Function, hidden_states: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **kwargs: Any
+) -> Tensor:
+    """As ``causal_conv1d_fn``, of inputs that begin with those before: a sum of products for each place of the kernel,
+    of float32, which TensorRT computes in one kernel with what is around it."""
+    states = _current.get()
+    if states is None or states.joined is not hidden_states:
+        return original(hidden_states, weight, bias, activation=activation, **kwargs)  # type: ignore[no-any-return]
+    width, inputs = weight.shape[-1], hidden_states.float()
+    length = hidden_states.shape[-1] - width + 1
+    terms = [inputs[..., k : k + length] * weight[:, k, None].float() for k in range(width)]
+    result = sum(terms[1:], start=terms[0] if bias is None else terms[0] + bias[:, None].float()).to(weight.dtype)
+    return (result if activation is None else ACT2FN[activation](result)).to(hidden_states.dtype)
+
+
+def delta_rule(
+    original: Function,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *args: Any,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """As ``torch_chunk_gated_delta_rule`` and ``chunk_kimi_delta_attention``: queries, keys, values
+    [rows, length, heads, width], each key for as many heads of values."""
+    states = _current.get()
+    if states is None:
+        how = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, **kwargs}
+        return original(query, key, value, g, beta, *args, **how)  # type: ignore[no-any-return]
+    heads, (rows, _, _, width) = value.shape[2], key.shape
+    query, key = (x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] != heads else x for x in (query, key))
+    q, k, v, decay, rate = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
+    if use_qk_l2norm_in_kernel:
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    shape = (rows, heads, width, value.shape[-1])
+    output = states.scan(LINEAR_ATTENTION, shape, q * width**-0.5, k, v, decay, rate)
+    return output.transpose(1, 2).to(query.dtype), states.own["recurrent_0"]
+
+
+def mamba2(
+    original: Function,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **kwargs: Any,
+) -> Any:
+    """As ``mamba2_chunk_scan``: tokens [rows, length, heads, width], steps [rows, length, heads], B and C
+    [rows, length, groups, state]."""
+    states = _current.get()
+    if states is None:
+        how = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, **kwargs}
+        return original(hidden_states, dt, A, B, C, chunk_size, **how)
+    (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
+    step = _step(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
+    key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (B, C))
+    value, decay = (inputs * step[..., None]).transpose(1, 2), (A.float() * step).transpose(1, 2)
+    shape = (rows, heads, B.shape[-1], width)
+    output = states.scan(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2)
+    output = output if D is None else output + D[..., None] * inputs
+    return (output, states.own["recurrent_0"]) if kwargs.get("return_final_states") else output
+
+
+def mamba(
+    original: Function,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """As ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
+    states = _current.get()
+    if states is None:
+        how = {"D": D, "z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus, **kwargs}
+        return original(hidden_states, dt, A, B, C, return_last_state=return_last_state, **how)
+    step = _step(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
+    (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
+    given = hidden_states.float(), step, A.float(), B.float(), C.float()
+    output = states.scan(SELECTIVE_SCAN, (rows, width, A.shape[-1]), *given)
+    output = output if D is None else output + hidden_states * D[:, None]
+    output = output if z is None else output * silu(z)
+    return (output, states.own[name]) if return_last_state else output
+
+
+def _step(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
+    dt = dt if bias is None else dt + bias.to(dt.dtype)
+    return softplus(dt) if soft else dt
+
+
+FUNCTIONS: Final[Mapping[str, Function]] = {
+    "causal_conv1d_fn": convolved,
+    "torch_chunk_gated_delta_rule": delta_rule,
+    "chunk_kimi_delta_attention": delta_rule,
+    "mamba2_chunk_scan": mamba2,
+    "mamba_selective_scan": mamba,
+}
+"""By the name that transformers has for them (5.17 to 5.23)."""
+
+
+@contextmanager
+def over_states(model: torch.nn.Module, **more: Function) -> Iterator[None]:
+    """While entered, a model's functions of these names are ours, and ``more`` by name. One thread at a time."""
+    ours = {**FUNCTIONS, **more}
+    with _turn:
+        modules = {type(each).__module__: sys.modules[type(each).__module__] for each in model.modules()}
+        named = [(module, name) for module in modules.values() for name in ours if hasattr(module, name)]
+        before = [(module, name, getattr(module, name)) for module, name in named]
+        token = _current.set(None)
+        try:
+            for module, name, original in before:
+                setattr(module, name, partial(ours[name], original))
+            yield
+        finally:
+            _current.reset(token)
+            for module, name, original in before:
+                setattr(module, name, original)
