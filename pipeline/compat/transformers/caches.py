@@ -108,6 +108,10 @@ class NewStates(States, DynamicLayer):
         DynamicLayer.__init__(self)
         States.__init__(self, None, start, count)
 
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Begin with no keys and values."""
+        DynamicLayer.lazy_initialization(self, *args, **kwargs)
+
 
 class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
     """A layer of cross attention, whose keys and values are inputs of the program."""

@@ -158,7 +158,7 @@ def mamba2(
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (B, C))
     value, decay = (inputs * step[..., None]).transpose(1, 2), (A.float() * step).transpose(1, 2)
     shape = (rows, heads, B.shape[-1], width)
-    output = states.scan(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2)
+    output = states.scan(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2).contiguous()
     output = output if D is None else output + D[..., None] * inputs
     return (output, states.own["recurrent_0"]) if kwargs.get("return_final_states") else output
 
