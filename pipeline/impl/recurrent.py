@@ -16,6 +16,7 @@ from pipeline.impl.shape import concatenate
 from pipeline.impl.steps import State, repeated, stacked
 from pipeline.network.net import Net
 
+
 @frozen
 class Weights:
     """The weights of one layer in one direction: ``input`` [gates * hidden, features], ``hidden`` [gates * hidden,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from attrs import evolve, field, frozen
 
+from pipeline.aten.recurrences import SELECTIVE_SCAN
 from pipeline.aten.traits import Does, does
 from pipeline.build.profiles import profiles_of
 from pipeline.partitioning.assemble import cuts
@@ -22,7 +23,8 @@ MOST = 16 << 20
 """So many bytes of weights may be in several engines."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 READERS = (Does.MULTIPLIES, Does.PROJECTS, Does.POINTWISE, Does.NORMALIZES)
-"""The operators whose converters take weights that are given as well as constants; and embeddings."""
+"""The operators whose converters take weights that are given as well as constants; and `TABLES`."""
+TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
 @frozen
@@ -121,7 +123,7 @@ def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
     """Whether a node's converter takes weights that are computed or given, too."""
     choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
     ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
-    return ours and (does(node.target) in READERS or node.target is torch.ops.aten.embedding.default)
+    return ours and (does(node.target) in READERS or node.target in TABLES)
 
 
 def _determines_sizes(segment: Segment) -> bool:

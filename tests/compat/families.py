@@ -131,6 +131,76 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 }
 """The class and what its small configuration says, by the name of the family."""
 
+DELTA: Final = {
+    **SMALL,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+MAMBA: Final = {
+    **{name: SMALL[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id")},
+    "state_size": 8,
+    "eos_token_id": None,
+    "bos_token_id": 1,
+}
+HEADS: Final = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16}
+EXPERTS: Final = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+KIMI: Final = {
+    **LATENT,
+    "num_key_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_attn_config": {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4},
+}
+NEMOTRON: Final = {
+    **{name: value for name, value in SMALL.items() if name != "num_hidden_layers"},
+    **EXPERTS,
+    "layers_block_type": ["mamba", "attention", "moe"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 8,
+    "chunk_size": 16,
+    "n_routed_experts": 4,
+    "moe_shared_expert_intermediate_size": 16,
+}
+ZAMBA2: Final = {
+    **SMALL,
+    "mamba_d_state": 8,
+    "mamba_ngroups": 2,
+    "n_mamba_heads": 8,
+    "mamba_headdim": 8,
+    "chunk_size": 16,
+    "num_hidden_layers": 3,
+    "layers_block_type": ["mamba", "hybrid", "mamba"],
+    "num_mem_blocks": 1,
+}
+
+WITH_STATES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "bamba": ("BambaForCausalLM", {**SMALL, **HEADS, "attn_layer_indices": [1]}),
+    "falcon_h1": ("FalconH1ForCausalLM", {**SMALL, **HEADS, "mamba_d_ssm": 64}),
+    "jamba": (
+        "JambaForCausalLM",
+        {**SMALL, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 8, "mamba_dt_rank": 4},
+    ),
+    "kimi_linear": ("KimiLinearForCausalLM", KIMI),
+    "lfm2": ("Lfm2ForCausalLM", {**SMALL, "layer_types": ["conv", "full_attention"]}),
+    "mamba": ("MambaForCausalLM", {**MAMBA, "time_step_rank": 4}),
+    "mamba2": ("Mamba2ForCausalLM", {**MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 16}),
+    "nemotron_h": ("NemotronHForCausalLM", NEMOTRON),
+    "olmo_hybrid": ("OlmoHybridForCausalLM", DELTA),
+    "qwen3_5": ("Qwen3_5ForCausalLM", DELTA),
+    "qwen3_next": (
+        "Qwen3NextForCausalLM",
+        {**DELTA, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16},
+    ),
+    "zamba": ("ZambaForCausalLM", {**SMALL, "mamba_d_state": 8, "mamba_dt_rank": 4, "n_mamba_heads": 2, "num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 2}),
+    "zamba2": ("Zamba2ForCausalLM", ZAMBA2),
+}
+"""Families whose layers, or some of them, have recurrent states."""
+
 OF_ONE_ROW: Final = ("bloom", "gemma2", "llama", "phi3", "qwen2", "stablelm", "t5", "whisper")
 """Families that differ in what is before and behind their linear layers."""
 
@@ -139,7 +209,7 @@ def model(family: str, dtype: torch.dtype = torch.float32) -> Any:
     """A small model with random weights, large enough for its tokens to differ."""
     import transformers
 
-    kind, fields = FAMILIES[family]
+    kind, fields = {**FAMILIES, **WITH_STATES}[family]
     torch.manual_seed(0)
     if not hasattr(transformers, kind):
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")

@@ -17,7 +17,7 @@ from pipeline.trt import CAPABILITIES
 pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.caches import shapes_of
+from pipeline.compat.transformers.caches import Kept, kept_by
 from pipeline.impl.attention import MANY
 from tests.compat import families
 
@@ -382,6 +382,6 @@ def test_distributions_check_as_before_where_the_model_tells_its_cache(monkeypat
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, attn_implementation="flex_attention", **sizes)).eval()
     TorchPatcher.patch.cache_clear()
     monkeypatch.setattr(Distribution, "_validate_args", True)
-    found = shapes_of(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
-    assert found == [dict.fromkeys(("key", "value"), (1, 2, 1, 16))]
+    found = kept_by(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
+    assert found == [dict.fromkeys(("key", "value"), Kept((1, 2, 1, 16), torch.float32, 2))]
     assert Distribution._validate_args

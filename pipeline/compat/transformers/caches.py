@@ -20,7 +20,7 @@ from transformers.cache_utils import (
 )
 
 from pipeline.compat.transformers.recurrences import States, over_states
-from pipeline.errors import CaptureError
+from pipeline.errors import CaptureError, PipelineError
 from pipeline.frontend.untouched import checks_left
 from pipeline.runtime.module import CompiledModule
 
@@ -104,9 +104,9 @@ class BufferStates(States, BufferLayer):
 class NewStates(States, DynamicLayer):
     """Its like of a cache whose states are yet to be found."""
 
-    def __init__(self, start: torch.Tensor, count: int) -> None:
+    def __init__(self, start: torch.Tensor, count: int, model: str) -> None:
         DynamicLayer.__init__(self)
-        States.__init__(self, None, start, count)
+        States.__init__(self, None, start, count, model)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Begin with no keys and values."""
@@ -249,11 +249,17 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     ``recurrent_0``), found by calling the model with one token of one row."""
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     start = torch.zeros((), dtype=torch.int64, device=model.device)
-    cache.layers = [_to_be_found(layer, start) for layer in cache.layers]
+    cache.layers = [_to_be_found(layer, start, type(model).__name__) for layer in cache.layers]
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
     name = cache_name(model)
-    with torch.no_grad(), checks_left(), over_states(model):
-        found = getattr(model(**inputs, **{name: cache}, use_cache=True), name, None)
+    try:
+        with torch.no_grad(), checks_left(), over_states(model):
+            found = getattr(model(**inputs, **{name: cache}, use_cache=True), name, None)
+    except PipelineError:
+        raise
+    except Exception as error:
+        why = f"{type(model).__name__} cannot be called with a cache of transformers"
+        raise CaptureError(why, f"it says: {error}") from error
     if found is None:
         why = f"{type(model).__name__} gives no cache of keys and values"
         raise CaptureError(why, "a decoder does: models such as BERT are one with is_decoder=True in their config")
@@ -261,12 +267,14 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     return [_kept_by(model, layer) for layer in own.layers]
 
 
-def _to_be_found(layer: Any, start: torch.Tensor) -> Any:
+def _to_be_found(layer: Any, start: torch.Tensor, model: str) -> Any:
     """A layer in whose place one of ours finds out what states there are; others as they are."""
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return layer
     count = getattr(layer, "number_of_states", 1)
-    return NewStates(start, count) if isinstance(layer, CacheLayerMixin) else States(None, start, count)
+    return (
+        NewStates(start, count, model) if isinstance(layer, CacheLayerMixin) else States(None, start, count, model)
+    )
 
 
 def _kept_by(model: Pretrained, layer: Any) -> dict[str, Kept]:
@@ -275,7 +283,7 @@ def _kept_by(model: Pretrained, layer: Any) -> dict[str, Kept]:
     states = dict(layer.own) if isinstance(layer, States) else {}
     kept = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
     others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in kept]
-    if others or named and ("key" not in named or named["key"].dim() != 4):
+    if others or (named and ("key" not in named or named["key"].dim() != 4)):
         raise CaptureError(
             f"{type(model).__name__} keeps more than keys, values and states of its past",
             "models whose every layer is attention, or has states, generate; others can be compiled as they are",

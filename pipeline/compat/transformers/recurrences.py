@@ -36,11 +36,14 @@ class States(LinearAttentionCacheLayerMixin):
         own: the states; None if they are to be found out by a call, and are made.
         start: where the tokens of this call start, a tensor.
         count: how many convolutions the layer has.
+        model: the name of the model.
     """
 
-    def __init__(self, own: Mapping[str, Tensor] | None, start: Tensor, count: int = 1) -> None:
+    def __init__(
+        self, own: Mapping[str, Tensor] | None, start: Tensor, count: int = 1, model: str = "the model"
+    ) -> None:
         super().__init__(count)
-        self.own, self.is_new, self.start = dict(own or {}), own is None, start
+        self.own, self.is_new, self.start, self.model = dict(own or {}), own is None, start, model
         self.joined: Tensor | None = None
         self.scans = 0
 
@@ -57,7 +60,7 @@ class States(LinearAttentionCacheLayerMixin):
         """Return the convolution's inputs [rows, channels, width - 1 + length], and keep the last."""
         width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
         if width is None:
-            raise _own_way()
+            raise self._own_way()
         before = self.before(name, (*conv_states.shape[:2], width - 1), conv_states)
         joined = torch.cat([before, conv_states], -1)
         self.own[name].copy_(joined[..., 1 - width :])
@@ -68,7 +71,7 @@ class States(LinearAttentionCacheLayerMixin):
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Return the states: the functions have written them."""
         if not self.scans:
-            raise _own_way()
+            raise self._own_way()
         return recurrent_states
 
     def scan(self, operator: Any, shape: tuple[Any, ...], *given: Tensor | None) -> Tensor:
@@ -80,15 +83,14 @@ class States(LinearAttentionCacheLayerMixin):
         self.scans += 1
         return output  # type: ignore[no-any-return]
 
+    def _own_way(self) -> CaptureError:
+        return CaptureError(
+            f"{self.model} computes its states in a way of its own",
+            "those that transformers' functions compute generate (Mamba, Mamba-2, gated DeltaNet, Kimi delta attention)",
+        )
+
 
 _current: ContextVar[States | None] = ContextVar("states", default=None)
-
-
-def _own_way() -> CaptureError:
-    return CaptureError(
-        "the model computes its states in a way of its own",
-        "those that transformers' functions compute generate (Mamba, Mamba-2, gated DeltaNet, Kimi delta attention)",
-    )
 
 
 def convolved(

@@ -1,0 +1,148 @@
+"""Models of transformers with recurrent states generate what they generate by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import pipeline
+
+transformers = pytest.importorskip("transformers")
+
+from pipeline.compat.transformers import compile_for_generation
+from pipeline.compat.transformers.recurrences import FUNCTIONS
+from tests.compat import families
+
+EVERYDAY = ("lfm2", "qwen3_next", "mamba2")
+ALL = sorted(families.WITH_STATES)
+LENGTHS = (5, 3, 7)
+UNBUILT: Any = {"compile": pipeline.default().replace("build", pipeline.stages.unbuilt)}
+
+
+def made(family: str, **sizes: Any) -> tuple[Any, Any]:
+    """A family's model, and that compiled for the reference executor."""
+    model = families.model(family)
+    sizes = {"max_cache_len": 64, "max_batch": 3, "max_prompt_len": 16, **sizes}
+    return model, compile_for_generation(model, executor="reference", **{**UNBUILT, **sizes})
+
+
+def check(model: Any, compiled: Any, lengths: tuple[int, ...] = LENGTHS, steps: int = 24) -> None:
+    inputs = families.prompts("", lengths)
+    expected = families.generated(model, inputs, steps)
+    assert torch.equal(families.generated(compiled, inputs, steps), expected)
+    assert len(expected.unique()) > 2, "tokens differ, so that equal ones say something"
+
+
+@pytest.mark.parametrize("family", EVERYDAY)
+def test_tokens_are_eagers(family: str) -> None:
+    model, compiled = made(family, compile=pipeline.default())
+    check(model, compiled)
+    decoder = compiled.compiled["decoder"]
+    assert not decoder.coverage.fallback and decoder.engines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({*ALL} - {*EVERYDAY}))
+def test_tokens_are_eagers_in_every_family(family: str) -> None:
+    model, compiled = made(family, compile=pipeline.default())
+    check(model, compiled)
+    assert not compiled.compiled["decoder"].coverage.fallback
+
+
+@pytest.mark.parametrize("family", ["lfm2", "mamba2"])
+def test_sequences_begin_without_a_state(family: str) -> None:
+    model, compiled = made(family)
+    other = compiled.new_state()
+    for each in (compiled, other, compiled):
+        check(model, each, (7,), 6)
+    check(model, compiled, (2, 4), 6)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "mamba", "falcon_h1"])
+def test_a_prompt_takes_several_calls(family: str) -> None:
+    """Padding on the left fills a call for one row, and a call may have one token more than the last."""
+    model, compiled = made(family, max_prompt_len=3)
+    check(model, compiled, (10, 3, 7), 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "kimi_linear", "mamba"])
+def test_prompts_of_several_chunks(family: str) -> None:
+    """So many that they are a loop in the engine."""
+    model, compiled = made(family, max_batch=2, max_cache_len=320, max_prompt_len=300)
+    for lengths in ((290, 150), (300,), (65,)):
+        check(model, compiled, lengths, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ALL)
+def test_logits_of_one_row_are_eagers(family: str, dtype: torch.dtype) -> None:
+    model, inputs = families.model(family, dtype), families.prompts(family, (5,))
+    scored = {"return_dict_in_generate": True, "output_logits": True}
+    want: Any = families.generated(model, inputs, 8, **scored)
+    compiled = compile_for_generation(model, max_cache_len=64, max_prompt_len=16, executor="reference", **UNBUILT)
+    got: Any = families.generated(compiled, inputs, 8, **scored)
+    equal = got.sequences[0, -8:] == want.sequences[0, -8:]
+    for step, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
+        if equal[:step].all():
+            off = (ours.float() - theirs.float()).abs().max() / theirs.float().abs().max().clamp(min=1)
+            assert off <= 16 * torch.finfo(dtype).eps
+
+
+def test_states_are_float32_and_have_no_positions() -> None:
+    model, compiled = made("falcon_h1", max_batch=2)
+    state = compiled.runners["decoder"].state_dict()
+    found = {name: (tuple(x.shape), x.dtype) for name, x in state.items() if name.endswith("_cache_0")}
+    keys = ((2, 2, 64, 8), torch.float32)
+    assert found == {
+        "key_cache_0": keys,
+        "value_cache_0": keys,
+        "conv_0_cache_0": ((2, 96, 3), torch.float32),
+        "recurrent_0_cache_0": ((2, 8, 8, 8), torch.float32),
+    }
+    assert made("mamba2")[1].compiled["decoder"].program.settings == pipeline.CompilationSettings()
+
+
+def test_layers_of_one_structure_are_one_plan() -> None:
+    sizes = {"hidden_size": 64, "num_heads": 32, "head_dim": 4, "num_hidden_layers": 4}
+    kinds = {
+        "mamba2": transformers.Mamba2Config(**{**families.MAMBA, **sizes, "n_groups": 1}),
+        "mamba": transformers.MambaConfig(**{**families.MAMBA, "hidden_size": 64, "num_hidden_layers": 4}),
+    }
+    for config in kinds.values():
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        compiled = compile_for_generation(model, max_cache_len=32, max_prompt_len=8, executor="reference")
+        keys = [engine.key for engine in compiled.compiled["decoder"].engines if engine.name.startswith("engine_2")]
+        others = [engine.key for engine in compiled.compiled["decoder"].engines if engine.name.startswith("engine_1")]
+        assert keys == others
+
+
+def test_functions_of_transformers_stay_as_they_are() -> None:
+    from transformers.models.mamba2 import modeling_mamba2
+
+    before = {name: getattr(modeling_mamba2, name) for name in FUNCTIONS if hasattr(modeling_mamba2, name)}
+    assert len(before) == 2
+    made("mamba2")
+    with pytest.raises(ValueError, match="max_cache_len is 0"):
+        made("mamba2", max_cache_len=0)
+    assert {name: getattr(modeling_mamba2, name) for name in before} == before
+
+
+REFUSED = {
+    "zaya": ("Zaya", "computes its states in a way of its own"),
+    "minimax": ("MiniMax", "cannot be called with a cache of transformers"),
+    "rwkv": ("Rwkv", "gives no cache of keys and values"),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_other_states_are_refused_in_words(family: str) -> None:
+    kind, words = REFUSED[family]
+    sizes = {**families.SMALL, "attention_hidden_size": 32} if family == "rwkv" else families.SMALL
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(pipeline.CaptureError, match=f"{kind}ForCausalLM {words}"):
+        compile_for_generation(model, max_cache_len=32)
