@@ -48,13 +48,13 @@ def linear_attention(
 def _(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(value, memory_format=torch.contiguous_format), torch.empty_like(
-        state, memory_format=torch.contiguous_format
-    )
+    return value.new_empty(value.shape), state.new_empty(state.shape)
 
 
 @torch.library.custom_op("pipeline::selective_scan", mutates_args=())
-def selective_scan(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def selective_scan(
+    input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute the selective scan of Mamba.
 
     A token's state is the one before it times ``exp(step * a)``, plus ``step * input * b``. Its output is the state
@@ -81,9 +81,7 @@ def selective_scan(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor,
 
 @selective_scan.register_fake
 def _(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(input, memory_format=torch.contiguous_format), torch.empty_like(
-        state, memory_format=torch.contiguous_format
-    )
+    return input.new_empty(input.shape), state.new_empty(state.shape)
 
 
 LINEAR_ATTENTION: Final[Any] = torch.ops.pipeline.linear_attention.default

@@ -18,8 +18,8 @@ from pipeline.settings import CompilationSettings
 def in_float32(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """All is in float32, and every size but the batch and the number of tokens is known."""
     for each in node.all_input_nodes:
-        if each.meta["val"].dtype != torch.float32:
-            return Rejection(f"{each.name} is {each.meta['val'].dtype}: states are added up in float32", "cast it before")
+        if (dtype := each.meta["val"].dtype) != torch.float32:
+            return Rejection(f"{each.name} is {dtype}: states are added up in float32", "cast it before")
     state = argument(node, "state").meta["val"]
     if any(isinstance(size, torch.SymInt) for size in state.shape[1:]):
         return Rejection(f"its state has dims of unknown sizes: {tuple(state.shape)}")

@@ -86,8 +86,10 @@ def _several(net: Net, tokens: Tokens, state: ITensor, chunk: int) -> tuple[ITen
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
     beta = None if tokens.beta is None else _chunks(net, tokens.beta, count, chunk)
-    given = (tokens.query, tokens.key, tokens.value, tokens.decay)
-    each = Tokens(*(_chunks(net, x, count, chunk) for x in given), beta)
+    query, key, value, decay = (
+        _chunks(net, x, count, chunk) for x in (tokens.query, tokens.key, tokens.value, tokens.decay)
+    )
+    each = Tokens(query, key, value, decay, beta)
     since = cumulative_sum(net, each.decay, 3, torch.float32)
     last, faded = narrow(net, since, 3, chunk - 1, 1), base.unary(net, "EXP", since)
     left = base.unary(net, "EXP", binary(net, "SUB", last, since))
@@ -126,9 +128,11 @@ def _scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, 
     as far as it has decayed since; 0 of the others."""
     reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
     if base.dims(since)[-1] == 1:
-        return binary(net, "PROD", _product(net, query, _turned(net, key)), _left(net, since, _turned(net, since), reads))
+        left = _left(net, since, _turned(net, since), reads)
+        return binary(net, "PROD", _product(net, query, _turned(net, key)), left)
     at = base.rank(query) - 1
-    query, key, later, earlier = (base.unsqueeze(net, x, [d]) for x, d in zip((query, key, since, since), (at, at - 1, at, at - 1)))
+    query, later = (base.unsqueeze(net, x, [at]) for x in (query, since))
+    key, earlier = (base.unsqueeze(net, x, [at - 1]) for x in (key, since))
     reads = base.unsqueeze(net, reads, [at + 1])
     decayed = binary(net, "PROD", binary(net, "PROD", query, key), _left(net, later, earlier, reads))
     return reduce(net, "SUM", decayed, [at + 1], False)

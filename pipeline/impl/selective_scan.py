@@ -47,9 +47,7 @@ def _turned(net: Net, x: ITensor) -> ITensor:
     return base.permute(net, x, [0, 2, 1])
 
 
-def _several(
-    net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int
-) -> tuple[ITensor, ITensor]:
+def _several(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
     """Tokens by chunks of so many, the last of which is padded with tokens that change nothing."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))

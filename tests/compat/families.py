@@ -143,9 +143,11 @@ DELTA: Final = {
 MAMBA: Final = {
     **{name: SMALL[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id")},
     "state_size": 8,
+    "initializer_range": 0.02,
     "eos_token_id": None,
     "bos_token_id": 1,
 }
+JAMBA: Final = {**SMALL, "mamba_d_state": 8, "mamba_dt_rank": 4}
 HEADS: Final = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16}
 EXPERTS: Final = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 KIMI: Final = {
@@ -181,10 +183,7 @@ ZAMBA2: Final = {
 WITH_STATES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "bamba": ("BambaForCausalLM", {**SMALL, **HEADS, "attn_layer_indices": [1]}),
     "falcon_h1": ("FalconH1ForCausalLM", {**SMALL, **HEADS, "mamba_d_ssm": 64}),
-    "jamba": (
-        "JambaForCausalLM",
-        {**SMALL, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 8, "mamba_dt_rank": 4},
-    ),
+    "jamba": ("JambaForCausalLM", {**JAMBA, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}),
     "kimi_linear": ("KimiLinearForCausalLM", KIMI),
     "lfm2": ("Lfm2ForCausalLM", {**SMALL, "layer_types": ["conv", "full_attention"]}),
     "mamba": ("MambaForCausalLM", {**MAMBA, "time_step_rank": 4}),
@@ -196,7 +195,10 @@ WITH_STATES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "Qwen3NextForCausalLM",
         {**DELTA, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16},
     ),
-    "zamba": ("ZambaForCausalLM", {**SMALL, "mamba_d_state": 8, "mamba_dt_rank": 4, "n_mamba_heads": 2, "num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 2}),
+    "zamba": (
+        "ZambaForCausalLM",
+        {**JAMBA, "n_mamba_heads": 2, "num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 2},
+    ),
     "zamba2": ("Zamba2ForCausalLM", ZAMBA2),
 }
 """Families whose layers, or some of them, have recurrent states."""
@@ -216,8 +218,8 @@ def model(family: str, dtype: torch.dtype = torch.float32) -> Any:
     cls = getattr(transformers, kind)
     made = cls(cls.config_class(**fields)).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in made.named_parameters():
+            if parameter.dim() > 1 and not name.endswith("A_log"):  # a rate's logarithm
                 parameter.mul_(4)
     made.generation_config.eos_token_id = None
     return made.to(dtype)

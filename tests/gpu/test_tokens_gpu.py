@@ -21,6 +21,7 @@ CHOOSING = ("deepseek_v32", "switch")
 """Families that choose positions or a single expert by scores, of which halves make others the largest than eager has:
 they are compared in float32."""
 
+
 def on_gpu(family: str, dtype: torch.dtype, lengths: tuple[int, ...]) -> tuple[Any, dict[str, torch.Tensor]]:
     model = families.model(family, dtype).cuda()
     inputs = {name: value.cuda() for name, value in families.prompts(family, lengths).items()}

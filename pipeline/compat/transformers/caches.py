@@ -91,7 +91,7 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
         return self.indexer_keys
 
 
-class BufferStates(States, BufferLayer):
+class BufferStates(States, BufferLayer):  # type: ignore[misc, no-untyped-call, override]
     """One that has states beside keys and values (Falcon-H1, Zamba2)."""
 
     def __init__(
@@ -101,11 +101,11 @@ class BufferStates(States, BufferLayer):
         BufferLayer.__init__(self, keys, values, start, rows)
 
 
-class NewStates(States, DynamicLayer):
+class NewStates(States, DynamicLayer):  # type: ignore[misc, no-untyped-call, override]
     """Its like of a cache whose states are yet to be found."""
 
     def __init__(self, start: torch.Tensor, count: int, model: str) -> None:
-        DynamicLayer.__init__(self)
+        DynamicLayer.__init__(self)  # type: ignore[no-untyped-call]
         States.__init__(self, None, start, count, model)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
@@ -272,14 +272,12 @@ def _to_be_found(layer: Any, start: torch.Tensor, model: str) -> Any:
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return layer
     count = getattr(layer, "number_of_states", 1)
-    return (
-        NewStates(start, count, model) if isinstance(layer, CacheLayerMixin) else States(None, start, count, model)
-    )
+    return NewStates(start, count, model) if isinstance(layer, CacheLayerMixin) else States(None, start, count, model)
 
 
 def _kept_by(model: Pretrained, layer: Any) -> dict[str, Kept]:
-    named = {kind: getattr(layer, name, None) for kind, name in KEPT.items()}
-    named = {kind: tensor for kind, tensor in named.items() if tensor is not None and tensor.dim() > 1}
+    every = ((kind, getattr(layer, name, None)) for kind, name in KEPT.items())
+    named = {kind: tensor for kind, tensor in every if tensor is not None and tensor.dim() > 1}
     states = dict(layer.own) if isinstance(layer, States) else {}
     kept = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
     others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in kept]

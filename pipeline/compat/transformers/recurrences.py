@@ -86,7 +86,7 @@ class States(LinearAttentionCacheLayerMixin):
     def _own_way(self) -> CaptureError:
         return CaptureError(
             f"{self.model} computes its states in a way of its own",
-            "those that transformers' functions compute generate (Mamba, Mamba-2, gated DeltaNet, Kimi delta attention)",
+            "those of transformers' functions generate: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
         )
 
 
@@ -139,11 +139,10 @@ def mamba2(
     original: Function,
     hidden_states: Tensor,
     dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    chunk_size: int,
-    D: Tensor | None = None,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    *args: Any,
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
@@ -153,15 +152,16 @@ def mamba2(
     [rows, length, groups, state]."""
     states = _current.get()
     if states is None:
-        how = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, **kwargs}
-        return original(hidden_states, dt, A, B, C, chunk_size, **how)
+        how = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, **kwargs}
+        return original(hidden_states, dt, a, b, c, *args, **how)
     (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
     step = _step(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
-    key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (B, C))
-    value, decay = (inputs * step[..., None]).transpose(1, 2), (A.float() * step).transpose(1, 2)
-    shape = (rows, heads, B.shape[-1], width)
+    key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
+    value, decay = (inputs * step[..., None]).transpose(1, 2), (a.float() * step).transpose(1, 2)
+    shape = (rows, heads, b.shape[-1], width)
     output = states.scan(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2).contiguous()
-    output = output if D is None else output + D[..., None] * inputs
+    through = kwargs.get("D")
+    output = output if through is None else output + through[..., None] * inputs
     return (output, states.own["recurrent_0"]) if kwargs.get("return_final_states") else output
 
 
@@ -169,28 +169,28 @@ def mamba(
     original: Function,
     hidden_states: Tensor,
     dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    *,
     z: Tensor | None = None,
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
-    return_last_state: bool = False,
     **kwargs: Any,
 ) -> Any:
     """As ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
     states = _current.get()
     if states is None:
-        how = {"D": D, "z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus, **kwargs}
-        return original(hidden_states, dt, A, B, C, return_last_state=return_last_state, **how)
+        how = {"z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus, **kwargs}
+        return original(hidden_states, dt, a, b, c, **how)
     step = _step(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
-    given = hidden_states.float(), step, A.float(), B.float(), C.float()
-    output = states.scan(SELECTIVE_SCAN, (rows, width, A.shape[-1]), *given)
-    output = output if D is None else output + hidden_states * D[:, None]
+    given = hidden_states.float(), step, a.float(), b.float(), c.float()
+    output = states.scan(SELECTIVE_SCAN, (rows, width, a.shape[-1]), *given)
+    through = kwargs.get("D")
+    output = output if through is None else output + hidden_states * through[:, None]
     output = output if z is None else output * silu(z)
-    return (output, states.own[name]) if return_last_state else output
+    return (output, states.own[name]) if kwargs.get("return_last_state") else output
 
 
 def _step(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
