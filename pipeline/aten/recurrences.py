@@ -31,17 +31,19 @@ def linear_attention(
         state: [B, H, K, V], that before the first token.
 
     Returns:
-        The output [B, H, L, V], and the state after the last token.
+        The output [B, H, L, V] in the dtype of the values, and the state after the last token in that of the state; they
+        are computed in float32 at least.
     """
-    outputs = []
+    outputs, dtypes, at_least = [], (value.dtype, state.dtype), torch.promote_types(state.dtype, torch.float32)
+    state = state.to(at_least)
     for at in range(query.shape[2]):
-        q, k, v, g = (each[:, :, at] for each in (query, key, value, decay))
+        q, k, v, g = (each[:, :, at].to(at_least) for each in (query, key, value, decay))
         state = state * (g[..., None, None] if g.dim() == 2 else g[..., None]).exp()
         if beta is not None:
-            v = (v - (k[..., None] * state).sum(-2)) * beta[:, :, at, None]
+            v = (v - (k[..., None] * state).sum(-2)) * beta[:, :, at, None].to(at_least)
         state = state + k[..., None] * v[..., None, :]
         outputs.append((q[..., None] * state).sum(-2))
-    return torch.stack(outputs, 2), state.clone()
+    return torch.stack(outputs, 2).to(dtypes[0]), state.to(dtypes[1], copy=True)
 
 
 @linear_attention.register_fake
@@ -69,14 +71,16 @@ def selective_scan(
         state: [B, D, N], that before the first token.
 
     Returns:
-        The output [B, D, L], and the state after the last token.
+        The output [B, D, L] in the dtype of the input, and the state after the last token in that of the state; they are
+        computed in float32 at least.
     """
-    outputs = []
+    outputs, dtypes, at_least = [], (input.dtype, state.dtype), torch.promote_types(state.dtype, torch.float32)
+    input, step, a, b, c, state = (x.to(at_least) for x in (input, step, a, b, c, state))
     for at in range(input.shape[2]):
         u, dt = input[..., at, None], step[..., at, None]
         state = state * (dt * a).exp() + dt * u * b[:, None, :, at]
         outputs.append((state * c[:, None, :, at]).sum(-1))
-    return torch.stack(outputs, -1), state.clone()
+    return torch.stack(outputs, -1).to(dtypes[0]), state.to(dtypes[1], copy=True)
 
 
 @selective_scan.register_fake

@@ -25,7 +25,7 @@ from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.impl.shape import as_size, bounds_of, expression, sampled
 from pipeline.impl.slice import narrow
-from pipeline.impl.steps import State, repeated
+from pipeline.impl.steps import State, in_float32, repeated
 from pipeline.network.net import Net
 
 CHUNK: Final = 64
@@ -53,15 +53,19 @@ def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
     """The output [B, H, L, V] and the last state [B, H, K, V], as `pipeline.aten.recurrences.linear_attention` says."""
-    query, key, value, decay, state = (base.tensor(net, each) for each in (query, key, value, decay, state))
-    decay = base.unsqueeze(net, decay, [3]) if base.rank(decay) == 3 else decay
-    rates = None if beta is None else base.unsqueeze(net, base.tensor(net, beta), [3])
-    tokens = Tokens(query, key, value, decay, rates)
-    longest = bounds_of(net, expression(base.known_sizes(net, query)[2]))[1]
+    dtypes = [base.dtype_of(value), base.dtype_of(state)]
+    given = [in_float32(net, each) for each in (query, key, value, decay, state)]
+    rates = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
+    by_head = base.rank(given[3]) == 3
+    tokens = Tokens(*given[:3], base.unsqueeze(net, given[3], [3]) if by_head else given[3], rates)
+    longest = bounds_of(net, expression(base.known_sizes(net, given[0])[2]))[1]
     if longest == 1:
-        return _one(net, tokens, state)
-    most = OF_CHANNELS if base.dims(decay)[3] != 1 else CHUNK
-    return _several(net, tokens, state, min(most, 1 << max(math.ceil(math.log2(min(longest, most))), 0)))
+        results = _one(net, tokens, given[4])
+    else:
+        most = int(min(longest, CHUNK if by_head else OF_CHANNELS))
+        results = _several(net, tokens, given[4], 1 << (most - 1).bit_length())
+    output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
+    return output, last
 
 
 def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
@@ -109,7 +113,7 @@ def _several(net: Net, tokens: Tokens, state: ITensor, chunk: int) -> tuple[ITen
         return output, (binary(net, "SUM", binary(net, "PROD", before[0], fades), _product(net, key, value)),)
 
     output, (state,) = repeated(net, step, taken, (state,), most=FEW)
-    whole = [batch, heads, as_size(expression(count) * chunk), base.dims(tokens.value)[3]]
+    whole = [batch, heads, as_size(expression(count) * chunk), base.known_sizes(net, tokens.value)[3]]
     output = base.reshape(net, base.permute(net, output, [1, 2, 0, 3, 4]), whole)
     return narrow(net, output, 2, 0, length), state
 

@@ -19,7 +19,7 @@ from pipeline.impl.reduce import reduce
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.impl.shape import as_size, bounds_of, expression, sampled
 from pipeline.impl.slice import narrow
-from pipeline.impl.steps import State, repeated
+from pipeline.impl.steps import State, in_float32, repeated
 from pipeline.network.net import Net
 
 CHUNK: Final = 64
@@ -33,14 +33,25 @@ def selective_scan(
     net: Net, input: Value, step: Value, a: Value, b: Value, c: Value, state: Value
 ) -> tuple[ITensor, ITensor]:
     """The output [B, D, L] and the last state [B, D, N], as `pipeline.aten.recurrences.selective_scan` says."""
-    input, step, a, b, c, state = (base.tensor(net, each) for each in (input, step, a, b, c, state))
-    longest = bounds_of(net, expression(base.known_sizes(net, input)[2]))[1]
+    dtypes = [base.dtype_of(input), base.dtype_of(state)]
+    given = [in_float32(net, each) for each in (input, step, b, c)]
+    rates, state = in_float32(net, a), in_float32(net, state)
+    longest = bounds_of(net, expression(base.known_sizes(net, given[0])[2]))[1]
     if longest == 1:
-        fades = base.unary(net, "EXP", binary(net, "PROD", base.unsqueeze(net, a, [0]), step))
-        added = binary(net, "PROD", binary(net, "PROD", step, input), _turned(net, b))
-        state = binary(net, "SUM", binary(net, "PROD", state, fades), added)
-        return reduce(net, "SUM", binary(net, "PROD", state, _turned(net, c)), [2], True), state
-    return _several(net, (input, step, b, c), a, state, min(CHUNK, 1 << (int(min(longest, CHUNK)) - 1).bit_length()))
+        results = _one(net, given, rates, state)
+    else:
+        results = _several(net, given, rates, state, 1 << (int(min(longest, CHUNK)) - 1).bit_length())
+    output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
+    return output, last
+
+
+def _one(net: Net, now: Sequence[ITensor], a: ITensor, state: ITensor) -> tuple[ITensor, ITensor]:
+    """One token."""
+    input, step, b, c = now
+    fades = _left(net, base.unsqueeze(net, a, [0]), step)
+    added = binary(net, "PROD", binary(net, "PROD", step, input), _turned(net, b))
+    state = binary(net, "SUM", binary(net, "PROD", state, fades), added)
+    return reduce(net, "SUM", binary(net, "PROD", state, _turned(net, c)), [2], True), state
 
 
 def _turned(net: Net, x: ITensor) -> ITensor:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from pipeline.impl import base, slice
-from pipeline.impl.base import ITensor
+from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
 from pipeline.impl.shape import concatenate
 from pipeline.network.net import Net
@@ -36,6 +36,12 @@ def repeated(
         return _written_out(net, step, taken, state, range(steps)[:: -1 if reverse else 1])
     count = base.cast(net, base.scalar_of(net, base.size(net, taken[0], 0)), torch.int32)
     return _looped(net, step, taken, state, count, reverse)
+
+
+@block
+def in_float32(net: Net, value: Value) -> ITensor:
+    """What steps add up, in float32; its sizes stay known."""
+    return base.noted(net, base.tensor(net, value, torch.float32), base.known_sizes(net, value))
 
 
 @block

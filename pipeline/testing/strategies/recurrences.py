@@ -9,40 +9,45 @@ from hypothesis import strategies as st
 
 from pipeline.aten.recurrences import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.testing.calls import Call, Dim, TensorSpec
-from pipeline.testing.strategies.common import Draw, calls, tensors
+from pipeline.testing.strategies.common import Draw, calls, floats, tensors
 
 TOKENS: tuple[Dim, ...] = ("t", "t", 1, 5, 70, 300)
 """A number that varies, one, and some that a chunk has, or several."""
 FADES = ("uniform", -0.8, 0.0)
 
 
-def _call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...], tokens: Dim) -> Call:
-    sizes = {"n": draw(st.integers(1, 3)), **({"t": draw(st.integers(1, 90))} if tokens == "t" else {})}
-    return Call(target, arguments, sizes=sizes)
+WIDTHS: st.SearchStrategy[Dim] = st.integers(1, 6) | st.just("w")
+
+
+def _call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
+    names = {name for each in arguments if each is not None for name in each.names}
+    return Call(
+        target, arguments, sizes={name: draw(st.integers(1, 90 if name == "t" else 4)) for name in sorted(names)}
+    )
 
 
 @calls(LINEAR_ATTENTION)
 def linear_attention(draw: Draw, target: Any) -> Call:
-    tokens, heads = draw(st.sampled_from(TOKENS)), draw(st.integers(1, 3))
-    width, of_values = draw(st.integers(1, 6)), draw(st.integers(1, 6))
-    row: tuple[Dim, ...] = ("n", heads, tokens)
-    query, key = (draw(tensors((*row, width), torch.float32, ("uniform", -0.5, 0.5))) for _ in range(2))
-    value = draw(tensors((*row, of_values), torch.float32, "unit"))
+    dtype, width, of_values = draw(floats), draw(WIDTHS), draw(WIDTHS)
+    row: tuple[Dim, ...] = ("n", draw(st.integers(1, 3) | st.just("h")), draw(st.sampled_from(TOKENS)))
+    query, key = (draw(tensors((*row, width), dtype, ("uniform", -0.5, 0.5))) for _ in range(2))
+    value = draw(tensors((*row, of_values), dtype, "unit"))
     decay = draw(tensors((*row, width) if draw(st.booleans()) else row, torch.float32, FADES))
-    beta = draw(tensors(row, torch.float32, ("uniform", 0.0, 1.0))) if draw(st.booleans()) else None
-    state = draw(tensors(("n", heads, width, of_values), torch.float32, "unit"))
-    return _call(draw, target, (query, key, value, decay, beta, state), tokens)
+    beta = draw(tensors(row, dtype, ("uniform", 0.0, 1.0))) if draw(st.booleans()) else None
+    state = draw(tensors(("n", row[1], width, of_values), torch.float32, "unit"))
+    return _call(draw, target, (query, key, value, decay, beta, state))
 
 
 @calls(SELECTIVE_SCAN)
 def selective_scan(draw: Draw, target: Any) -> Call:
-    tokens, width, states = draw(st.sampled_from(TOKENS)), draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    input = draw(tensors(("n", width, tokens), torch.float32, "unit"))
-    step = draw(tensors(("n", width, tokens), torch.float32, ("uniform", 0.0, 1.0)))
-    a = draw(tensors((width, states), torch.float32, FADES, constant=draw(st.booleans())))
-    b, c = (draw(tensors(("n", states, tokens), torch.float32, "unit")) for _ in range(2))
+    dtype, tokens, width, states = draw(floats), draw(st.sampled_from(TOKENS)), draw(WIDTHS), draw(st.integers(1, 4))
+    input = draw(tensors(("n", width, tokens), dtype, "unit"))
+    step = draw(tensors(("n", width, tokens), dtype, ("uniform", 0.0, 1.0)))
+    constant = isinstance(width, int) and draw(st.booleans())
+    a = draw(tensors((width, states), torch.float32, FADES, constant=constant))
+    b, c = (draw(tensors(("n", states, tokens), dtype, "unit")) for _ in range(2))
     state = draw(tensors(("n", width, states), torch.float32, "unit"))
-    return _call(draw, target, (input, step, a, b, c, state), tokens)
+    return _call(draw, target, (input, step, a, b, c, state))
 
 
 STRATEGIES = {**linear_attention, **selective_scan}
