@@ -31,8 +31,8 @@ def linear_attention(
         state: [B, H, K, V], that before the first token.
 
     Returns:
-        The output [B, H, L, V] in the dtype of the values, and the state after the last token in that of the state; they
-        are computed in float32 at least.
+        The output [B, H, L, V] in the dtype of the values, and the state after the last token in its own. They are
+        computed in float32 at least.
     """
     outputs, dtypes, at_least = [], (value.dtype, state.dtype), torch.promote_types(state.dtype, torch.float32)
     state = state.to(at_least)
@@ -71,8 +71,8 @@ def selective_scan(
         state: [B, D, N], that before the first token.
 
     Returns:
-        The output [B, D, L] in the dtype of the input, and the state after the last token in that of the state; they are
-        computed in float32 at least.
+        The output [B, D, L] in the dtype of the input, and the state after the last token in its own. They are computed
+        in float32 at least.
     """
     outputs, dtypes, at_least = [], (input.dtype, state.dtype), torch.promote_types(state.dtype, torch.float32)
     input, step, a, b, c, state = (x.to(at_least) for x in (input, step, a, b, c, state))

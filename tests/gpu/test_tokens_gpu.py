@@ -17,6 +17,8 @@ pytestmark = pytest.mark.gpu
 HALVES = (torch.float16, torch.bfloat16)
 ROUNDED = {torch.float32: torch.finfo(torch.float16).eps, **{dtype: torch.finfo(dtype).eps for dtype in HALVES}}
 """What products are rounded to: of float32, to TF32, which has as many digits as float16."""
+WITH_STATES = ("lfm2", "mamba2", "qwen3_next")
+"""Families with states for every day."""
 CHOOSING = ("deepseek_v32", "switch")
 """Families that choose positions or a single expert by scores, of which halves make others the largest than eager has:
 they are compared in float32."""
@@ -31,16 +33,22 @@ def on_gpu(family: str, dtype: torch.dtype, lengths: tuple[int, ...]) -> tuple[A
 
 
 def check(
-    family: str, dtype: torch.dtype, lengths: tuple[int, ...], max_cache_len: int, max_prompt_len: int = 16, **more: Any
+    family: str,
+    dtype: torch.dtype,
+    lengths: tuple[int, ...],
+    max_cache_len: int,
+    max_prompt_len: int = 16,
+    steps: int = 64,
+    **more: Any,
 ) -> None:
     """Tokens are eager's, ties aside: where a row has the same tokens, its logits are as close as the dtype allows."""
     model, inputs = on_gpu(family, dtype, lengths)
     scored = {"return_dict_in_generate": True, "output_logits": True}
-    want: Any = families.generated(model, inputs, 64, **scored)
+    want: Any = families.generated(model, inputs, steps, **scored)
     sizes = {"max_cache_len": max_cache_len, "max_batch": len(lengths), "max_prompt_len": max_prompt_len, **more}
-    got: Any = families.generated(compile_for_generation(model, **sizes), inputs, 64, **scored)
+    got: Any = families.generated(compile_for_generation(model, **sizes), inputs, steps, **scored)
     bound = 16 * ROUNDED[dtype]
-    equal = got.sequences[:, -64:] == want.sequences[:, -64:]
+    equal = got.sequences[:, -steps:] == want.sequences[:, -steps:]
     for step, (ours, theirs) in enumerate(zip(got.logits, want.logits, strict=True)):
         same = equal[:, :step].all(1)  # up to here
         if same.any():
@@ -75,6 +83,23 @@ def test_logits_after_a_prompt_of_several_calls(lengths: tuple[int, ...]) -> Non
 @pytest.mark.parametrize("lengths", [(5,), (5, 3, 7)], ids=["one row", "three rows"])
 def test_logits_after_prompts_of_fixed_lengths(lengths: tuple[int, ...]) -> None:
     check("llama", torch.float16, lengths, 160, prompt_lens=(5, 7))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(each, marks=() if each in WITH_STATES else pytest.mark.slow)
+        for each in sorted(families.WITH_STATES)
+    ],
+)
+def test_logits_of_models_with_states(family: str, dtype: torch.dtype) -> None:
+    check(family, dtype, (5, 3, 7), 64, steps=32)
+
+
+@pytest.mark.parametrize("family", ["kimi_linear", "mamba", "mamba2", "qwen3_5"])
+def test_logits_after_prompts_of_several_chunks(family: str) -> None:
+    check(family, torch.float16, (290, 150), 320, 300, 4)
 
 
 class Rows(torch.nn.Module):

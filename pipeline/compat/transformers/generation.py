@@ -122,7 +122,7 @@ def compile_for_generation(
         ``compiled`` (the programs by name: ``decoder``, and ``encoder``), ``new_state()``.
 
     Raises:
-        CaptureError: the model keeps more of the past than keys and values, or cannot be captured.
+        CaptureError: the model keeps more of the past than keys, values and states, or cannot be captured.
         ValueError: a size is out of range, or the model has no use for what is given, or needs an ``encoder_example``.
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
