@@ -1,10 +1,10 @@
 """``python -m benchmarks.tokens``: a token's milliseconds on this GPU, beside transformers' compiled static cache.
 
-Llama-like models with random weights. A step decodes one token for each row at the end of the cache. The weights
-that it reads, divided by its time, are compared with what a copy on this GPU moves in the same run. With ``--together``
-several configurations get ready side by side, each in a process of its own, and are measured one after the other.
-``--ready`` measures how soon ours gives its first token, alone on the machine. With ``--pieces`` ours is so many
-engines, which as many processes build side by side.
+Models like Llama, or with recurrent states, with random weights. A step decodes one token for each row at the end of
+the cache. The weights that it reads, divided by its time, are compared with what a copy on this GPU moves in the same
+run. With ``--together`` several configurations get ready side by side, each in a process of its own, and are measured
+one after the other. ``--ready`` measures how soon ours gives its first token, alone on the machine. With ``--pieces``
+ours is so many engines, which as many processes build side by side.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers.cache_utils import StaticCache, StaticLayer
 
 import pipeline
 from benchmarks import together
 from benchmarks.environment import Row, collect
 from benchmarks.gpu import HostMemory, gpu_name, warm_up
+from benchmarks.token_models import DEVICE, SIZES, WITH_STATES, bytes_read, model_of
 from benchmarks.turns import in_turns
 from pipeline.aten.traits import Does, does
 from pipeline.cli.sources import first_line
 from pipeline.compat.transformers import compile_for_generation
+from pipeline.compat.transformers.caches import cache_name
 from pipeline.compat.transformers.generation import ONE_ROW
+from pipeline.compat.transformers.programs import takes
 from pipeline.compose.events import Event
 from pipeline.profiling.records import Profile
 from pipeline.stages.improve import Improve
 
-SIZES = {
-    "1.1B": {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632},
-    "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "intermediate_size": 8192},
-}
 LENGTHS = (128, 1024, 4096, 16384)
 COPIED = 1 << 30
-DEVICE: Final = "cuda"
 EXECUTOR: Final = "tensorrt"
 PRODUCTS = (Does.PROJECTS, Does.MULTIPLIES)
 FIELDS: tuple[str, ...] = ("model", "dtype", "batch", "positions")
@@ -52,16 +50,6 @@ PROMPTS = 512
 REPLAYED = 4
 """Calls until what is captured in a graph is replayed."""
 Call: TypeAlias = Callable[[], object]
-
-
-def model_of(size: str, dtype: torch.dtype, positions: int) -> Any:
-    """A Llama-like decoder: 32 heads, or 24 of the same width, with 4 heads of keys and values."""
-    heads = 32 if size == "1.1B" else 24
-    shape = {"num_attention_heads": heads, "num_key_value_heads": 4, "vocab_size": 32000, "pad_token_id": 0}
-    config = LlamaConfig(**SIZES[size], **shape, max_position_embeddings=positions)
-    with torch.device(DEVICE):
-        torch.manual_seed(0)
-        return LlamaForCausalLM(config).to(dtype).eval()
 
 
 def step_inputs(batch: int, positions: int, tokens: int = 1) -> dict[str, torch.Tensor]:
@@ -149,16 +137,18 @@ def by_module(program: pipeline.Compiled, profile: Profile) -> list[dict[str, An
 def theirs(model: Any, batch: int, positions: int, tokens: int = 1, mode: str | None = None) -> Call:
     """A step of transformers' model with its static cache, compiled by torch if a mode is given."""
     cache = StaticCache(config=model.config, max_cache_len=positions)
-    width = model.config.head_dim
-    cache.early_initialization(batch, model.config.num_key_value_heads, width, model.dtype, model.device)
     given = step_inputs(batch, positions, tokens)
-    ids, places = given["input_ids"], given["position_ids"]
+    how = {"input_ids": given["input_ids"], cache_name(model): cache, "use_cache": True}
+    how |= {"position_ids": given["position_ids"]} if takes(model, "position_ids") else {}
     step = torch.compile(model, mode=mode, fullgraph=False) if mode else model
+    with torch.no_grad():
+        model(**how)  # which makes the cache
 
     def call() -> object:
         for layer in cache.layers:
-            layer.cumulative_length.fill_(positions - tokens)
-        return step(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True).logits
+            if isinstance(layer, StaticLayer):
+                layer.cumulative_length.fill_(positions - tokens)
+        return step(**how).logits
 
     return torch.no_grad()(call)
 
@@ -191,7 +181,7 @@ def times(methods: Sequence[str], reached: float, pieces: int, tokens: int, *sub
     """Get a step ready by each method; a row for each, or why it has none."""
     size, name, batch, positions = subject
     model = model_of(size, getattr(torch, name), positions)
-    weights = sum(p.nbytes for p in model.parameters()) - model.model.embed_tokens.weight.nbytes
+    weights = bytes_read(model)
     calls: dict[str, Call] = {}
     failed: list[Row] = []
     for method in methods:
@@ -233,7 +223,7 @@ def readiness(pieces: int, *subject: Any) -> Rows:
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="*", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--models", nargs="*", default=list(SIZES), choices=[*SIZES, *WITH_STATES])
     parser.add_argument("--dtypes", nargs="*", default=["float16", "bfloat16"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 8])
     parser.add_argument("--positions", nargs="*", type=int, default=list(LENGTHS))

@@ -6,10 +6,12 @@ An engine computes one token as it is defined, and several by chunks of them (`p
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
+
+from pipeline.aten.types import Target
 
 
 @torch.library.custom_op("pipeline::linear_attention", mutates_args=())
@@ -88,5 +90,5 @@ def _(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tenso
     return input.new_empty(input.shape), state.new_empty(state.shape)
 
 
-LINEAR_ATTENTION: Final[Any] = torch.ops.pipeline.linear_attention.default
-SELECTIVE_SCAN: Final[Any] = torch.ops.pipeline.selective_scan.default
+LINEAR_ATTENTION: Final[Target] = torch.ops.pipeline.linear_attention.default
+SELECTIVE_SCAN: Final[Target] = torch.ops.pipeline.selective_scan.default

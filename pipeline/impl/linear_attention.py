@@ -54,16 +54,16 @@ def linear_attention(
 ) -> tuple[ITensor, ITensor]:
     """The output [B, H, L, V] and the last state [B, H, K, V], as `pipeline.aten.recurrences.linear_attention` says."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
-    given = [in_float32(net, each) for each in (query, key, value, decay, state)]
-    rates = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
-    by_head = base.rank(given[3]) == 3
-    tokens = Tokens(*given[:3], base.unsqueeze(net, given[3], [3]) if by_head else given[3], rates)
-    longest = bounds_of(net, expression(base.known_sizes(net, given[0])[2]))[1]
+    query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
+    beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
+    by_head = base.rank(decay) == 3
+    tokens = Tokens(query, key, value, base.unsqueeze(net, decay, [3]) if by_head else decay, beta)
+    longest = bounds_of(net, expression(base.known_sizes(net, query)[2]))[1]
     if longest == 1:
-        results = _one(net, tokens, given[4])
+        results = _one(net, tokens, state)
     else:
         most = int(min(longest, CHUNK if by_head else OF_CHANNELS))
-        results = _several(net, tokens, given[4], 1 << (most - 1).bit_length())
+        results = _several(net, tokens, state, 1 << (most - 1).bit_length())
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 

@@ -15,18 +15,18 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     EncoderDecoderCache,
-    LinearAttentionCacheLayerMixin,
     StaticLayer,
 )
 
-from pipeline.compat.transformers.recurrences import States, over_states
+from pipeline.compat.transformers.recurrences import States, WithStates, over_states
 from pipeline.errors import CaptureError, PipelineError
 from pipeline.frontend.untouched import checks_left
 from pipeline.runtime.module import CompiledModule
 
 Pretrained: TypeAlias = Any
 """A model of transformers, or what is one of its class: what it has depends on its class."""
-
+Layer: TypeAlias = Any
+"""A layer of a cache: of transformers, or ours."""
 
 KEPT: Final = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
 """What a program keeps of a layer's past, and the attributes of transformers' layer that have it."""
@@ -108,9 +108,9 @@ class NewStates(States, DynamicLayer):  # type: ignore[misc, no-untyped-call, ov
         DynamicLayer.__init__(self)  # type: ignore[no-untyped-call]
         States.__init__(self, None, start, count, model)
 
-    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:  # type: ignore[override]
         """Begin with no keys and values."""
-        DynamicLayer.lazy_initialization(self, *args, **kwargs)
+        DynamicLayer.lazy_initialization(self, key_states, value_states)
 
 
 class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ class GivenLayer(StaticLayer):  # type: ignore[no-untyped-call]
 class Captured(Cache):
     """A cache whose masks do not depend on whether there is one token or several, which begin at ``start``."""
 
-    def __init__(self, layers: Sequence[Any], start: torch.Tensor) -> None:
+    def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
         self.start = start
 
@@ -133,11 +133,11 @@ class Captured(Cache):
         """Whether a layer has keys and values."""
         return any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
 
-    def get_seq_length(self, layer_idx: int = 0) -> Any:
+    def get_seq_length(self, layer_idx: int = 0) -> Pretrained:
         """How many positions are filled, a tensor."""
         return super().get_seq_length(layer_idx) if self.attends else self.start
 
-    def of_tokens(self, mask: torch.Tensor, length: Any) -> torch.Tensor:
+    def of_tokens(self, mask: torch.Tensor, length: int) -> torch.Tensor:
         """The part of a mask [batch, positions] that is of a call's tokens."""
         return mask.index_select(1, torch.arange(length, device=mask.device) + self.start)
 
@@ -267,15 +267,15 @@ def kept_by(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, Kept]]:
     return [_kept_by(model, layer) for layer in own.layers]
 
 
-def _to_be_found(layer: Any, start: torch.Tensor, model: str) -> Any:
+def _to_be_found(layer: Layer, start: torch.Tensor, model: str) -> Layer:
     """A layer in whose place one of ours finds out what states there are; others as they are."""
-    if not isinstance(layer, LinearAttentionCacheLayerMixin):
+    if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)
     return NewStates(start, count, model) if isinstance(layer, CacheLayerMixin) else States(None, start, count, model)
 
 
-def _kept_by(model: Pretrained, layer: Any) -> dict[str, Kept]:
+def _kept_by(model: Pretrained, layer: object) -> dict[str, Kept]:
     every = ((kind, getattr(layer, name, None)) for kind, name in KEPT.items())
     named = {kind: tensor for kind, tensor in every if tensor is not None and tensor.dim() > 1}
     states = dict(layer.own) if isinstance(layer, States) else {}

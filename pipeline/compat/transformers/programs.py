@@ -4,6 +4,7 @@ values."""
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,16 +43,16 @@ def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
 
 
 def mask_of_tokens(
-    original: Any,
-    config: Any,
+    original: Callable[..., torch.Tensor | None],
+    config: object,
     inputs_embeds: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    past_key_values: Any = None,
-    **kwargs: Any,
+    past_key_values: object = None,
+    **kwargs: object,
 ) -> torch.Tensor | None:
     """As transformers' ``create_recurrent_attention_mask``: which of a call's tokens count, [batch, length]."""
     if not isinstance(past_key_values, Captured) or attention_mask is None:
-        return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
+        return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)
     whole = past_key_values.attends
     return past_key_values.of_tokens(attention_mask, inputs_embeds.shape[1]) if whole else attention_mask
 

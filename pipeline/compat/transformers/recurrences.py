@@ -12,23 +12,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
+from transformers import cache_utils
 from transformers.activations import ACT2FN
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from pipeline.aten.recurrences import LINEAR_ATTENTION, SELECTIVE_SCAN
+from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 
-Function: TypeAlias = Callable[..., Any]
+Function: TypeAlias = Callable[..., Argument]
+
+WithStates: Final = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type("WithStates", (), {}))
+"""transformers' class of layers with states; one of no layers where it has none (before 5.8)."""
 
 _turn = threading.RLock()
 
 
-class States(LinearAttentionCacheLayerMixin):
+class States(WithStates):  # type: ignore[misc, valid-type]
     """A layer's states by name, which the functions read and write: ``conv_0`` [rows, channels, width - 1], the inputs
     of a convolution that are read again, and ``recurrent_0``, of any shape, in float32; zeros where a sequence starts.
 
@@ -50,13 +54,13 @@ class States(LinearAttentionCacheLayerMixin):
     def lazy_initialization(self, *args: object, **kwargs: object) -> None:
         """Do nothing: the states are there."""
 
-    def before(self, name: str, shape: tuple[Any, ...], like: Tensor) -> Tensor:
+    def before(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """The state of this name before the call's tokens."""
         if self.is_new and name not in self.own:
             self.own[name] = like.new_zeros(shape)
         return torch.where(self.start > 0, self.own[name], 0.0)
 
-    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args: Any, **kwargs: Any) -> Tensor:
+    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args: Argument, **kwargs: Argument) -> Tensor:
         """Return the convolution's inputs [rows, channels, width - 1 + length], and keep the last."""
         width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
         if width is None:
@@ -74,7 +78,7 @@ class States(LinearAttentionCacheLayerMixin):
             raise self._own_way()
         return recurrent_states
 
-    def scan(self, operator: Any, shape: tuple[Any, ...], *given: Tensor | None) -> Tensor:
+    def scan(self, operator: Target, shape: tuple[int, ...], *given: Tensor | None) -> Tensor:
         """What an operator gives for tokens and the state before them; the state behind them is kept."""
         name, like = f"recurrent_{self.scans}", given[0]
         assert like is not None
@@ -86,7 +90,7 @@ class States(LinearAttentionCacheLayerMixin):
     def _own_way(self) -> CaptureError:
         return CaptureError(
             f"{self.model} computes its states in a way of its own",
-            "those of transformers' functions generate: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
+            "those of functions of transformers 5.17 generate: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
         )
 
 
@@ -94,7 +98,12 @@ _current: ContextVar[States | None] = ContextVar("states", default=None)
 
 
 def convolved(
-    original: Function, hidden_states: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **kwargs: Any
+    original: Function,
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **kwargs: object,
 ) -> Tensor:
     """As ``causal_conv1d_fn``, of inputs that begin with those before: a sum of products for each place of the kernel,
     of float32, which TensorRT computes in one kernel with what is around it."""
@@ -115,9 +124,9 @@ def delta_rule(
     value: Tensor,
     g: Tensor,
     beta: Tensor,
-    *args: Any,
+    *args: Argument,
     use_qk_l2norm_in_kernel: bool = False,
-    **kwargs: Any,
+    **kwargs: Argument,
 ) -> tuple[Tensor, Tensor | None]:
     """As ``torch_chunk_gated_delta_rule`` and ``chunk_kimi_delta_attention``: queries, keys, values
     [rows, length, heads, width], each key for as many heads of values."""
@@ -142,12 +151,12 @@ def mamba2(
     a: Tensor,
     b: Tensor,
     c: Tensor,
-    *args: Any,
+    *args: Argument,
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
-    **kwargs: Any,
-) -> Any:
+    **kwargs: Argument,
+) -> Argument:
     """As ``mamba2_chunk_scan``: tokens [rows, length, heads, width], steps [rows, length, heads], B and C
     [rows, length, groups, state]."""
     states = _current.get()
@@ -176,8 +185,8 @@ def mamba(
     z: Tensor | None = None,
     delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: Argument,
+) -> Argument:
     """As ``mamba_selective_scan``: tokens and steps [rows, width, length], B and C [rows, state, length]."""
     states = _current.get()
     if states is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
@@ -27,7 +25,7 @@ def _call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) 
 
 
 @calls(LINEAR_ATTENTION)
-def linear_attention(draw: Draw, target: Any) -> Call:
+def linear_attention(draw: Draw, target: object) -> Call:
     dtype, width, of_values = draw(floats), draw(WIDTHS), draw(WIDTHS)
     row: tuple[Dim, ...] = ("n", draw(st.integers(1, 3) | st.just("h")), draw(st.sampled_from(TOKENS)))
     query, key = (draw(tensors((*row, width), dtype, ("uniform", -0.5, 0.5))) for _ in range(2))
@@ -39,7 +37,7 @@ def linear_attention(draw: Draw, target: Any) -> Call:
 
 
 @calls(SELECTIVE_SCAN)
-def selective_scan(draw: Draw, target: Any) -> Call:
+def selective_scan(draw: Draw, target: object) -> Call:
     dtype, tokens, width, states = draw(floats), draw(st.sampled_from(TOKENS)), draw(WIDTHS), draw(st.integers(1, 4))
     input = draw(tensors(("n", width, tokens), dtype, "unit"))
     step = draw(tensors(("n", width, tokens), dtype, ("uniform", 0.0, 1.0)))
