@@ -91,7 +91,7 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
         return self.indexer_keys
 
 
-class BufferStates(States, BufferLayer):  # type: ignore[misc, no-untyped-call, override]
+class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
     """One that has states beside keys and values (Falcon-H1, Zamba2)."""
 
     def __init__(
@@ -101,7 +101,7 @@ class BufferStates(States, BufferLayer):  # type: ignore[misc, no-untyped-call, 
         BufferLayer.__init__(self, keys, values, start, rows)
 
 
-class NewStates(States, DynamicLayer):  # type: ignore[misc, no-untyped-call, override]
+class NewStates(States, DynamicLayer):  # type: ignore[no-untyped-call]
     """Its like of a cache whose states are yet to be found."""
 
     def __init__(self, start: torch.Tensor, count: int, model: str) -> None:
