@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pipeline.errors import BuildError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Profile
 from pipeline.program import Port, Program, Segment
-from pipeline.shapes.environment import Range, Symbols, bounds
+from pipeline.shapes.environment import LARGEST, Range, Symbols, bounds
 
 
 def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
     """The distinct profiles that a segment's engine is built for; none if no input varies.
 
     is_shape: whether a number among the inputs determines shapes, and so has a range too.
+
+    Raises:
+        BuildError: a size has no bound, or may be larger than TensorRT takes.
     """
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
+    for port in varying:
+        _check(program, segment, port)
     if segment.profile is not None:
         symbols = symbols_of(program, segment)
         varying = [p for p in varying if p.is_number or any(r.min < r.max for r in _narrowed(p, symbols))]
@@ -23,6 +29,20 @@ def profiles_of(program: Program, segment: Segment, is_shape: Callable[[Port], b
     narrowings = program.profiles or (FrozenDict[str, Range](),)
     found = [_profile(varying, {**program.shapes, **each} if program.profiles else None) for each in narrowings]
     return list(dict.fromkeys(found)) if varying else []
+
+
+def _check(program: Program, segment: Segment, port: Port) -> None:
+    """Raise where TensorRT takes no profile of an input's sizes, which are 32-bit numbers."""
+    sizes = zip(port.shape, _narrowed(port, symbols_of(program, segment)), strict=True) if port.kind == "tensor" else ()
+    for size, range in sizes:
+        if range.max >= 2**31:
+            ends = "no bound" if range.max == LARGEST else f"sizes up to {range.max}"
+            raise BuildError(
+                f"{segment.name}: the size {program.shapes.words(size)} of its input {port.name} has {ends}, and "
+                f"TensorRT takes at most {2**31 - 1}",
+                "give the dims that it is computed from a smaller max (Dim or pipeline.Input), say its bounds with "
+                "torch._check, or run what reads it in PyTorch (torch_executed_ops)",
+            )
 
 
 def symbols_of(program: Program, segment: Segment) -> Symbols:

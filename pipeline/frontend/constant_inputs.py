@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from pipeline.aten.kinds import LIFTS
 from pipeline.aten.naming import unlike
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError
@@ -85,19 +86,14 @@ def valued(own: Kernel) -> Kernel:
     return fakes
 
 
-def larger(own: Kernel) -> Kernel:
-    """Wrap `FakeTensorMode.may_turn_const`: literals of more than one element may be followed."""
-
-    def may(mode: FakeTensorMode, tensor: torch.Tensor) -> bool:
-        return is_followed(tensor) if _values.get() else bool(own(mode, tensor))
-
-    return may
-
-
 def is_followed(tensor: torch.Tensor) -> bool:
     """Whether a tensor has its elements in the CPU's memory, and not too many."""
-    there = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return type(tensor) is torch.Tensor and there and tensor.numel() <= LARGEST
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and _is_small(tensor)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has its elements in memory, and not too many."""
+    return tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() <= LARGEST
 
 
 def with_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
@@ -110,7 +106,8 @@ def with_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
 def following(dispatch: Function) -> Function:
     """Wrap `FakeTensorMode.dispatch`: what is computed from values alone, or filled with numbers, has a value.
 
-    Values are on the CPU, whatever device their tensors are on, or seem to be on.
+    Values are on the CPU, whatever device their tensors are on, or seem to be on: where there is a GPU, torch makes
+    literals for it on the GPU itself.
     """
 
     def dispatch_and_follow(
@@ -122,8 +119,8 @@ def following(dispatch: Function) -> Function:
         if not _may_be_followed(func, leaves):
             return dispatch(mode, func, types, args, kwargs)
         fakes = {id(x.constant): x for x in leaves if isinstance(x, FakeTensor)}
-        positional, named = tree_unflatten([_on_cpu(x) for x in leaves], structure)
         with no_dispatch():
+            positional, named = tree_unflatten([_on_cpu(x) for x in leaves], structure)
             found = func(*positional, **named)
         made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
         if not all(id(x) in fakes or is_followed(x) for x in made):
@@ -135,7 +132,7 @@ def following(dispatch: Function) -> Function:
 
 
 def _may_be_followed(func: OpOverload, leaves: Sequence[object]) -> bool:
-    """Whether an operator computes from values alone, or makes a tensor of numbers."""
+    """Whether an operator computes from values alone, or makes a tensor of numbers, or of a literal."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
         return False
@@ -143,6 +140,8 @@ def _may_be_followed(func: OpOverload, leaves: Sequence[object]) -> bool:
         return func.overloadpacket in MAKING
     if torch.Tag.nondeterministic_seeded in func.tags or func.namespace not in ("aten", "prims"):
         return False
+    if func in LIFTS and not isinstance(tensors[0], FakeTensor):
+        return _is_small(tensors[0])
     known = all(isinstance(x, FakeTensor) and x.constant is not None for x in tensors)
     return known and (torch.Tag.inplace_view not in func.tags or func is aten.detach_.default)
 
@@ -150,6 +149,8 @@ def _may_be_followed(func: OpOverload, leaves: Sequence[object]) -> bool:
 def _on_cpu(leaf: Argument) -> Argument:
     if isinstance(leaf, FakeTensor):
         return leaf.constant
+    if isinstance(leaf, torch.Tensor):
+        return leaf.cpu().clone()  # the graph has the literal itself, which nothing may write to
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
 

@@ -207,13 +207,6 @@ TABLE: Final = (
         during="export",
     ),
     Replacement(
-        FakeTensorMode,
-        "may_turn_const",
-        constant_inputs.larger,
-        "follows the values of tensors of one element only",
-        during="export",
-    ),
-    Replacement(
         _trace,
         "produce_guards_and_solve_constraints",
         violations.finishing,

@@ -28,6 +28,9 @@ Shape: TypeAlias = tuple[Expr, ...]
 LARGEST = 2**63 - 1
 """The bound of an expression that has none: the largest int64."""
 
+MAX_SIZE = 2**31 - 2
+"""The largest size that engines are built for: 2**31 - 1 is what numbers without a bound may be."""
+
 POINTS = 4096
 """An expression in which a symbol occurs twice is evaluated for each of its values, if there are at most this many."""
 
@@ -259,14 +262,32 @@ def bounds(expr: Expr, symbols: Symbols) -> Range:
 
 @lru_cache(maxsize=16384)
 def _bounds(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> Range:
-    low, high = _enumerated(expr, given) or _interval(expr, given)
+    low, high = _enumerated(expr, given) or _by_terms(expr, given) or _interval(expr, given)
     opt = _value(expr, {s.name: r.opt for s, r in given})
     return Range(low, low if opt is None else min(max(opt, low), high), high)
 
 
-def _interval(expr: object, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
-    """Interval arithmetic; without a bound, those of int64 are used."""
-    found = bound_sympy(expr, {s: ValueRanges(r.min, r.max) for s, r in given})
+def _by_terms(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
+    """The sum of the terms' bounds, where sizes are divided by: intervals of these are wide."""
+    if not expr.is_Add or not _divisors(expr):
+        return None
+    symbols = {s.name: r for s, r in given}
+    terms = [bounds(int(term) if term.is_Integer else term, symbols) for term in expr.args]
+    return max(sum(t.min for t in terms), -LARGEST), min(sum(t.max for t in terms), LARGEST)
+
+
+def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
+    """What an expression divides by, if it does so for all sizes."""
+    if "Where" in str(expr) or expr.has(sympy.Piecewise):
+        return set()
+    return {e.args[1] for e in sympy.preorder_traversal(expr) if type(e).__name__ in ("FloorDiv", "Mod", "PythonMod")}
+
+
+def _interval(expr: sympy.Expr, given: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int]:
+    """Interval arithmetic; without a bound, those of int64 are used. No call divides by a size of 0."""
+    divisors = _divisors(expr)
+    ends = {s: (r.min if r.min != 0 or s not in divisors else min(1, r.max), r.max) for s, r in given}
+    found = bound_sympy(expr, {s: ValueRanges(*both) for s, both in ends.items()})
     low = math.floor(found.lower) if found.lower.is_finite else -LARGEST
     high = math.ceil(found.upper) if found.upper.is_finite else LARGEST
     return max(low, -LARGEST), min(high, LARGEST)
@@ -281,7 +302,7 @@ def _enumerated(expr: sympy.Basic, given: tuple[tuple[sympy.Symbol, Range], ...]
     points = itertools.product(*(range(r.min, r.max + 1) for _, r in given))
     values = [_value(expr, dict(zip(names, point, strict=True))) for point in points]
     known = [v for v in values if v is not None]
-    return (min(known), max(known)) if known and len(known) == len(values) else None
+    return (min(known), max(known)) if known else None
 
 
 def _value(expr: object, sizes: Mapping[str, int]) -> int | None:

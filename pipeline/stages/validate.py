@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, zip_longest
 
 import torch
 from attrs import evolve, field, frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
+from pipeline.aten.kinds import is_pointwise
 from pipeline.aten.support import Choice, Declaration, Rejection
 from pipeline.aten.traits import Does, does
 from pipeline.converters import DECOMPOSITIONS
@@ -30,14 +31,11 @@ from pipeline.partitioning.flow import new_symbols
 from pipeline.program import READS_DATA, Program, Validated, Verdict
 from pipeline.recipes import qualified_name
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.environment import shape_of
+from pipeline.shapes.environment import MAX_SIZE, Expr, shape_of
 from pipeline.trt import CAPABILITIES
 
 MAX_RANK = 8
 """TensorRT's limit on the rank of a tensor."""
-
-MAX_SIZE = 2**31 - 2
-"""The largest size that counts as a bound: 2**31 - 1 is what numbers without one may be."""
 
 DTYPES = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8}
@@ -138,6 +136,7 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
     yield from islice(_complex_limits(node), 1)
     yield from map(Rejection, filter(None, [obstacle(node)]))
     yield from () if allocated else _size_limits(node)
+    yield from islice(_untuned(node, program), 1)
     for what, value in _values(node):
         if isinstance(value, torch.SymBool) or (isinstance(value, torch.SymFloat) and not _takes(node, value)):
             kind = "float" if isinstance(value, torch.SymFloat) else "bool"
@@ -196,11 +195,30 @@ def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rej
     """A size made of a number in the data (``torch.arange(int(x.item()))``) may be any: no profile fits."""
     for size in shape_of(value):
         symbols = () if isinstance(size, int) else (s.name for s in size.free_symbols)
-        if any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in symbols):
+        any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in symbols)
+        if any_number or (_of_data(size) and program.shapes.bounds(size).max > MAX_SIZE):
             yield Rejection(
                 f"{what} has a size, {program.shapes.words(size)}, that a number in the data decides, without a bound",
                 "compute it from sizes of inputs, or say its bounds with torch._check",
             )
+
+
+def _untuned(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
+    """Refuse sizes of which only data says that they are equal: TensorRT builds no engine where those that it is tuned
+    for differ."""
+    values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
+    shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]
+    for sizes in zip_longest(*shapes, fillvalue=1):
+        if any(map(_of_data, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
+            words = " and ".join(dict.fromkeys(program.shapes.words(size) for size in sizes if size != 1))
+            yield Rejection(
+                f"its inputs have the sizes {words} in one dim, and only data says that they are equal",
+                "compute both from sizes of inputs; numbers that never change can be an input as pipeline.Constant",
+            )
+
+
+def _of_data(size: Expr) -> bool:
+    return not isinstance(size, int) and bool(free_unbacked_symbols(size))
 
 
 def _values(node: torch.fx.Node) -> Iterable[tuple[str, object]]:

@@ -21,7 +21,7 @@ from pipeline.frontend import tracing
 from pipeline.frontend.violations import kept_violations
 from tests.frontend.by_the_example import BY_EXAMPLE, LooksUp, by_the_example, differs
 from tests.frontend.made_up import adds_elements, there_are_two
-from tests.frontend.test_constant_inputs import GRID, Literal, Windows, inputs
+from tests.frontend.test_constant_inputs import Windows, inputs
 
 aten = torch.ops.aten
 ROWS = {0: Dim("rows", min=1, max=9)}
@@ -309,7 +309,6 @@ FLAWS: Mapping[Any, Callable[[], bool]] = {
     "_fakify_params_buffers": holding(lambda m, x: x + 1 if m.flag else x - 1),
     "proxy_call": reads_what_was_before,
     "make_fake_inputs": lambda: fails(windows),
-    "may_turn_const": lambda: bool(pipeline.capture(Literal(), (torch.randn(9), pipeline.Constant(GRID))).shapes),
     aten.gru_cell.default: lambda: fails(as_on_a_gpu, torch.nn.GRUCell(3, 2)),
 }
 """What shows that torch does wrong without a row: by the row's name, or its operator."""

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
 import pipeline
 from pipeline.artifact.by_name import inputs_of
+from pipeline.frontend import constant_inputs
 from pipeline.runtime import inputs as runtime_inputs
 from pipeline.runtime.inputs import Constants
+
+aten = torch.ops.aten
 
 GRID = torch.tensor([[1, 2, 3], [2, 2, 4]])
 
@@ -263,7 +267,7 @@ class Literal(nn.Module):
     """Reads numbers that come of a constant and a literal."""
 
     def forward(self, x: Tensor, grid: Tensor) -> Tensor:
-        sizes = (torch.tensor([2, 1, 0]) + grid[0]).tolist()
+        sizes = (torch.tensor([2, 1, 0], device=grid.device) + grid[0]).tolist()
         return torch.cat(x.split(sizes)[::-1] if sizes[0] > 2 else x.split(sizes))
 
 
@@ -271,6 +275,20 @@ def test_literals_are_known_beside_it() -> None:
     x = torch.randn(9)
     made = pipeline.default(require_full_compilation=True)(Literal().eval(), (x, pipeline.Constant(GRID)))
     torch.testing.assert_close(made.module("reference")(x, GRID), Literal()(x, GRID))
+
+
+def test_literals_on_a_gpu_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch makes them there where it has one. Nothing writes to the literal itself, which the graph has."""
+    literal, real = torch.tensor([2, 1]), torch.Tensor.device
+    gpu = torch.device("cuda", 0)
+    place = property(lambda x: gpu if x is literal else real.__get__(x))
+    monkeypatch.setattr(torch.Tensor, "device", place, raising=False)
+    follow, mode = constant_inputs.following(FakeTensorMode.dispatch), FakeTensorMode()
+    with constant_inputs.known({0: pipeline.Constant(GRID)}):
+        made: Any = follow(mode, aten.lift_fresh_copy.default, (), (literal,), {})
+        written: Any = follow(mode, aten.add_.Scalar, (), (made, 1), {})
+    assert made.device == gpu and written.constant.tolist() == [3, 2]
+    assert literal.tolist() == [2, 1]
 
 
 def test_its_sizes_do_not_vary() -> None:

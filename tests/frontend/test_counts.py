@@ -13,11 +13,13 @@ from tests.frontend.counting import FUNCTIONS, INPUTS, Calls, Counting, beside, 
 compile = pipeline.default().replace("build", unbuilt)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("device", [None, "cuda"])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda each: each.__name__)
-def test_they_give_what_eager_gives(function: Counting, device: str | None) -> None:
-    run = compile(pipeline.capture(Calls(function).eval(), INPUTS[:1], device=device)).module("reference")
-    for x in INPUTS:
+def test_they_give_what_eager_gives(function: Counting, device: str | None, dtype: torch.dtype) -> None:
+    given = [x.to(dtype) for x in INPUTS]
+    run = compile(pipeline.capture(Calls(function).eval(), (given[0],), device=device)).module("reference")
+    for x in given:
         torch.testing.assert_close(run(x), function(x))
 
 

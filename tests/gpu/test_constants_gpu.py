@@ -7,7 +7,7 @@ import torch
 
 import pipeline
 from tests.converters.test_index_counted import FORMS, Picks, example
-from tests.frontend.test_constant_inputs import GRID, Windows, inputs
+from tests.frontend.test_constant_inputs import GRID, Literal, Windows, inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -24,6 +24,14 @@ def test_numbers_of_a_constant_on_either_device(device: str) -> None:
         torch.testing.assert_close(run(patches, grid), expected, rtol=2e-3, atol=2e-3)
     with pytest.raises(TypeError, match="part of the program"):
         run(patches, grid + 1)
+
+
+def test_literals_on_the_gpu_are_known_beside_it() -> None:
+    """torch makes them there at once, if there is one."""
+    x, grid = torch.randn(9, device="cuda"), GRID.cuda()
+    made = pipeline.default(require_full_compilation=True)(Literal().eval(), (x, pipeline.Constant(grid)))
+    assert not made.program.shapes
+    torch.testing.assert_close(made.module("tensorrt")(x, grid), Literal()(x, grid))
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs"])

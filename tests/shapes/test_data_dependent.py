@@ -222,3 +222,63 @@ def test_a_float_that_data_decides_reaches_later_segments() -> None:
     assert [segment.kind for segment in compiled.partitioned.segments] == ["torch", "engine", "torch"]
     for value in (4.7, 9.2):
         torch.testing.assert_close(compiled(args[0], torch.tensor(value)), model(args[0], torch.tensor(value)))
+
+
+def of_numbers(made: Callable[..., torch.Tensor], *numbers: int) -> pipeline.Compiled:
+    """A program that computes with a tensor whose sizes come of numbers in the data, from 0 to 1000 each."""
+
+    def function(x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        read = given.tolist()
+        for number in read:
+            torch._check(number >= 0)
+            torch._check(number <= 1000)
+        return made(x, *read).exp().relu() * 2 + 1
+
+    x = torch.linspace(-0.02, 0.02, 48)
+    program = compiled(function, [None, None], x, torch.tensor(numbers))
+    run = program.module(executor="reference")
+    torch.testing.assert_close(run(x, torch.tensor(numbers)), function(x, torch.tensor(numbers)))
+    return program
+
+
+QUOTIENTS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], int]] = {
+    "one": (lambda x, a: torch.arange(48 // a) * x[0], (6,), 48),
+    "up to a multiple": (lambda x, a: torch.arange(48 // a * a) * x[0], (6,), 48),
+    "a product": (lambda x, a, b: torch.arange(48 // a * (8 // b)) * x[0], (6, 4), 384),
+    "a sum": (lambda x, a, b: torch.arange(48 // a * a + 8 // b * b) * x[0], (6, 4), 56),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_sizes_divided_by_numbers_have_bounds(name: str) -> None:
+    """No call divides by 0. TensorRT was given sizes up to 9223372036854775807."""
+    made, numbers, most = QUOTIENTS[name]
+    program = of_numbers(made, *numbers)
+    ports = [port for segment in program.partitioned.engine_segments for port in segment.inputs]
+    profiles = [profile for network in program.networks for profile in network.profiles]
+    assert {high for each in profiles for *_, high in each.ranges} == {(most,)}, ports
+
+
+def test_sizes_that_may_be_larger_than_any_profile_stay_in_pytorch() -> None:
+    program = of_numbers(lambda x, a, b, c, d: torch.arange(a * b * c * d) * x[0], 1, 2, 3, 4)
+    assert "that a number in the data decides, without a bound" in str(program.coverage.fallback)
+    assert not any(network.profiles for network in program.networks)
+
+
+def test_sizes_that_only_data_makes_equal_meet_in_pytorch() -> None:
+    """TensorRT refused those that it was to tune for, and what came next had 48 rows in the network and not in the
+    graph."""
+
+    def added(x: torch.Tensor, a: int, b: int) -> torch.Tensor:
+        torch._check(a * b == x.shape[0])
+        return (torch.arange(a * b) * 0.01 + x) * 2
+
+    reasons = {each.node: each.reason for each in of_numbers(added, 6, 8).coverage.fallback}
+    assert "sizes item*item_1 and 48 in one dim, and only data says that they are equal" in reasons["add"]
+
+
+def test_a_size_beyond_what_profiles_have_is_refused_in_words() -> None:
+    dims, executed = {0: Dim("rows", max=2**17), 1: Dim("columns", max=2**17)}, {"aten.reshape.default"}
+    why = r"args_0\.shape\[0\]\*args_0\.shape\[1\] of its input reshape has sizes up to 17179869184, and TensorRT takes"
+    with pytest.raises(pipeline.BuildError, match=why):
+        compiled(lambda x: x.reshape(-1).exp() + 1, [dims], torch.randn(3, 4), torch_executed_ops=executed)
