@@ -2,7 +2,8 @@
 
 In a chunk, a token's output is that of causal attention without a softmax, whose scores decay, beside what it reads of
 the state before the chunk. By the delta rule, the values are solved for first: each lacks what its key reads of the
-tokens before it (Yang et al., 2024, https://arxiv.org/abs/2412.06464).
+tokens before it, and of the state (Yang et al., 2024, https://arxiv.org/abs/2412.06464). A chunk's state is a linear
+function of that before it: products over all chunks make it, so that only its application is left to be done in turn.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ CHUNK: Final = 64
 """Tokens of a chunk: its scores are so many squared for each head, and of so many tokens one step leads on."""
 OF_CHANNELS: Final = 16
 """Tokens of a chunk whose keys' channels decay each by itself: a score is a sum over the channels, and no product."""
-FEW: Final = 4
-"""Up to so many chunks are written out."""
+FEW: Final = 8
+"""Up to so many chunks are written out, all of them whatever the number of tokens; more are a loop."""
 
 
 @frozen
@@ -58,12 +59,17 @@ def linear_attention(
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
     by_head = base.rank(decay) == 3
     tokens = Tokens(query, key, value, base.unsqueeze(net, decay, [3]) if by_head else decay, beta)
-    longest = bounds_of(net, expression(base.known_sizes(net, query)[2]))[1]
+    length = expression(base.known_sizes(net, query)[2])
+    longest = bounds_of(net, length)[1]
     if longest == 1:
         results = _one(net, tokens, state)
     else:
         most = int(min(longest, CHUNK if by_head else OF_CHANNELS))
-        results = _several(net, tokens, state, 1 << (most - 1).bit_length())
+        chunk = 1 << (most - 1).bit_length()
+        few = longest <= FEW * chunk
+        results = _several(
+            net, tokens, state, as_size(FloorDiv((longest if few else length) + chunk - 1, chunk)), chunk
+        )
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
@@ -85,10 +91,9 @@ def _column(net: Net, row: ITensor) -> ITensor:
     return row if base.dims(row)[3] == 1 else _turned(net, row)
 
 
-def _several(net: Net, tokens: Tokens, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
-    """Tokens by chunks of so many, the last of which is padded with tokens that change nothing."""
+def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
+    """Tokens by ``count`` chunks of so many, which are filled with tokens that change nothing."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
-    count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
     beta = None if tokens.beta is None else _chunks(net, tokens.beta, count, chunk)
     query, key, value, decay = (
         _chunks(net, x, count, chunk) for x in (tokens.query, tokens.key, tokens.value, tokens.decay)
@@ -97,22 +102,22 @@ def _several(net: Net, tokens: Tokens, state: ITensor, chunk: int) -> tuple[ITen
     since = cumulative_sum(net, each.decay, 3, torch.float32)
     last, faded = narrow(net, since, 3, chunk - 1, 1), base.unary(net, "EXP", since)
     left = base.unary(net, "EXP", binary(net, "SUB", last, since))
-    taken = [
-        _scores(net, each.query, each.key, since, chunk, lowest=0),
-        binary(net, "PROD", each.query, faded),
-        _turned(net, binary(net, "PROD", each.key, left)),
-        _turned(net, base.unary(net, "EXP", last)),
-        *([each.value] if beta is None else _solved(net, each, beta, since, faded, chunk)),
-    ]
+    scores = _scores(net, query, key, since, chunk, lowest=0)
+    read, handed_on = binary(net, "PROD", query, faded), _turned(net, binary(net, "PROD", key, left))
+    taken = [_turned(net, base.unary(net, "EXP", last))]
+    if beta is not None:
+        value, known = _solved(net, each, beta, since, faded, chunk)
+        read = binary(net, "SUB", read, _product(net, scores, known))
+        taken.append(_product(net, handed_on, known))
+    taken.append(_product(net, handed_on, value))
 
     def step(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
-        scores, read, key, fades, value, *known = now
-        if known:
-            value = binary(net, "SUB", value, _product(net, known[0], before[0]))
-        output = binary(net, "SUM", _product(net, read, before[0]), _product(net, scores, value))
-        return output, (binary(net, "SUM", binary(net, "PROD", before[0], fades), _product(net, key, value)),)
+        fades, *known, added = now
+        state = binary(net, "SUM", binary(net, "PROD", before[0], fades), added)
+        return before[0], (binary(net, "SUB", state, _product(net, known[0], before[0])) if known else state,)
 
-    output, (state,) = repeated(net, step, taken, (state,), most=FEW)
+    states, (state,) = repeated(net, step, taken, (state,), most=FEW)
+    output = binary(net, "SUM", _product(net, scores, value), _product(net, read, states))
     whole = [batch, heads, as_size(expression(count) * chunk), base.known_sizes(net, tokens.value)[3]]
     output = base.reshape(net, base.permute(net, output, [1, 2, 0, 3, 4]), whole)
     return narrow(net, output, 2, 0, length), state
