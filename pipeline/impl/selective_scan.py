@@ -24,8 +24,9 @@ from pipeline.network.net import Net
 
 CHUNK: Final = 64
 """Tokens of a chunk, each of which has a state in memory."""
-FEW: Final = 2
-"""Up to so many chunks are written out."""
+MOST: Final = 16
+"""Of a known number of tokens so many chunks at most, which are written out: longer, if need be. A loop of a known number
+of them does not build (docs/tensorrt.md, "Networks")."""
 
 
 @block
@@ -36,11 +37,13 @@ def selective_scan(
     dtypes = [base.dtype_of(input), base.dtype_of(state)]
     given = [in_float32(net, each) for each in (input, step, b, c)]
     rates, state = in_float32(net, a), in_float32(net, state)
-    longest = bounds_of(net, expression(base.known_sizes(net, given[0])[2]))[1]
+    length = base.known_sizes(net, given[0])[2]
+    longest = bounds_of(net, expression(length))[1]
     if longest == 1:
         results = _one(net, given, rates, state)
     else:
-        results = _several(net, given, rates, state, 1 << (int(min(longest, CHUNK)) - 1).bit_length())
+        most = max(CHUNK, -(-length // MOST)) if isinstance(length, int) else CHUNK
+        results = _several(net, given, rates, state, 1 << (int(min(longest, most)) - 1).bit_length())
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
@@ -64,21 +67,21 @@ def _several(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, ch
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
 
+    input, step, b, c = (_chunks(net, x, count, chunk) for x in tokens)
+    since = cumulative_sum(net, step, 3, torch.float32)
+    added = binary(net, "PROD", step, input)
+
     def scan(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
-        input, step, b, c = now
-        since = base.unsqueeze(net, cumulative_sum(net, step, 2, torch.float32), [2])  # [B, D, 1, chunk]
-        added = base.unsqueeze(net, binary(net, "PROD", step, input), [2])
-        states = binary(net, "PROD", added, base.unsqueeze(net, b, [1]))
+        since, added, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(now, (2, 2, 1, 1), strict=True))
+        first = binary(net, "PROD", _left(net, rates, narrow(net, since, 3, 0, 1)), base.unsqueeze(net, before[0], [3]))
+        states = binary(net, "SUM", binary(net, "PROD", added, b), sampled(net, first, [3], [0], [chunk], mode="FILL"))
         for back in (1 << k for k in range((chunk - 1).bit_length())):
             left = _left(net, rates, binary(net, "SUB", since, _back(net, since, back)))
             states = binary(net, "SUM", states, binary(net, "PROD", left, _back(net, states, back)))
-        carried = binary(net, "PROD", _left(net, rates, since), base.unsqueeze(net, before[0], [3]))
-        states = binary(net, "SUM", states, carried)
-        output = reduce(net, "SUM", binary(net, "PROD", states, base.unsqueeze(net, c, [1])), [2], False)
+        output = reduce(net, "SUM", binary(net, "PROD", states, c), [2], False)
         return output, (base.squeeze(net, narrow(net, states, 3, chunk - 1, 1), [3]),)
 
-    taken = [_chunks(net, x, count, chunk) for x in tokens]
-    output, (state,) = repeated(net, scan, taken, (state,), most=FEW)
+    output, (state,) = repeated(net, scan, (since, added, b, c), (state,), most=MOST)
     whole = [batch, width, as_size(expression(count) * chunk)]
     return narrow(net, base.reshape(net, base.permute(net, output, [1, 2, 0, 3]), whole), 2, 0, length), state
 

@@ -207,8 +207,8 @@ OF_ONE_ROW: Final = ("bloom", "gemma2", "llama", "phi3", "qwen2", "stablelm", "t
 """Families that differ in what is before and behind their linear layers."""
 
 
-def model(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A small model with random weights, large enough for its tokens to differ."""
+def model(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
+    """A small model with random weights, large enough for its tokens to differ; ``more`` of its configuration."""
     import transformers
 
     kind, fields = {**FAMILIES, **WITH_STATES}[family]
@@ -216,7 +216,7 @@ def model(family: str, dtype: torch.dtype = torch.float32) -> Any:
     if not hasattr(transformers, kind):
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     cls = getattr(transformers, kind)
-    made = cls(cls.config_class(**fields)).eval()
+    made = cls(cls.config_class(**{**fields, **more})).eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if parameter.dim() > 1 and not name.endswith("A_log"):  # a rate's logarithm
