@@ -25,8 +25,8 @@ from pipeline.network.net import Net
 CHUNK: Final = 64
 """Tokens of a chunk, each of which has a state in memory."""
 MOST: Final = 16
-"""Of a known number of tokens so many chunks at most, which are written out: longer, if need be. A loop of a known number
-of them does not build (docs/tensorrt.md, "Networks")."""
+"""Of a known number of tokens so many chunks at most, which are written out: longer, if need be. A loop of a known
+number of them does not build (docs/tensorrt.md, "Networks")."""
 
 
 @block
