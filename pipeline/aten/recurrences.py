@@ -20,8 +20,8 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute gated linear attention, by the delta rule if there is a ``beta``.
 
-    A token's state is the one before it times ``exp(decay)``, plus the outer product of its key and its value; by the
-    delta rule, of its key and ``beta * (value - key @ state)``. Its output is ``query @ state``. So are the Mamba-2,
+    A token's state is the one before it times ``exp(decay)``, plus the outer product of its value and its key; by the
+    delta rule, of ``beta * (value - state @ key)`` and its key. Its output is ``state @ query``. So are the Mamba-2,
     gated DeltaNet, Kimi delta attention and lightning attention.
 
     Args:
@@ -30,7 +30,7 @@ def linear_attention(
         value: [B, H, L, V].
         decay: [B, H, L], or [B, H, L, K] where each channel of the keys has its own; at most 0.
         beta: [B, H, L].
-        state: [B, H, K, V], that before the first token.
+        state: [B, H, V, K], that before the first token.
 
     Returns:
         The output [B, H, L, V] in the dtype of the values, and the state after the last token in its own. They are
@@ -40,11 +40,11 @@ def linear_attention(
     state = state.to(at_least)
     for at in range(query.shape[2]):
         q, k, v, g = (each[:, :, at].to(at_least) for each in (query, key, value, decay))
-        state = state * (g[..., None, None] if g.dim() == 2 else g[..., None]).exp()
+        state = state * (g[..., None, None] if g.dim() == 2 else g[..., None, :]).exp()
         if beta is not None:
-            v = (v - (k[..., None] * state).sum(-2)) * beta[:, :, at, None].to(at_least)
-        state = state + k[..., None] * v[..., None, :]
-        outputs.append((q[..., None] * state).sum(-2))
+            v = (v - (state * k[..., None, :]).sum(-1)) * beta[:, :, at, None].to(at_least)
+        state = state + v[..., None] * k[..., None, :]
+        outputs.append((state * q[..., None, :]).sum(-1))
     return torch.stack(outputs, 2).to(dtypes[0]), state.to(dtypes[1], copy=True)
 
 

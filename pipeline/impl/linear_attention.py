@@ -53,7 +53,7 @@ class Tokens:
 def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """The output [B, H, L, V] and the last state [B, H, K, V], as `pipeline.aten.recurrences.linear_attention` says."""
+    """The output [B, H, L, V] and the last state [B, H, V, K], as `pipeline.aten.recurrences.linear_attention` says."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
@@ -75,20 +75,15 @@ def linear_attention(
 
 
 def _one(net: Net, now: Tokens, state: ITensor) -> tuple[ITensor, ITensor]:
-    """One token. The products are sums of float32: TensorRT's kernels for products would round to TF32."""
-    read, key = (_column(net, each) for each in (now.query, now.key))
-    state = binary(net, "PROD", state, _column(net, base.unary(net, "EXP", now.decay)))
-    value = now.value
+    """One token. The products are sums of float32: TensorRT's kernels for products would round to TF32. They are sums
+    along the last dim, of what lies side by side."""
+    state = binary(net, "PROD", state, base.unary(net, "EXP", now.decay))
+    value = _turned(net, now.value)
     if now.beta is not None:
-        known = reduce(net, "SUM", binary(net, "PROD", state, key), [2], True)
+        known = reduce(net, "SUM", binary(net, "PROD", state, now.key), [3], True)
         value = binary(net, "PROD", binary(net, "SUB", value, known), now.beta)
-    state = binary(net, "SUM", state, binary(net, "PROD", key, value))
-    return reduce(net, "SUM", binary(net, "PROD", state, read), [2], True), state
-
-
-def _column(net: Net, row: ITensor) -> ITensor:
-    """[B, H, 1, K] as [B, H, K, 1]."""
-    return row if base.dims(row)[3] == 1 else _turned(net, row)
+    state = binary(net, "SUM", state, binary(net, "PROD", value, now.key))
+    return _turned(net, reduce(net, "SUM", binary(net, "PROD", state, now.query), [3], True)), state
 
 
 def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
@@ -103,21 +98,21 @@ def _several(net: Net, tokens: Tokens, state: ITensor, count: Size, chunk: int) 
     last, faded = narrow(net, since, 3, chunk - 1, 1), base.unary(net, "EXP", since)
     left = base.unary(net, "EXP", binary(net, "SUB", last, since))
     scores = _scores(net, query, key, since, chunk, lowest=0)
-    read, handed_on = binary(net, "PROD", query, faded), _turned(net, binary(net, "PROD", key, left))
-    taken = [_turned(net, base.unary(net, "EXP", last))]
+    read, handed_on = binary(net, "PROD", query, faded), binary(net, "PROD", key, left)
+    taken = [base.unary(net, "EXP", last)]
     if beta is not None:
         value, known = _solved(net, each, beta, since, faded, chunk)
         read = binary(net, "SUB", read, _product(net, scores, known))
-        taken.append(_product(net, handed_on, known))
-    taken.append(_product(net, handed_on, value))
+        taken.append(_product(net, _turned(net, known), handed_on))
+    taken.append(_product(net, _turned(net, value), handed_on))
 
     def step(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
         fades, *known, added = now
         state = binary(net, "SUM", binary(net, "PROD", before[0], fades), added)
-        return before[0], (binary(net, "SUB", state, _product(net, known[0], before[0])) if known else state,)
+        return before[0], (binary(net, "SUB", state, _product(net, before[0], known[0])) if known else state,)
 
     states, (state,) = repeated(net, step, taken, (state,), most=FEW)
-    output = binary(net, "SUM", _product(net, scores, value), _product(net, read, states))
+    output = binary(net, "SUM", _product(net, scores, value), _product(net, read, _turned(net, states)))
     whole = [batch, heads, as_size(expression(count) * chunk), base.known_sizes(net, tokens.value)[3]]
     output = base.reshape(net, base.permute(net, output, [1, 2, 0, 3, 4]), whole)
     return narrow(net, output, 2, 0, length), state

@@ -139,7 +139,7 @@ def delta_rule(
     q, k, v, decay, rate = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    shape = (rows, heads, width, value.shape[-1])
+    shape = (rows, heads, value.shape[-1], width)
     output = states.scan(LINEAR_ATTENTION, shape, q * width**-0.5, k, v, decay, rate)
     return output.transpose(1, 2).to(query.dtype), states.own["recurrent_0"]
 
@@ -167,7 +167,7 @@ def mamba2(
     step = _step(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
     value, decay = (inputs * step[..., None]).transpose(1, 2), (a.float() * step).transpose(1, 2)
-    shape = (rows, heads, b.shape[-1], width)
+    shape = (rows, heads, width, b.shape[-1])
     output = states.scan(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2).contiguous()
     through = kwargs.get("D")
     output = output if through is None else output + through[..., None] * inputs

@@ -32,7 +32,7 @@ def linear_attention(draw: Draw, target: object) -> Call:
     value = draw(tensors((*row, of_values), dtype, "unit"))
     decay = draw(tensors((*row, width) if draw(st.booleans()) else row, torch.float32, FADES))
     beta = draw(tensors(row, dtype, ("uniform", 0.0, 1.0))) if draw(st.booleans()) else None
-    state = draw(tensors(("n", row[1], width, of_values), torch.float32, "unit"))
+    state = draw(tensors(("n", row[1], of_values, width), torch.float32, "unit"))
     return _call(draw, target, (query, key, value, decay, beta, state))
 
 
