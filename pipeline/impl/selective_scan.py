@@ -1,6 +1,6 @@
-"""The selective scan of Mamba: of one token as it is defined, of several by chunks of them.
+"""The selective scan of Mamba: of one token as it is defined, of several at once, or by chunks of them.
 
-In a chunk, each state is combined with the one 1, 2, 4, … tokens before it, as far as that has decayed.
+Each state is combined with the one 1, 2, 4, … tokens before it, as far as that has decayed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from pipeline.impl.slice import narrow
 from pipeline.impl.steps import State, in_float32, repeated
 from pipeline.network.net import Net
 
-CHUNK: Final = 64
-"""Tokens of a chunk, each of which has a state in memory."""
+AT_ONCE: Final = 1024
+"""Up to so many tokens are one chunk, of just their number. Each has a state in memory."""
+CHUNK: Final = 256
+"""Tokens of a chunk where there may be more."""
 MOST: Final = 16
 """Of a known number of tokens so many chunks at most, which are written out: longer, if need be. A loop of a known
 number of them does not build (docs/tensorrt.md, "Networks")."""
@@ -41,9 +43,11 @@ def selective_scan(
     longest = bounds_of(net, expression(length))[1]
     if longest == 1:
         results = _one(net, given, rates, state)
+    elif longest <= AT_ONCE:
+        results = _scan(net, given, rates, state, length, int(longest))
     else:
         most = max(CHUNK, -(-length // MOST)) if isinstance(length, int) else CHUNK
-        results = _several(net, given, rates, state, 1 << (int(min(longest, most)) - 1).bit_length())
+        results = _several(net, given, rates, state, 1 << (most - 1).bit_length())
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
@@ -61,27 +65,34 @@ def _turned(net: Net, x: ITensor) -> ITensor:
     return base.permute(net, x, [0, 2, 1])
 
 
+def _scan(
+    net: Net, now: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
+) -> tuple[ITensor, ITensor]:
+    """Tokens at once: each state is combined with that 1, 2, 4, … tokens before it."""
+    rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
+    input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(now, (2, 2, 1, 1), strict=True))
+    since = cumulative_sum(net, step, 3, torch.float32)
+    first = binary(net, "PROD", _left(net, rates, narrow(net, since, 3, 0, 1)), base.unsqueeze(net, state, [3]))
+    added = binary(net, "PROD", binary(net, "PROD", step, input), b)
+    states = binary(net, "SUM", added, sampled(net, first, [3], [0], [length], mode="FILL"))
+    for back in (1 << k for k in range((longest - 1).bit_length())):
+        left = _left(net, rates, binary(net, "SUB", since, _back(net, since, back, length)))
+        states = binary(net, "SUM", states, binary(net, "PROD", left, _back(net, states, back, length)))
+    output = reduce(net, "SUM", binary(net, "PROD", states, c), [2], False)
+    return output, base.squeeze(net, narrow(net, states, 3, as_size(expression(length) - 1), 1), [3])
+
+
 def _several(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
-    """Tokens by chunks of so many, the last of which is padded with tokens that change nothing."""
+    """Tokens by chunks of so many, the last of which is filled with tokens that change nothing."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
-    rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
-
-    input, step, b, c = (_chunks(net, x, count, chunk) for x in tokens)
-    since = cumulative_sum(net, step, 3, torch.float32)
-    added = binary(net, "PROD", step, input)
 
     def scan(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
-        since, added, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(now, (2, 2, 1, 1), strict=True))
-        first = binary(net, "PROD", _left(net, rates, narrow(net, since, 3, 0, 1)), base.unsqueeze(net, before[0], [3]))
-        states = binary(net, "SUM", binary(net, "PROD", added, b), sampled(net, first, [3], [0], [chunk], mode="FILL"))
-        for back in (1 << k for k in range((chunk - 1).bit_length())):
-            left = _left(net, rates, binary(net, "SUB", since, _back(net, since, back)))
-            states = binary(net, "SUM", states, binary(net, "PROD", left, _back(net, states, back)))
-        output = reduce(net, "SUM", binary(net, "PROD", states, c), [2], False)
-        return output, (base.squeeze(net, narrow(net, states, 3, chunk - 1, 1), [3]),)
+        output, last = _scan(net, now, a, before[0], chunk, chunk)
+        return output, (last,)
 
-    output, (state,) = repeated(net, scan, (since, added, b, c), (state,), most=MOST)
+    taken = [_chunks(net, x, count, chunk) for x in tokens]
+    output, (state,) = repeated(net, scan, taken, (state,), most=MOST)
     whole = [batch, width, as_size(expression(count) * chunk)]
     return narrow(net, base.reshape(net, base.permute(net, output, [1, 2, 0, 3]), whole), 2, 0, length), state
 
@@ -91,9 +102,9 @@ def _left(net: Net, rates: ITensor, steps: ITensor) -> ITensor:
     return base.unary(net, "EXP", binary(net, "PROD", rates, steps))
 
 
-def _back(net: Net, x: ITensor, places: int) -> ITensor:
+def _back(net: Net, x: ITensor, places: int, length: Size) -> ITensor:
     """Along the last dim, what is so many places before; 0 where there is none."""
-    return sampled(net, x, [3], [-places], [base.dims(x)[3]], mode="FILL")
+    return sampled(net, x, [3], [-places], [length], mode="FILL")
 
 
 def _chunks(net: Net, x: ITensor, count: Size, chunk: int) -> ITensor:

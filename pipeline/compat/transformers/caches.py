@@ -95,9 +95,15 @@ class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
     """One that has states beside keys and values (Falcon-H1, Zamba2)."""
 
     def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, own: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        own: Mapping[str, torch.Tensor],
+        start: torch.Tensor,
+        mask: torch.Tensor,
+        rows: int,
     ) -> None:
-        States.__init__(self, own, start, len(own))
+        States.__init__(self, own, start, mask, len(own))
         BufferLayer.__init__(self, keys, values, start, rows)
 
 
@@ -106,7 +112,7 @@ class NewStates(States, DynamicLayer):  # type: ignore[no-untyped-call]
 
     def __init__(self, start: torch.Tensor, count: int, model: str) -> None:
         DynamicLayer.__init__(self)  # type: ignore[no-untyped-call]
-        States.__init__(self, None, start, count, model)
+        States.__init__(self, None, start, None, count, model)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:  # type: ignore[override]
         """Begin with no keys and values."""
@@ -137,24 +143,21 @@ class Captured(Cache):
         """How many positions are filled, a tensor."""
         return super().get_seq_length(layer_idx) if self.attends else self.start
 
-    def of_tokens(self, mask: torch.Tensor, length: int) -> torch.Tensor:
-        """The part of a mask [batch, positions] that is of a call's tokens."""
-        return mask.index_select(1, torch.arange(length, device=mask.device) + self.start)
-
     @property
     def is_compileable(self) -> bool:
         """False: transformers must not compile it."""
         return False
 
 
-def layer_of(own: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int) -> BufferLayer | States:
+def layer_of(own: Mapping[str, torch.Tensor], start: torch.Tensor, mask: torch.Tensor) -> BufferLayer | States:
     """A layer over its buffers by name: keys, values and, if there are, those that it picks positions by; or states; or
-    both."""
+    both. ``mask`` is [batch, length], which of the call's tokens count."""
+    rows = mask.shape[0]
     states = {name: x if x.shape[0] == 1 else x[:rows] for name, x in own.items() if name not in KEPT}
     if "key" not in own:
-        return States(states, start, max(len(states), 1))
+        return States(states, start, mask, max(len(states), 1))
     if states:
-        return BufferStates(own["key"], own["value"], states, start, rows)
+        return BufferStates(own["key"], own["value"], states, start, mask, rows)
     if "indexer" in own:
         return IndexedLayer(own["key"], own["value"], own["indexer"], start, rows)
     return BufferLayer(own["key"], own["value"], start, rows)
@@ -272,7 +275,11 @@ def _to_be_found(layer: Layer, start: torch.Tensor, model: str) -> Layer:
     if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)
-    return NewStates(start, count, model) if isinstance(layer, CacheLayerMixin) else States(None, start, count, model)
+    return (
+        NewStates(start, count, model)
+        if isinstance(layer, CacheLayerMixin)
+        else States(None, start, None, count, model)
+    )
 
 
 def _kept_by(model: Pretrained, layer: object) -> dict[str, Kept]:

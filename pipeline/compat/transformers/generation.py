@@ -19,7 +19,6 @@ from pipeline.compat.transformers.programs import (
     Encoder,
     hears_all,
     layers_of,
-    mask_of_tokens,
 )
 from pipeline.compat.transformers.recurrences import over_states
 from pipeline.compiled import Compiled, Executor
@@ -185,7 +184,7 @@ def _compiled(
 ) -> Compiled:
     """A program of the model, most of which is this part of it."""
     compile = _cut(compile, layers_of(step, part))
-    with one_form(), over_states(step, create_recurrent_attention_mask=mask_of_tokens):
+    with one_form(), over_states(step):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)

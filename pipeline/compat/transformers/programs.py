@@ -4,7 +4,6 @@ values."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from pipeline.compat.transformers.caches import (
-    Captured,
     GivenLayer,
     Pretrained,
     cache_name,
@@ -42,21 +40,6 @@ def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
     return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
 
 
-def mask_of_tokens(
-    original: Callable[..., torch.Tensor | None],
-    config: object,
-    inputs_embeds: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    past_key_values: object = None,
-    **kwargs: object,
-) -> torch.Tensor | None:
-    """As transformers' ``create_recurrent_attention_mask``: which of a call's tokens count, [batch, length]."""
-    if not isinstance(past_key_values, Captured) or attention_mask is None:
-        return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)
-    whole = past_key_values.attends
-    return past_key_values.of_tokens(attention_mask, inputs_embeds.shape[1]) if whole else attention_mask
-
-
 class Decoder(torch.nn.Module):
     """A step of a decoder: logits [batch, 1, vocabulary] of the last of some tokens [batch, length].
 
@@ -74,11 +57,12 @@ class Decoder(torch.nn.Module):
                 cache = each.buffer(max_batch, max_cache_len, model.device)
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
-    def caches(self, start: torch.Tensor, rows: int) -> Any:
-        """The buffers as transformers' cache."""
+    def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        """The buffers as transformers' cache, for tokens from ``start`` on and the mask of all positions."""
         named = dict(self.named_buffers(recurse=False))
         layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))
-        return cache_of([layer_of(own, start, rows) for own in layers], start)
+        mask = mask.index_select(1, torch.arange(input_ids.shape[1], device=mask.device) + start)
+        return cache_of([layer_of(own, start, mask) for own in layers], start)
 
     def options(self, position_ids: torch.Tensor) -> dict[str, Any]:
         """The further arguments that a model takes, from those that a step has."""
@@ -89,8 +73,8 @@ class Decoder(torch.nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, start: torch.Tensor
     ) -> torch.Tensor:
         """Write the tokens' keys and values from position ``start`` on, attend where the mask allows, return logits."""
-        cache = self.caches(start, input_ids.shape[0])
-        mask = attention_mask if cache.attends else cache.of_tokens(attention_mask, input_ids.shape[1])
+        cache = self.caches(start, input_ids, attention_mask)
+        mask = attention_mask if cache.attends else None
         options = {**self.options(position_ids), self.cache_name: cache}
         out = self.model(input_ids=input_ids, attention_mask=mask, use_cache=True, **options)
         logits: torch.Tensor = out.logits[:, -1:]
@@ -124,7 +108,7 @@ class CrossDecoder(Decoder):
         cross: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
         """As `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
-        own = self.caches(start, input_ids.shape[0])
+        own = self.caches(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
         cache = with_cross(own, cache_of([GivenLayer(keys, values) for keys, values in pairs], start))
         hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)

@@ -39,15 +39,22 @@ class States(WithStates):  # type: ignore[misc, valid-type]
     Args:
         own: the states; None if they are to be found out by a call, and are made.
         start: where the tokens of this call start, a tensor.
+        mask: bool [rows, length], which of the call's tokens count: others leave zeros as they are. None: all.
         count: how many convolutions the layer has.
         model: the name of the model.
     """
 
     def __init__(
-        self, own: Mapping[str, Tensor] | None, start: Tensor, count: int = 1, model: str = "the model"
+        self,
+        own: Mapping[str, Tensor] | None,
+        start: Tensor,
+        mask: Tensor | None = None,
+        count: int = 1,
+        model: str = "the model",
     ) -> None:
         super().__init__(count)
         self.own, self.is_new, self.start, self.model = dict(own or {}), own is None, start, model
+        self.mask = None if mask is None else mask[:, None]
         self.joined: Tensor | None = None
         self.scans = 0
 
@@ -66,11 +73,15 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         if width is None:
             raise self._own_way()
         before = self.before(name, (*conv_states.shape[:2], width - 1), conv_states)
-        joined = torch.cat([before, conv_states], -1)
+        joined = torch.cat([before, self.counted(conv_states)], -1)
         self.own[name].copy_(joined[..., 1 - width :])
         self.joined, self.scans = joined, 0
         _current.set(self)
         return joined
+
+    def counted(self, x: Tensor) -> Tensor:
+        """Zeros in place of what is of tokens that do not count; ``x`` is [rows, channels, length]."""
+        return x if self.mask is None else x * self.mask
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Return the states: the functions have written them."""
@@ -114,7 +125,8 @@ def convolved(
     length = hidden_states.shape[-1] - width + 1
     terms = [inputs[..., k : k + length] * weight[:, k, None].float() for k in range(width)]
     result = sum(terms[1:], start=terms[0] if bias is None else terms[0] + bias[:, None].float()).to(weight.dtype)
-    return (result if activation is None else ACT2FN[activation](result)).to(hidden_states.dtype)
+    result = (result if activation is None else ACT2FN[activation](result)).to(hidden_states.dtype)
+    return result if bias is None else states.counted(result)  # without a bias it is 0 where what it reads is
 
 
 def delta_rule(
@@ -202,6 +214,21 @@ def mamba(
     return (output, states.own[name]) if kwargs.get("return_last_state") else output
 
 
+def no_mask(
+    original: Function,
+    config: object,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    past_key_values: object = None,
+    **kwargs: object,
+) -> Tensor | None:
+    """As ``create_recurrent_attention_mask``: none where the cache has states of ours, which know the mask. A model
+    would multiply what its first product reads, which then has a slow kernel."""
+    if any(isinstance(each, States) for each in getattr(past_key_values, "layers", ())):
+        return None
+    return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
+
+
 def _step(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return softplus(dt) if soft else dt
@@ -213,22 +240,22 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
     "chunk_kimi_delta_attention": delta_rule,
     "mamba2_chunk_scan": mamba2,
     "mamba_selective_scan": mamba,
+    "create_recurrent_attention_mask": no_mask,
 }
 """By the name that transformers has for them (5.17 to 5.23)."""
 
 
 @contextmanager
-def over_states(model: torch.nn.Module, **more: Function) -> Iterator[None]:
-    """While entered, a model's functions of these names are ours, and ``more`` by name. One thread at a time."""
-    ours = {**FUNCTIONS, **more}
+def over_states(model: torch.nn.Module) -> Iterator[None]:
+    """While entered, a model's functions of these names are ours. One thread at a time."""
     with _turn:
         modules = {type(each).__module__: sys.modules[type(each).__module__] for each in model.modules()}
-        named = [(module, name) for module in modules.values() for name in ours if hasattr(module, name)]
+        named = [(module, name) for module in modules.values() for name in FUNCTIONS if hasattr(module, name)]
         before = [(module, name, getattr(module, name)) for module, name in named]
         token = _current.set(None)
         try:
             for module, name, original in before:
-                setattr(module, name, partial(ours[name], original))
+                setattr(module, name, partial(FUNCTIONS[name], original))
             yield
         finally:
             _current.reset(token)
