@@ -194,9 +194,10 @@ def _tensor_limits(what: str, value: torch.Tensor, settings: CompilationSettings
 def _unbounded(what: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
     """A size made of a number in the data (``torch.arange(int(x.item()))``) may be any: no profile fits."""
     for size in shape_of(value):
-        symbols = () if isinstance(size, int) else (s.name for s in size.free_symbols)
-        any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in symbols)
-        if any_number or (_of_data(size) and program.shapes.bounds(size).max > MAX_SIZE):
+        names = [] if isinstance(size, int) else [s.name for s in size.free_symbols]
+        any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in names)
+        of_inputs = bool(program.inputs)  # a block in a converter has none: its sizes may be the network's own
+        if any_number or (of_inputs and _of_data(size) and program.shapes.bounds(size).max > MAX_SIZE):
             yield Rejection(
                 f"{what} has a size, {program.shapes.words(size)}, that a number in the data decides, without a bound",
                 "compute it from sizes of inputs, or say its bounds with torch._check",

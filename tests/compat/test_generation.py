@@ -259,19 +259,6 @@ def test_two_rows_at_most() -> None:
         assert torch.equal(families.generated(compiled, given, 6), families.generated(model, given, 6))
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"), [("BertLMHeadModel", "gives no cache of keys"), ("JambaForCausalLM", "keeps more than keys")]
-)
-def test_a_model_with_another_past_is_refused_in_words(kind: str, words: str) -> None:
-    import transformers
-
-    cls = getattr(transformers, kind)
-    sizes = {name: families.SMALL[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
-    model = cls(cls.config_class(**sizes, num_attention_heads=4, intermediate_size=48)).eval()
-    with pytest.raises(pipeline.CaptureError, match=words):
-        compile_for_generation(model, **SIZES)
-
-
 def test_a_checkpoint_may_say_that_it_has_no_cache(llama: Any) -> None:
     model, inputs = families.model("llama"), families.prompts("llama", LENGTHS)
     ours, theirs = (families.generated(each, inputs, 6, use_cache=False) for each in (llama, model))

@@ -36,6 +36,7 @@ HAND_MADE = {
     "has layout": "test_sparse_tensors_are_refused",
     "depends on sizes, and stays in Python": "test_a_condition_on_sizes_is_refused",
     "that a number in the data decides": "tests/shapes/test_data_dependent.py",
+    "only data says that they are equal": "tests/shapes/test_data_dependent.py",
 }
 """Reasons for nodes that no call or model here leads to, each with its test, below or elsewhere."""
 
