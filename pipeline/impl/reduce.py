@@ -32,13 +32,21 @@ def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 
 @block
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
-    """One reduce layer, by the name of its ``trt.ReduceOperation``; a tensor of rank 0 is not reduced.
+    """One reduce layer, by the name of its ``trt.ReduceOperation``; a tensor of rank 0 is not reduced, nor is a dim of
+    one element, whose kernel is wrong where what it reads is padded (docs/tensorrt.md, "Numbers").
 
     Where a call may leave nothing to reduce, there is one element more: what the kernel computes besides would not be
     written (docs/tensorrt.md, "Numbers").
     """
     if base.rank(x) == 0:
         return x
+    known = base.known_sizes(net, x)
+    if rest := [d for d in dims if known[d] != 1]:
+        x = _reduced(net, operation, x, rest, keepdim or len(rest) < len(dims))
+    return x if keepdim or len(rest) == len(dims) else base.squeeze(net, x, dims)
+
+
+def _reduced(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     known = base.known_sizes(net, x)
     empty = [d for d in dims if may_leave_none(net, known[d])]
     if not empty:
