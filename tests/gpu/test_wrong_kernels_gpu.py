@@ -21,6 +21,7 @@ from tests.build.test_biases_of_products import FORMS as SQUARES
 from tests.build.test_biases_of_products import GATES, Convolved, Gated, Squared
 from tests.build.test_kernels_deconvolutions import FORMS as UPWARD
 from tests.build.test_kernels_deconvolutions import GROUPS, Grouped, Upward
+from tests.build.test_kernels_of_one import SumOfOne
 from tests.build.test_kernels_pools import Averages
 from tests.build.test_nothing_to_sum import (
     ANY,
@@ -49,6 +50,7 @@ BOUND = {torch.float32: 4e-3, torch.float16: 8e-3, torch.bfloat16: 4e-2}
 """The largest error relative to the largest value; products in float32 have TF32's."""
 DTYPES = pytest.mark.parametrize("dtype", BOUND, ids=str)
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
+    "a sum of one": (SumOfOne, (2, 4, 1, 17)),
     "averages": (lambda: Averages(True, False, True), (2, 4, 9, 9)),
     "turned product": (Mixed, (3, 3, 32, 32)),
     "turned products": (Repeated, (2, 3, 16, 16)),
