@@ -16,8 +16,8 @@ from tests.compat import families
 pytestmark = pytest.mark.gpu
 
 HALVES = (torch.float16, torch.bfloat16)
-WITH_STATES = ("lfm2", "mamba2", "qwen3_next")
-"""Families with states for every day."""
+WITH_STATES = (("lfm2", torch.float16), ("mamba2", torch.bfloat16), ("qwen3_next", torch.float16))
+"""Families with states for every day, each in one dtype."""
 ALL_CHOSEN: Mapping[str, Mapping[str, int]] = {
     "deepseek_v32": {"index_topk": 160, "num_experts_per_tok": 4},
     "switch": {"num_experts": 1},
@@ -82,18 +82,20 @@ def test_logits_after_prompts_of_fixed_lengths(lengths: tuple[int, ...]) -> None
     check("llama", torch.float16, lengths, 160, prompt_lens=(5, 7))
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
-    "family",
+    ("family", "dtype"),
     [
-        pytest.param(each, marks=() if each in WITH_STATES else pytest.mark.slow)
-        for each in sorted(families.WITH_STATES)
+        pytest.param(family, dtype, marks=() if (family, dtype) in WITH_STATES else pytest.mark.slow)
+        for family in sorted(families.WITH_STATES)
+        for dtype in HALVES
     ],
+    ids=str,
 )
 def test_logits_of_models_with_states(family: str, dtype: torch.dtype) -> None:
     check(family, dtype, (5, 3, 7), 64, steps=32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["kimi_linear", "mamba", "mamba2", "qwen3_5"])
 def test_logits_after_prompts_of_several_chunks(family: str) -> None:
     check(family, torch.float16, (290, 150), 320, 300, 4)
