@@ -91,13 +91,13 @@ def test_logits_after_prompts_of_fixed_lengths(lengths: tuple[int, ...]) -> None
     ],
     ids=str,
 )
-def test_logits_of_models_with_states(family: str, dtype: torch.dtype) -> None:
+def test_states_along_eagers_tokens(family: str, dtype: torch.dtype) -> None:
     check(family, dtype, (5, 3, 7), 64, steps=32)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["kimi_linear", "mamba", "mamba2", "qwen3_5"])
-def test_logits_after_prompts_of_several_chunks(family: str) -> None:
+def test_states_after_prompts_of_several_chunks(family: str) -> None:
     check(family, torch.float16, (290, 150), 320, 300, 4)
 
 
