@@ -133,6 +133,16 @@ def test_functions_of_transformers_stay_as_they_are() -> None:
     assert {name: getattr(modeling_mamba2, name) for name in before} == before
 
 
+def test_a_class_may_be_of_another_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of none that is there, or of one with functions of these names, which stay its own."""
+    model, own = families.model("lfm2"), families.__name__
+    monkeypatch.setattr(type(model), "__module__", "a_module_that_is_gone")
+    monkeypatch.setattr(type(model.model), "__module__", own)
+    monkeypatch.setattr(families, "causal_conv1d_fn", None, raising=False)
+    made = compile_for_generation(model, max_cache_len=32, executor="reference", **UNBUILT)
+    check(model, made, (5,), 4)
+
+
 REFUSED = {
     "Zaya": "computes its states in a way of its own",
     "MiniMax": "cannot be called with a cache of transformers",

@@ -247,10 +247,12 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
 
 @contextmanager
 def over_states(model: torch.nn.Module) -> Iterator[None]:
-    """While entered, a model's functions of these names are ours. One thread at a time."""
+    """While entered, the functions of these names are ours in the modules of transformers that a model is made of. One
+    thread at a time."""
     with _turn:
-        modules = {type(each).__module__: sys.modules[type(each).__module__] for each in model.modules()}
-        named = [(module, name) for module in modules.values() for name in FUNCTIONS if hasattr(module, name)]
+        paths = dict.fromkeys(type(each).__module__ for each in model.modules())
+        modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
+        named = [(module, name) for module in modules for name in FUNCTIONS if hasattr(module, name)]
         before = [(module, name, getattr(module, name)) for module, name in named]
         token = _current.set(None)
         try:
