@@ -100,7 +100,7 @@ class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
         values: torch.Tensor,
         own: Mapping[str, torch.Tensor],
         start: torch.Tensor,
-        mask: torch.Tensor,
+        mask: torch.Tensor | None,
         rows: int,
     ) -> None:
         States.__init__(self, own, start, mask, len(own))
@@ -149,10 +149,11 @@ class Captured(Cache):
         return False
 
 
-def layer_of(own: Mapping[str, torch.Tensor], start: torch.Tensor, mask: torch.Tensor) -> BufferLayer | States:
+def layer_of(
+    own: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int, mask: torch.Tensor | None
+) -> BufferLayer | States:
     """A layer over its buffers by name: keys, values and, if there are, those that it picks positions by; or states; or
-    both. ``mask`` is [batch, length], which of the call's tokens count."""
-    rows = mask.shape[0]
+    both. ``mask`` is [rows, length], which of the call's tokens count for states."""
     states = {name: x if x.shape[0] == 1 else x[:rows] for name, x in own.items() if name not in KEPT}
     if "key" not in own:
         return States(states, start, mask, max(len(states), 1))

@@ -61,8 +61,11 @@ class Decoder(torch.nn.Module):
         """The buffers as transformers' cache, for tokens from ``start`` on and the mask of all positions."""
         named = dict(self.named_buffers(recurse=False))
         layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))
-        mask = mask.index_select(1, torch.arange(input_ids.shape[1], device=mask.device) + start)
-        return cache_of([layer_of(own, start, mask) for own in layers], start)
+        rows, length = input_ids.shape
+        of_tokens = None
+        if any(each.positions is None for kept in self.kept for each in kept.values()):  # a state
+            of_tokens = mask.index_select(1, torch.arange(length, device=mask.device) + start)
+        return cache_of([layer_of(own, start, rows, of_tokens) for own in layers], start)
 
     def options(self, position_ids: torch.Tensor) -> dict[str, Any]:
         """The further arguments that a model takes, from those that a step has."""
