@@ -152,6 +152,7 @@ HEADS: Final = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mam
 EXPERTS: Final = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 KIMI: Final = {
     **LATENT,
+    "num_experts_per_tok": 4,  # all: which two have the largest scores, rounding decides
     "num_key_value_heads": 4,
     "layer_types": ["linear_attention", "full_attention"],
     "linear_attn_config": {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4},

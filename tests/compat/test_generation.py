@@ -86,7 +86,7 @@ def test_one_row_has_no_norm_and_no_sum_of_its_own() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", sorted(families.FAMILIES))
+@pytest.mark.parametrize("family", sorted({**families.FAMILIES, **families.WITH_STATES}))
 def test_logits_of_one_row_are_eagers(family: str, dtype: torch.dtype) -> None:
     check_one_row(family, dtype)
 
