@@ -9,8 +9,9 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.blocks import block
+from pipeline.impl.reduce import reduce
 from pipeline.network.net import Net
-from pipeline.trt import CAPABILITIES, trt
+from pipeline.trt import CAPABILITIES
 
 Shape = Sequence[int]
 
@@ -146,8 +147,7 @@ def root_mean(net: Net, squares: ITensor, count: int, eps: float) -> ITensor:
 
 
 def _mean(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    mask = base.axes_mask(axes, base.rank(x))
-    return net.add("reduce", x, trt.ReduceOperation.AVG, mask, True).get_output(0)
+    return reduce(net, "AVG", x, axes, True)
 
 
 def _root(net: Net, variance: ITensor, eps: float) -> ITensor:

@@ -45,6 +45,19 @@ def test_kernels_agree_with_eager(keepdim: bool) -> None:
     assert error(SumOfOne(keepdim), torch.randn(2, 4, 1, 17)) < 1e-5
 
 
+class NormOfOne(SumOfOne):
+    """What has one channel, each divided by its magnitude."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[2, 4, 1, N] -> [2, 4, N, 1]"""
+        padded = (x + pad(x, (1, 0))[..., :-1]) * x.cos()
+        return torch.nn.functional.rms_norm(padded.transpose(2, 3), (1,), eps=1e-5)
+
+
+def test_norms_of_one_channel_agree_with_eager() -> None:
+    assert error(NormOfOne(), torch.randn(2, 4, 1, 17)) < 1e-5
+
+
 def test_they_do_not_if_it_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a TensorRT has them right, it needs none of this."""
     monkeypatch.setattr(reduce, "reduce", reduce._reduced)
