@@ -12,6 +12,7 @@ from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul, transposed
+from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import as_size, bounds_of, expression, product, sampled
 from pipeline.impl.slice import narrow
 from pipeline.impl.softmax import softmax
@@ -347,7 +348,7 @@ def _has_any(net: Net, mask: ITensor) -> ITensor:
     bools = base.dtype_of(mask) == torch.bool
     wide = base.cast(net, mask, torch.int32 if bools else torch.float32)
     rank = base.rank(mask)
-    highest = net.add("reduce", wide, trt.ReduceOperation.MAX, 1 << (rank - 1), True).get_output(0)
+    highest = reduce(net, "MAX", wide, [rank - 1], True)
     if bools:
         return base.cast(net, highest, torch.bool)
     lowest = base.constant(net, float("-inf"), torch.float32, rank=rank)

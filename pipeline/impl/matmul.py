@@ -14,6 +14,7 @@ from pipeline.impl.blocks import block, fact
 from pipeline.impl.elementwise import HALVES, arithmetic, binary
 from pipeline.impl.normalization import rms_norm
 from pipeline.impl.of_zeros import sums_of_zeros
+from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import bounds_of, sampled, total
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
@@ -223,7 +224,7 @@ def _integers(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation, op_b:
     left, right = base.unsqueeze(net, a, [rank]), base.unsqueeze(net, b, [rank - 2])
     products = base.elementwise(net, "PROD", left, right)
     vector = trt.MatrixOperation.VECTOR
-    total = net.add("reduce", products, trt.ReduceOperation.SUM, 1 << (rank - 1), False).get_output(0)
+    total = reduce(net, "SUM", products, [rank - 1], False)
     return base.squeeze(net, total, [rank - 2] * (op_a == vector) + [rank - 1] * (op_b == vector))
 
 

@@ -15,8 +15,8 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.blocks import block
 from pipeline.impl.elementwise import arithmetic, is_nan
+from pipeline.impl.reduce import reduce
 from pipeline.network.net import Net
-from pipeline.trt import trt
 
 Places = np.ndarray[Any, Any]
 
@@ -26,7 +26,7 @@ def gathered_max(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITens
     """The highest element of each window of the last dims; None leaves a dim as it is."""
     result = base.cast(net, x, arithmetic(base.dtype_of(x)))
     for dim, rows in _by_dim(x, places):
-        result = _reduced(net, trt.ReduceOperation.MAX, _elements(net, result, dim, rows), dim + 1)
+        result = reduce(net, "MAX", _elements(net, result, dim, rows), [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
 
@@ -37,7 +37,7 @@ def gathered_mean(net: Net, x: ITensor, places: Sequence[Places | None]) -> ITen
     for dim, rows in _by_dim(x, places):
         shares = _along(net, _shares(rows), base.rank(x) + 1, (dim, dim + 1))
         weighted = base.elementwise(net, "PROD", _elements(net, result, dim, rows), shares)
-        result = _reduced(net, trt.ReduceOperation.SUM, weighted, dim + 1)
+        result = reduce(net, "SUM", weighted, [dim + 1], False)
     return base.cast(net, result, base.dtype_of(x))
 
 
@@ -66,10 +66,6 @@ def _by_dim(x: ITensor, places: Sequence[Places | None]) -> list[tuple[int, Plac
 def _elements(net: Net, x: ITensor, dim: int, rows: Places) -> ITensor:
     """The elements of each window in a dim of their own after the windows' dim."""
     return net.add("gather", x, base.constant(net, rows), dim).get_output(0)
-
-
-def _reduced(net: Net, operation: trt.ReduceOperation, x: ITensor, dim: int) -> ITensor:
-    return net.add("reduce", x, operation, 1 << dim, False).get_output(0)
 
 
 def _shares(rows: Places) -> Places:

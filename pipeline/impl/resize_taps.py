@@ -13,9 +13,9 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.blocks import block
+from pipeline.impl.reduce import reduce
 from pipeline.impl.resize import Resize
 from pipeline.network.net import Net
-from pipeline.trt import trt
 
 Array = np.ndarray[Any, Any]
 Taps = tuple[Array, Array]
@@ -48,7 +48,7 @@ def _apply(net: Net, x: ITensor, dim: int, places: Array, weights: Array | None)
     shape = [1] * base.rank(elements)
     shape[dim : dim + 2] = weights.shape
     weighted = base.elementwise(net, "PROD", elements, base.constant(net, weights.reshape(shape)))
-    return net.add("reduce", weighted, trt.ReduceOperation.SUM, 1 << (dim + 1), False).get_output(0)
+    return reduce(net, "SUM", weighted, [dim + 1], False)
 
 
 def _taps(how: Resize, before: int, after: int, scale: float | None) -> Taps:

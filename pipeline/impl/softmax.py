@@ -7,8 +7,8 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.blocks import block
+from pipeline.impl.reduce import reduce
 from pipeline.network.net import Net
-from pipeline.trt import trt
 
 
 @block
@@ -27,12 +27,8 @@ def log_softmax(net: Net, x: ITensor, dim: int) -> ITensor:
     """``x - log(sum(exp(x)))`` over a dim, without overflow. The result has ``x``'s dtype."""
     rank = base.rank(x)
     wide = base.raise_rank(net, base.cast(net, x, torch.float32), 1)
-    axes = base.axes_mask([dim], base.rank(wide))
-
-    def over(operation: trt.ReduceOperation, value: ITensor) -> ITensor:
-        return net.add("reduce", value, operation, axes, True).get_output(0)
-
-    shifted = base.elementwise(net, "SUB", wide, over(trt.ReduceOperation.MAX, wide))
-    total = over(trt.ReduceOperation.SUM, base.unary(net, "EXP", shifted))
+    dims = [base.axis(dim, base.rank(wide))]
+    shifted = base.elementwise(net, "SUB", wide, reduce(net, "MAX", wide, dims, True))
+    total = reduce(net, "SUM", base.unary(net, "EXP", shifted), dims, True)
     result = base.elementwise(net, "SUB", shifted, base.unary(net, "LOG", total))
     return base.cast(net, base.squeeze(net, result, range(1 - rank)), base.dtype_of(x))

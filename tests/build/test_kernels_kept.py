@@ -42,7 +42,7 @@ def test_nothing_kept_is_broadcast(form: str, dtype: torch.dtype) -> None:
         assert found(compiled(form, dtype, shapes)) == ()
 
 
-OF_ONE = {"norm and product of one", "vector and product of one", "largest"}
+OF_ONE = {"log_softmax of one", "norm and product of one", "vector and product of one", "largest"}
 """They reduce dims of one element, which no kernel of ours does."""
 
 

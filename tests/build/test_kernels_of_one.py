@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.functional import pad
 
 import pipeline
@@ -51,7 +54,7 @@ class NormOfOne(SumOfOne):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[2, 4, 1, N] -> [2, 4, N, 1]"""
         padded = (x + pad(x, (1, 0))[..., :-1]) * x.cos()
-        return torch.nn.functional.rms_norm(padded.transpose(2, 3), (1,), eps=1e-5)
+        return functional.rms_norm(padded.transpose(2, 3), (1,), eps=1e-5)
 
 
 def test_norms_of_one_channel_agree_with_eager() -> None:
@@ -79,3 +82,33 @@ class _Mean(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(self.dims, self.keepdim)
+
+
+class _Of(torch.nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        return self.function(*given)
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        pytest.param(lambda x: x.log_softmax(-1), (torch.randn(3, 1),), id="log_softmax"),
+        pytest.param(lambda x, y: x @ y, (torch.randint(9, (3, 1)), torch.randint(9, (1, 5))), id="a product of ints"),
+        pytest.param(lambda x: functional.max_pool2d(x, 1, 2), (torch.randint(9, (1, 2, 4, 4)),), id="pooling of ints"),
+        pytest.param(
+            lambda x, mask: functional.scaled_dot_product_attention(x, x[:, :, :1], x[:, :, :1], mask),
+            (torch.randn(2, 4, 3, 8), torch.tensor([[True], [False], [True]]).expand(2, 1, 3, 1).clone()),
+            id="attention to one key",
+        ),
+    ],
+)
+def test_nothing_of_ours_reduces_one_element(
+    function: Callable[..., torch.Tensor], given: tuple[torch.Tensor, ...]
+) -> None:
+    made = COMPILE(_Of(function).eval(), args=given)
+    assert "REDUCE" not in made.networks[0].kinds()
+    torch.testing.assert_close(made.module("reference")(*given), function(*given))
