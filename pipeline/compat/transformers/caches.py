@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
-from attrs import frozen
+from attrs import define, frozen
 from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import (
     Cache,
@@ -19,7 +20,7 @@ from transformers.cache_utils import (
 )
 
 from pipeline.compat.transformers.recurrences import States, WithStates, over_states
-from pipeline.errors import CaptureError, PipelineError
+from pipeline.errors import CaptureError, ExecutionError, PipelineError
 from pipeline.frontend.untouched import checks_left
 from pipeline.runtime.module import CompiledModule
 
@@ -176,19 +177,41 @@ def with_cross(own: Cache, cross: Cache) -> EncoderDecoderCache:
     return made
 
 
+@define(eq=False)
+class Latest:
+    """Whose tokens the buffers of a program have: the cache that began last."""
+
+    filled: weakref.ref[Filled] | None = None
+
+
 class Filled(Cache):
     """The cache that ``generate`` sees: counts in Python how much of the program's own cache is filled.
 
     ``cross`` are the keys and values of cross attention, once the encoder's output is known. ``mask`` says which
-    positions count, [batch, max_cache_len]. ``runner`` holds the program's own cache.
+    positions count, [batch, max_cache_len]. ``runner`` holds the program's own cache, and ``latest`` tells whose tokens
+    are in it.
     """
 
-    def __init__(self, max_cache_len: int, runner: CompiledModule) -> None:
+    def __init__(self, max_cache_len: int, runner: CompiledModule, latest: Latest) -> None:
         Cache.__init__(self, layers=[])  # that of an EncoderDecoderCache takes two caches
-        self.positions, self.length, self.runner = max_cache_len, 0, runner
+        self.positions, self.length, self.runner, self.latest = max_cache_len, 0, runner, latest
         self.mask: torch.Tensor | None = None
         self.cross: tuple[torch.Tensor, ...] = ()
+        self._heard: tuple[torch.Tensor, ...] | None = None
         self.is_updated: dict[int, bool] = {}
+
+    def take_turn(self) -> None:
+        """Begin to fill the program's own cache, or go on.
+
+        Raises:
+            ExecutionError: another sequence has begun since.
+        """
+        if self.length == 0:
+            self.latest.filled = weakref.ref(self)
+        elif self.latest.filled is None or self.latest.filled() is not self:
+            raise ExecutionError(
+                "another sequence has overwritten what this cache had", "generate it with new_state() of the model"
+            )
 
     @property
     def is_compileable(self) -> bool:
@@ -212,6 +235,7 @@ class Filled(Cache):
     def self_attention_cache(self) -> DynamicCache:
         """The filled part of the program's own keys and values [batch, heads, length, width], as a view: the next step
         writes on."""
+        self.take_turn()
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
         layers = sorted(int(name.rpartition("_")[2]) for name in state if name.startswith("key_cache_"))
         names = (f"{kind}_cache_{layer}" for layer in layers for kind in ("key", "value"))
@@ -222,9 +246,64 @@ class Filled(Cache):
         """Keys and values of cross attention [batch, heads, encoded, width]."""
         return _dynamic(self.cross)
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Raise an error: beam search reorders rows, which the program's cache does not support."""
-        raise ValueError("beam search is not supported: num_beams=1 generates greedily, or samples")
+    @property
+    def is_croppable(self) -> bool:
+        """Whether the last tokens can be taken back: not of states."""
+        return goes_back(self.runner)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row ``i`` goes on as row ``beam_idx[i]`` [batch] did, in place. Both are beams of one prompt, as in beam
+        search: those have the same keys and values of cross attention."""
+        if self.mask is None:
+            return
+        self.take_turn()
+        for tensor, positions in _buffers(self.runner):
+            own = tensor[: self.mask.shape[0]]
+            own = own if positions is None else own.narrow(positions, 0, self.length)
+            own.copy_(own.index_select(0, beam_idx.to(own.device)))
+        self.mask.copy_(self.mask.index_select(0, beam_idx.to(self.mask.device)))
+
+    def crop(self, max_length: int) -> None:
+        """Take back the last tokens: ``-max_length`` of them, or, of a number above 0, all but so many.
+
+        Raises:
+            ValueError: the model keeps states, which do not go back.
+        """
+        length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
+        if length != self.length and not self.is_croppable:
+            raise ValueError("recurrent states cannot go back to earlier tokens: leave assisted decoding out")
+        if self.mask is not None:
+            self.mask[:, length:] = False
+        self.length = length
+
+    def heard(self, cross: tuple[torch.Tensor, ...] | None, rows: int) -> tuple[torch.Tensor, ...]:
+        """The keys and values of cross attention for so many rows, of which each prompt has as many: beams, or several
+        samples. ``cross`` are those of what an encoder heard now, None where it is known already."""
+        if cross is not None and cross is not self._heard:
+            each = rows // cross[0].shape[0]
+            self._heard = cross
+            self.cross = cross if each == 1 else tuple(tensor.repeat_interleave(each, 0) for tensor in cross)
+        return self.cross
+
+
+def has_tokens(cache: Cache) -> bool:
+    """Whether there is something in a cache of transformers."""
+    layers = getattr(cache, "self_attention_cache", cache).layers
+    tensors = (x for layer in layers for x in tree_leaves(vars(layer)) if isinstance(x, torch.Tensor))
+    return any(x.dim() > 1 and x.numel() for x in tensors)
+
+
+def goes_back(runner: CompiledModule) -> bool:
+    """Whether the last tokens that a program's own cache has can be taken back: not of states."""
+    return all(positions is not None for _, positions in _buffers(runner))
+
+
+def _buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int | None]]:
+    """A program's own buffers [max_batch, …], and the dim of positions of each; None of a state."""
+    for name, tensor in runner.state_dict().items():
+        kind, found, _ = name.rpartition("_cache_")
+        if found:
+            yield tensor, tensor.dim() - 2 if kind in KEPT else None
 
 
 class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]

@@ -5,12 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from pipeline.compat.transformers.caches import Filled, FilledCross, Pretrained, cache_name
+from pipeline.compat.transformers.caches import (
+    Filled,
+    FilledCross,
+    Latest,
+    Pretrained,
+    cache_name,
+    goes_back,
+    has_tokens,
+)
+from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.programs import hears_all
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
@@ -18,6 +28,17 @@ from pipeline.frozen import FrozenDict
 from pipeline.runtime.module import CompiledModule
 
 Inputs: TypeAlias = dict[str, Any]
+
+OTHERS: Final = {
+    "penalty_alpha": "contrastive search has a cache of its own",
+    "cache_implementation": "a compiled model has a cache of its own",
+    "assistant_early_exit": "an engine has all layers",
+    "use_mtp": "the engines give no hidden states",
+    "speculation_type": "the engines give no hidden states",
+    "output_attentions": "the engines give no attentions",
+    "output_hidden_states": "the engines give no hidden states",
+}
+"""The options of ``generate`` that a compiled model does not have, and why."""
 
 
 def shell(model: Pretrained) -> CompiledGeneration:
@@ -37,27 +58,22 @@ class CompiledGeneration:
     Attributes:
         compiled: the programs by name; `Compiled` records.
         runners: the modules that run them; the decoder's has the cache as its state.
-        max_cache_len: positions of the cache.
-        max_prompt_len: the most tokens of one call of the decoder.
+        limits: positions of the cache, and the most rows, tokens and drafted tokens of one call of the decoder.
     """
 
     compiled: Mapping[str, Compiled]
     runners: Mapping[str, CompiledModule]
-    max_cache_len: int
-    max_prompt_len: int
+    limits: Limits
     config: Any
 
     def over(
-        self,
-        compiled: Mapping[str, Compiled],
-        runners: Mapping[str, CompiledModule],
-        max_cache_len: int,
-        max_prompt_len: int,
+        self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: Limits
     ) -> CompiledGeneration:
+        """Take these programs; return the same object."""
         place = runners["decoder"].device
-        self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), _place=place)
-        self.__dict__.update(max_cache_len=max_cache_len, max_prompt_len=max_prompt_len)
-        self.__dict__["_starts"] = torch.arange(max_cache_len, device=place)
+        self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), limits=limits, _place=place)
+        self.__dict__["_latest"] = Latest()
+        self.__dict__["_starts"] = torch.arange(limits.max_cache_len, device=place)
         return self
 
     @property
@@ -75,28 +91,37 @@ class CompiledGeneration:
         at the same time."""
         runners = {**self.runners, "decoder": self.runners["decoder"].new_state()}
         made = copy.copy(self)
-        return made.over(self.compiled, runners, self.max_cache_len, self.max_prompt_len)
+        return made.over(self.compiled, runners, self.limits)
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:
-        """Generate as transformers does, with all its arguments except beams and others that need other caches. The
-        cache is used with ``use_cache=False`` too, which checkpoints may have from their training: it changes no token.
+        """Generate as transformers does: greedily, by sampling, with beams, each of which is a row, or assisted, by
+        another model or by what the prompt has. The cache is used with ``use_cache=False`` too, which checkpoints may
+        have from their training: it changes no token.
 
         Raises:
-            ValueError: several beams, an assistant or a ``cache_implementation`` are asked for.
+            ValueError: what needs another cache, or other outputs of the model, is asked for; or what assists cannot.
         """
         config = kwargs.get("generation_config") or self.generation_config  # type: ignore[attr-defined]
-        for name, plain in (("num_beams", 1), ("num_beam_groups", 1), ("penalty_alpha", None)):
-            asked = kwargs.get(name, getattr(config, name, None))
-            if asked not in (None, plain):
-                raise ValueError(f"{name} is {asked!r}: a compiled model generates greedily or samples, one beam a row")
-        if kwargs.get("assistant_model") is not None or kwargs.get("prompt_lookup_num_tokens"):
-            raise ValueError("assisted decoding goes back in the cache, which a compiled model does not: leave it out")
-        if getattr(config, "cache_implementation", None) is not None or kwargs.get("cache_implementation"):
-            raise ValueError("cache_implementation is given: a compiled model has a cache of its own, leave it out")
-        cache = FilledCross if "encoder" in self.runners else Filled
-        kwargs.setdefault(self.__dict__["_cache_name"], cache(self.max_cache_len, self.runners["decoder"]))
+        for name, why in OTHERS.items():
+            if asked := kwargs.get(name, getattr(config, name, None)):
+                raise ValueError(f"{name} is {asked!r}, and {why}: leave it out")
+        assistant = kwargs.get("assistant_model")
+        if assistant is not None or kwargs.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens):
+            _check_assisted(self, assistant)
+        given = kwargs.get(self.__dict__["_cache_name"])
+        if given is not None and not isinstance(given, Filled):
+            raise ValueError(
+                f"a cache of {type(given).__name__} is given: a compiled model goes on with one that it gave"
+            )
         return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
+
+    def _get_candidate_generator(self, *args: object, **kwargs: Any) -> Any:
+        """transformers' own, if it reads no hidden states of the model."""
+        made = super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
+        if getattr(made, "requires_model_outputs", False):
+            raise ValueError(f"{type(made).__name__} reads hidden states of the model, and the engines give none")
+        return made
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
         """The compiled encoder, if there is one."""
@@ -109,38 +134,72 @@ class CompiledGeneration:
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Filled | None = None,
-        cache_params: Filled | None = None,
+        past_key_values: Cache | None = None,
+        cache_params: Cache | None = None,
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         decoder_position_ids: torch.Tensor | None = None,
         encoder_outputs: Any = None,
+        logits_to_keep: int = 1,
         **kwargs: Any,
     ) -> Any:
-        """Return the logits of the last token, as the decoder's program computes them, and fill the cache further. More
-        tokens than ``max_prompt_len`` take several calls of the program.
+        """Return the logits of the last tokens, of one if ``logits_to_keep`` says no more, as the decoder's program
+        computes them, and the cache, filled further: one of ours that an earlier call gave, or a new one. More tokens
+        than ``max_prompt_len``, or logits of more than ``max_draft_len`` beside the last, take several calls of the
+        program.
 
         Raises:
-            ExecutionError: the cache has no room for the tokens, or the inputs are not tokens.
+            ExecutionError: the cache has no room for the tokens, or is none of ours, or has been overwritten; or the
+                inputs are not tokens.
+            ShapeError: there are more rows than the model is compiled for.
         """
         crossed = "encoder" in self.runners
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
-        filled = past_key_values if cache_params is None else cache_params
-        if tokens is None or not isinstance(filled, Filled):
-            raise ExecutionError("a compiled model takes token ids, and is called by its generate", "call generate")
+        if tokens is None:
+            raise ExecutionError("a compiled model takes token ids, and there are none", "pass input_ids")
+        filled = _filled(self, past_key_values if cache_params is None else cache_params)
         places = decoder_position_ids if crossed else position_ids
         beside: Inputs = {}
         if crossed:
-            filled.cross = cross = encoder_outputs.get("cross") or filled.cross
+            cross = filled.heard(encoder_outputs.get("cross"), tokens.shape[0])
             encoded = cross[0].shape[0], cross[0].shape[2]
             beside["encoder_mask"] = _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
-        logits = None
-        for inputs in _steps(self, tokens.to(self.device), mask, places, filled):
-            logits = self.runners["decoder"](**inputs, **beside)
+        wanted = max(1, min(logits_to_keep, tokens.shape[1]))
+        found = [
+            self.runners["decoder"](**inputs, **beside)
+            for inputs in _steps(self, tokens.to(self.device), mask, places, filled, wanted)
+        ]
+        logits = found[-1] if found[-1].shape[1] >= wanted else torch.cat(found, 1)[:, -wanted:]
         made: Any = (Seq2SeqLMOutput if crossed else CausalLMOutputWithPast)(logits=logits)
         made[self.__dict__["_cache_name"]] = filled
         return made
+
+
+def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
+    """A cache of ours; a new one for none, or for one without tokens, as transformers makes it to begin with."""
+    if isinstance(given, Filled):
+        return given
+    if given is not None and has_tokens(given):
+        why = f"a {type(given).__name__} with tokens is given, and a compiled model has a cache of its own"
+        raise ExecutionError(why, "pass the past_key_values that an earlier call of it gave, or none")
+    kind = FilledCross if "encoder" in model.runners else Filled
+    return kind(model.limits.max_cache_len, model.runners["decoder"], model.__dict__["_latest"])
+
+
+def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
+    """Whether a model can be assisted by another, or by its prompt if that is None."""
+    if isinstance(assistant, CompiledGeneration):
+        if assistant.runners["decoder"] is model.runners["decoder"]:
+            raise ValueError("a model assists itself, and both write to one cache: pass new_state() of it")
+        if hasattr(assistant, "generate_with_fallback"):
+            raise ValueError("Whisper copies its cache, so that a compiled one cannot assist: pass it as it is")
+    for each in (model, assistant):
+        if isinstance(each, CompiledGeneration) and not goes_back(each.runners["decoder"]):
+            name = type(each).__name__.removeprefix("Compiled")
+            raise ValueError(
+                f"{name} keeps recurrent states, which cannot go back as assisted decoding does: leave it out"
+            )
 
 
 def _steps(
@@ -149,27 +208,29 @@ def _steps(
     mask: torch.Tensor | None,
     places: torch.Tensor | None,
     filled: Filled,
-) -> Iterator[dict[str, torch.Tensor]]:
-    """The inputs of each step of at most ``max_prompt_len`` tokens; the cache's count follows them."""
+    wanted: int,
+) -> Iterator[Inputs]:
+    """The inputs of each call, which together give the logits of the ``wanted`` last tokens; the cache's count follows
+    them."""
+    limits, starts, drafts = model.limits, model.__dict__["_starts"], model.limits.max_draft_len > 0
     rows, length = tokens.shape
-    if filled.length + length > model.max_cache_len:
-        raise ExecutionError(
-            f"{filled.length + length} tokens, and the cache has {model.max_cache_len} positions",
-            "generate fewer (max_new_tokens), or compile with a larger max_cache_len",
-        )
+    limits.check(rows, filled.length + length)
+    filled.take_turn()
     if filled.mask is None:
-        filled.mask = torch.zeros(rows, model.max_cache_len, dtype=torch.bool, device=model.device)
-    each = model.max_prompt_len
-    wheres = repeat(None) if places is None else places.split(each, -1)
-    for piece, where in zip(tokens.split(each, 1), wheres, strict=False):
-        start, end = filled.length, filled.length + piece.shape[1]
+        filled.mask = torch.zeros(rows, limits.max_cache_len, dtype=torch.bool, device=model.device)
+    calls = limits.calls(length, wanted)
+    sizes = [size for size, _ in calls]
+    wheres = repeat(None) if places is None else places.split(sizes, -1)
+    for (size, count), piece, where in zip(calls, tokens.split(sizes, 1), wheres, strict=False):
+        start, end = filled.length, filled.length + size
         filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
         if where is None:
             where = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
         filled.length = end
-        where = where.to(model.device).expand(rows, end - start).contiguous()
-        starts = model.__dict__["_starts"]
-        yield {"input_ids": piece, "attention_mask": filled.mask, "position_ids": where, "start": starts[start]}
+        where = where.to(model.device).expand(rows, size).contiguous()
+        own: Inputs = {"wanted": starts[size - count : size]} if drafts else {}
+        given: Inputs = {"input_ids": piece, "attention_mask": filled.mask, "position_ids": where}
+        yield {**given, "start": starts[start], **own}
 
 
 def _mask(module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:

@@ -12,6 +12,7 @@ import pipeline.defaults
 from pipeline.compat.transformers.attention import one_form
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import shell
+from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
     Decoder,
@@ -42,12 +43,13 @@ ONE_ROW: Final = "for_one_row"
 
 @frozen
 class Sizes:
-    """The most that a compiled model is for: positions of the cache, rows, tokens of a call, tokens that are encoded;
-    and the lengths of prompts that have engines of fixed sizes."""
+    """The most that a compiled model is for: positions of the cache, rows, tokens of a call, drafted tokens, tokens
+    that are encoded; and the lengths of prompts that have engines of fixed sizes."""
 
     cache: int
     batch: int
     prompt: int
+    draft: int
     encoded: int
     fixed: frozenset[int]
 
@@ -58,6 +60,8 @@ class Sizes:
                 raise ValueError(f"{name} is {size}; it is at least 1")
         if self.prompt > self.cache:
             raise ValueError(f"max_prompt_len is {self.prompt}, and the cache has {self.cache} positions")
+        if not 0 <= self.draft < self.prompt:
+            raise ValueError(f"max_draft_len is {self.draft}; it is 0 or more, and less than max_prompt_len")
         for length in self.fixed:
             if not isinstance(length, int) or not 2 <= length <= self.prompt:
                 raise ValueError(f"prompt_lens has {length!r}; they are ints from 2 to max_prompt_len, {self.prompt}")
@@ -67,18 +71,31 @@ class Sizes:
         """The rows of a call: engines are tuned for all of them."""
         return {0: _up_to("batch", self.batch)} if self.batch > 1 else {}
 
-    def steps(self) -> list[tuple[Along, int | Tuned]]:
-        """Rows and tokens of each profile: single tokens, all rows of prompts of each fixed length, and all prompts.
-        Engines are tuned for the longest."""
+    def steps(self) -> list[tuple[Along, int | Tuned, int | Tuned]]:
+        """Of each profile the rows, the tokens, and of how many of them there are logits: single tokens, drafts, all
+        rows of prompts of each fixed length, and all prompts. Engines are tuned for the longest."""
         every: Along = {0: self.batch} if self.batch > 1 else {}
-        found: list[tuple[Along, int | Tuned]] = [(self.rows, 1), *((every, length) for length in sorted(self.fixed))]
-        prompts = (self.rows, _up_to("tokens", self.prompt, least=2) if self.prompt > 2 else self.prompt)
+        found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
+        drafts = _range("tokens", self.draft + 1, least=2), _range("wanted", self.draft + 1)
+        found += [(self.rows, *drafts)] * (self.draft > 0)
+        found += ((every, length, 1) for length in sorted(self.fixed))
+        prompts = self.rows, _range("tokens", self.prompt, least=2), drafts[1]
         return found + [prompts] * (self.prompt > 1 and prompts not in found)
+
+    @property
+    def limits(self) -> Limits:
+        """Those that calls of the decoder have."""
+        return Limits(self.cache, self.batch, self.prompt, self.draft)
 
 
 def _up_to(name: str, most: int, least: int = 1) -> Tuned:
     """A dim that engines are tuned for at its greatest size."""
     return Tuned(name, least, most, most)
+
+
+def _range(name: str, most: int, least: int = 1) -> int | Tuned:
+    """The same, or the size if there is one only."""
+    return _up_to(name, most, least) if most > least else most
 
 
 def compile_for_generation(
@@ -87,6 +104,7 @@ def compile_for_generation(
     max_cache_len: int,
     max_batch: int = 1,
     max_prompt_len: int | None = None,
+    max_draft_len: int = 0,
     max_encoder_len: int | None = None,
     encoder_example: torch.Tensor | None = None,
     prompt_lens: Sequence[int] = (),
@@ -100,8 +118,10 @@ def compile_for_generation(
     Args:
         model: a decoder or encoder-decoder with a head for tokens. It stays as it is, and is not needed afterwards.
         max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
-        max_batch: the most sequences at once.
+        max_batch: the most sequences at once; each beam is one.
         max_prompt_len: the most tokens of one call, of which a prompt may take several; ``max_cache_len`` if None.
+        max_draft_len: the most tokens that an assistant, or the prompt, drafts for one call: they have an engine of
+            their own, which gives logits of all of them. Assisted decoding works without, in more calls.
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
         encoder_example: what the encoder takes, if it takes no tokens: pixels or sound [rows, …] of any values. Calls
             have these sizes, but for the rows. None for tokens, and for the features of Whisper.
@@ -117,20 +137,20 @@ def compile_for_generation(
         settings: of the compilation, by name.
 
     Returns:
-        A `CompiledGeneration` that is an instance of the model's class too: ``generate`` (greedy and sampling),
-        ``compiled`` (the programs by name: ``decoder``, and ``encoder``), ``new_state()``.
+        A `CompiledGeneration` that is an instance of the model's class too: ``generate`` (greedy, sampling, beams and
+        assisted), ``compiled`` (the programs by name: ``decoder``, and ``encoder``), ``new_state()``.
 
     Raises:
         CaptureError: the model keeps more of the past than keys, values and states, or cannot be captured.
         ValueError: a size is out of range, or the model has no use for what is given, or needs an ``encoder_example``.
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
-    sizes = Sizes(max_cache_len, max_batch, prompt, encoded, frozenset(prompt_lens))
+    sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = pipeline.defaults.default(**settings) if compile is None else compile
     compile = _with_shared_weights(compile) if shared_weights else compile
     compiled = _programs(model.eval(), compile, sizes, encoder_example)
     runners = {name: each.module(executor) for name, each in compiled.items()}
-    return shell(model).over(compiled, runners, sizes.cache, sizes.prompt)
+    return shell(model).over(compiled, runners, sizes.limits)
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
@@ -200,9 +220,13 @@ def _step_inputs(model: Pretrained, sizes: Sizes) -> tuple[Dims, list[Dims]]:
         "attention_mask": torch.ones(batch, sizes.cache, dtype=torch.bool, device=model.device),
         "position_ids": torch.zeros(batch, length, **place),
         "start": torch.zeros((), **place),
+        **({"wanted": torch.zeros(2, **place)} if sizes.draft else {}),
     }
-    given = [({**rows, 1: tokens}, rows) for rows, tokens in sizes.steps()]
-    return kwargs, [{"input_ids": t, "attention_mask": rows, "position_ids": t, "start": None} for t, rows in given]
+    dims = []
+    for rows, tokens, wanted in sizes.steps():
+        own: Dims = {"input_ids": {**rows, 1: tokens}, "attention_mask": rows, "position_ids": {**rows, 1: tokens}}
+        dims.append({**own, "start": None, **({"wanted": {0: wanted}} if sizes.draft else {})})
+    return kwargs, dims
 
 
 def _encoder_decoder(

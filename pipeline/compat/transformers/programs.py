@@ -41,7 +41,8 @@ def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
 
 
 class Decoder(torch.nn.Module):
-    """A step of a decoder: logits [batch, 1, vocabulary] of the last of some tokens [batch, length].
+    """A step of a decoder: logits [batch, 1, vocabulary] of the last of some tokens [batch, length], or
+    [batch, wanted, vocabulary] of those at the places that ``wanted`` [wanted] has.
 
     The cache is state: buffers ``key_cache_0``, ``value_cache_0`` and so on, [max_batch, heads, max_cache_len, width],
     and where a layer picks positions by keys of its own, ``indexer_cache_0`` [max_batch, max_cache_len, width]. The
@@ -67,21 +68,34 @@ class Decoder(torch.nn.Module):
             of_tokens = mask.index_select(1, torch.arange(length, device=mask.device) + start)
         return cache_of([layer_of(own, start, rows, of_tokens) for own in layers], start)
 
-    def options(self, position_ids: torch.Tensor) -> dict[str, Any]:
-        """The further arguments that a model takes, from those that a step has."""
-        found: dict[str, Any] = {self.places: position_ids} if self.places else {}
-        return {**found, "logits_to_keep": 1} if takes(self.model, "logits_to_keep") else found
+    def logits(
+        self,
+        cache: Any,
+        position_ids: torch.Tensor,
+        wanted: torch.Tensor | None,
+        **inputs: torch.Tensor | Encoded | None,
+    ) -> torch.Tensor:
+        """What the model computes of these inputs, by the names that it has for them."""
+        places = {self.places: position_ids} if self.places else {}
+        keep = {"logits_to_keep": 1 if wanted is None else wanted} if takes(self.model, "logits_to_keep") else {}
+        out = self.model(**inputs, **places, **keep, **{self.cache_name: cache}, use_cache=True)
+        found: torch.Tensor = out.logits
+        if wanted is None:
+            return found[:, -1:]
+        return found if keep else found.index_select(1, wanted)
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, start: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        start: torch.Tensor,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the tokens' keys and values from position ``start`` on, attend where the mask allows, return logits."""
         cache = self.caches(start, input_ids, attention_mask)
         mask = attention_mask if cache.attends else None
-        options = {**self.options(position_ids), self.cache_name: cache}
-        out = self.model(input_ids=input_ids, attention_mask=mask, use_cache=True, **options)
-        logits: torch.Tensor = out.logits[:, -1:]
-        return logits
+        return self.logits(cache, position_ids, wanted, input_ids=input_ids, attention_mask=mask)
 
 
 @dataclass
@@ -109,6 +123,7 @@ class CrossDecoder(Decoder):
         start: torch.Tensor,
         encoder_mask: torch.Tensor | None,
         cross: tuple[torch.Tensor, ...],
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `Decoder.forward`; ``cross`` are keys and values of each layer, [batch, heads, encoded, width]."""
         own = self.caches(start, input_ids, attention_mask)
@@ -116,17 +131,15 @@ class CrossDecoder(Decoder):
         cache = with_cross(own, cache_of([GivenLayer(keys, values) for keys, values in pairs], start))
         hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)
         masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}
-        out = self.model(
+        return self.logits(
+            cache,
+            position_ids,
+            wanted,
             encoder_outputs=Encoded(last_hidden_state=hidden),
             decoder_input_ids=input_ids,
             decoder_attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=True,
             **masks,
-            **self.options(position_ids),
         )
-        logits: torch.Tensor = out.logits[:, -1:]
-        return logits
 
 
 class Encoder(torch.nn.Module):
