@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
 import torch
+
+import pipeline
 
 SMALL: Final = {
     "vocab_size": 99,
@@ -240,3 +243,12 @@ def generated(model: Any, inputs: Mapping[str, torch.Tensor], steps: int, **opti
     """Tokens by the model's own ``generate``, greedy if no options say otherwise."""
     given = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, **options}
     return model.generate(**inputs, **given)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=8)
+def compiled(family: str, **sizes: Any) -> Any:
+    """A family's model over networks that the reference executor runs: none is built, and the cache is a new one."""
+    from pipeline.compat.transformers import compile_for_generation
+
+    unbuilt = pipeline.default().replace("build", pipeline.stages.unbuilt)
+    return compile_for_generation(model(family), executor="reference", compile=unbuilt, **sizes)

@@ -274,19 +274,6 @@ def test_states_generate_beside_each_other(llama: Any) -> None:
     assert other.compiled["decoder"] is llama.compiled["decoder"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_beams": 2}, "num_beams is 2"),
-        ({"cache_implementation": "static"}, "cache_implementation"),
-        ({"prompt_lookup_num_tokens": 2}, "assisted"),
-    ],
-)
-def test_what_needs_another_cache_is_refused_in_words(llama: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        llama.generate(**families.prompts("llama", (3,)), max_new_tokens=2, **options)
-
-
 def test_more_tokens_than_positions_are_an_error(llama: Any) -> None:
     with pytest.raises(pipeline.ExecutionError, match="161 tokens, and the cache has 160 positions"):
         families.generated(llama, families.prompts("llama", (7,)), 160)

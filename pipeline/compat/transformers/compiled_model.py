@@ -109,11 +109,6 @@ class CompiledGeneration:
         assistant = kwargs.get("assistant_model")
         if assistant is not None or kwargs.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens):
             _check_assisted(self, assistant)
-        given = kwargs.get(self.__dict__["_cache_name"])
-        if given is not None and not isinstance(given, Filled):
-            raise ValueError(
-                f"a cache of {type(given).__name__} is given: a compiled model goes on with one that it gave"
-            )
         return super().generate(*args, **{**kwargs, "use_cache": True})  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: Any) -> Any:
@@ -177,7 +172,8 @@ class CompiledGeneration:
 
 
 def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
-    """A cache of ours; a new one for none, or for one without tokens, as transformers makes it to begin with."""
+    """A cache of ours: that given, or a new one for none, or for one without tokens, as transformers makes it to begin
+    with."""
     if isinstance(given, Filled):
         return given
     if given is not None and has_tokens(given):
