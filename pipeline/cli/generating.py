@@ -27,6 +27,7 @@ def add_generate(commands: Any) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=20, metavar="N")
     parser.add_argument("--max-cache-len", type=int, metavar="N", help="default: the prompt and the new tokens")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--num-beams", type=int, default=1, metavar="N", help="of each prompt; default 1")
     parser.add_argument("--sample", action="store_true", help="draw tokens instead of taking the likeliest")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=50)
@@ -42,20 +43,23 @@ def generated(options: argparse.Namespace) -> str:
     prompts = [_ids(text) for text in options.prompt_ids]
     if options.max_new_tokens < 1:
         raise UsageError(f"--max-new-tokens is {options.max_new_tokens}; it is at least 1")
-    longest = max(map(len, prompts))
+    if options.num_beams < 1:
+        raise UsageError(f"--num-beams is {options.num_beams}; it is at least 1")
+    longest, rows = max(map(len, prompts)), len(prompts) * options.num_beams
     model = _model(options.model, options.seed).to(getattr(torch, options.dtype))
     most = model.config.get_text_config(decoder=True).vocab_size
     if wrong := [token for prompt in prompts for token in prompt if token >= most]:
         raise UsageError(f"--prompt-ids has {wrong[0]}; the model has {most} tokens")
     cache = options.max_cache_len or longest + options.max_new_tokens
     compiled = compile_for_generation(
-        model, max_cache_len=cache, max_batch=len(prompts), max_prompt_len=longest, executor=options.executor
+        model, max_cache_len=cache, max_batch=rows, max_prompt_len=longest, executor=options.executor
     )
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=compiled.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=compiled.device)
     torch.manual_seed(options.seed)
     drawn = {"temperature": options.temperature, "top_k": options.top_k} if options.sample else {}
     how = {"max_new_tokens": options.max_new_tokens, "do_sample": options.sample, "pad_token_id": 0, **drawn}
+    how["num_beams"] = options.num_beams
     tokens = compiled.generate(input_ids=ids, attention_mask=mask, **how)
     return "\n".join(",".join(map(str, row)) for row in tokens[:, longest:].tolist())
 

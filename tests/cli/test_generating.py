@@ -43,13 +43,27 @@ def test_tokens_are_printed_a_line_for_each_prompt(folder: Path, capsys: pytest.
     assert printed == expected[:, 3:].tolist()
 
 
+def test_beams_are_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    arguments = ["--prompt-ids", "5,17,2", "--prompt-ids", "9,3,4", "--max-new-tokens", "4", "--num-beams", "3"]
+    assert main(["generate", str(folder), *arguments]) == 0
+    printed = [[int(token) for token in line.split(",")] for line in capsys.readouterr().out.split()]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
+    ids = torch.tensor([[5, 17, 2], [9, 3, 4]])
+    expected = model.generate(ids, attention_mask=ids > 0, max_new_tokens=4, do_sample=False, num_beams=3)
+    assert printed == expected[:, 3:].tolist()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--prompt-ids", "5,x"], "whole numbers"),
         (["--prompt-ids", "5,99"], "the model has 50 tokens"),
         (["--prompt-ids", "-5"], "not negative"),
-        (["--prompt-ids", "5", "--max-new-tokens", "0"], "at least 1"),
+        (["--prompt-ids", "5", "--max-new-tokens", "0"], "--max-new-tokens is 0; it is at least 1"),
+        (["--prompt-ids", "5", "--num-beams", "0"], "--num-beams is 0; it is at least 1"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(

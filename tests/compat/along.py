@@ -26,9 +26,7 @@ def logits(model: Any, inputs: Mapping[str, torch.Tensor], sequences: torch.Tens
     return found
 
 
-def log_probability(
-    model: Any, inputs: Mapping[str, torch.Tensor], sequences: torch.Tensor, steps: int
-) -> torch.Tensor:
-    """Eager's logarithm of the probability [rows] of the last ``steps`` tokens."""
-    each = logits(model, inputs, sequences, steps).log_softmax(-1)
-    return each.gather(-1, sequences[:, -steps:, None])[..., 0].sum(-1)
+def log_probability(logits: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+    """The logarithm of the probability [rows] of the last tokens of sequences, as many as there are logits."""
+    each = logits.log_softmax(-1).gather(-1, sequences[:, -logits.shape[1] :, None])
+    return each[..., 0].sum(-1)

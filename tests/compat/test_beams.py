@@ -45,9 +45,9 @@ def test_scores_are_those_of_the_tokens(family: str) -> None:
     how = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.0}
     found: Any = families.generated(compiled, inputs, STEPS, return_dict_in_generate=True, output_scores=True, **how)
     assert len(found.sequences.unique(dim=0)) == 6
-    torch.testing.assert_close(
-        found.sequences_scores, along.log_probability(model, inputs, found.sequences, STEPS), rtol=1e-4, atol=1e-4
-    )
+    logits = along.logits(model, inputs, found.sequences, STEPS)
+    want = along.log_probability(logits, found.sequences)
+    torch.testing.assert_close(found.sequences_scores, want, rtol=1e-4, atol=1e-4)
 
 
 def test_each_beam_is_a_row() -> None:

@@ -11,7 +11,7 @@ import torch
 import pipeline
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.trt import CAPABILITIES
-from tests.compat import families
+from tests.compat import along, families
 
 pytestmark = pytest.mark.gpu
 
@@ -99,6 +99,40 @@ def test_states_along_eagers_tokens(family: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("family", ["kimi_linear", "mamba", "mamba2", "qwen3_5"])
 def test_states_after_prompts_of_several_chunks(family: str) -> None:
     check(family, torch.float16, (290, 150), 320, 300, 4)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", torch.float16), ("t5", torch.float16), ("lfm2", torch.bfloat16)], ids=str
+)
+def test_scores_of_beams_are_those_of_the_tokens(family: str, dtype: torch.dtype, graphs: bool) -> None:
+    (model, inputs), steps = on_gpu(family, dtype, (5, 3)), 12
+    sizes = {"max_cache_len": 32, "max_batch": 8, "max_prompt_len": 8}
+    compiled = compile_for_generation(model, cuda_graphs=graphs, **sizes)
+    how = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.0, "return_dict_in_generate": True}
+    found: Any = families.generated(compiled, inputs, steps, output_scores=True, **how)
+    logits = along.logits(model, inputs, found.sequences, steps)
+    want = along.log_probability(logits, found.sequences)
+    bound = steps * 16 * torch.finfo(dtype).eps * logits.abs().max().clamp(min=1)
+    assert len(found.sequences.unique(dim=0)) == 6
+    assert (found.sequences_scores - want).abs().max() <= bound
+
+
+@pytest.mark.parametrize("draft", [0, 3])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", torch.float16), ("t5", torch.bfloat16)], ids=str)
+def test_logits_where_a_model_drafts(family: str, dtype: torch.dtype, draft: int) -> None:
+    (model, inputs), steps = on_gpu(family, dtype, (7,)), 24
+    assistant, _ = on_gpu(family, dtype, (7,))
+    for each in assistant.parameters():
+        each.data += torch.randn_like(each) * each.std().nan_to_num() * 0.3
+    sizes = {"max_cache_len": 64, "max_prompt_len": 8}
+    compiled = compile_for_generation(model, max_draft_len=draft, cuda_graphs=True, **sizes)
+    scored = {"return_dict_in_generate": True, "output_logits": True}
+    for by in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": assistant}):
+        found: Any = families.generated(compiled, inputs, steps, **by, **scored)
+        want = along.logits(model, inputs, found.sequences, steps)[0]
+        bound = 16 * torch.finfo(dtype).eps * want.abs().max().clamp(min=1)
+        assert (torch.cat(found.logits).float() - want).abs().max() <= bound
 
 
 class Rows(torch.nn.Module):

@@ -120,25 +120,22 @@ def compile_for_generation(
         max_cache_len: positions of the cache: the most tokens of a prompt and what is generated after it.
         max_batch: the most sequences at once; each beam is one.
         max_prompt_len: the most tokens of one call, of which a prompt may take several; ``max_cache_len`` if None.
-        max_draft_len: the most tokens that an assistant, or the prompt, drafts for one call: they have an engine of
-            their own, which gives logits of all of them. Assisted decoding works without, in more calls.
+        max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
-        encoder_example: what the encoder takes, if it takes no tokens: pixels or sound [rows, …] of any values. Calls
-            have these sizes, but for the rows. None for tokens, and for the features of Whisper.
+        encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of any values. Calls have these
+            sizes, but for the rows. None for tokens, and for the features of Whisper.
         prompt_lens: numbers of tokens for which ``max_batch`` rows have engines of fixed sizes, whose kernels are
             faster; for decoder-only models. ``max_prompt_len`` may be one of them.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
         executor: where engines run, as in `Compiled.module`.
         shared_weights: whether engines read one copy of the weights where it lies: then prompts and single tokens have
-            engines of their own, and layers of one structure are one engine, which is built once (see
-            `pipeline.shared_weights`, `pipeline.engine_per_profile` and ``pipeline.in_pieces(between=…)``). Otherwise
-            one engine has both profiles, all layers and the weights. On TensorRT-RTX 1.4 a stage ``for_one_row`` is
-            inserted if ``max_batch`` is 1; where ``compile`` has one of that name, it stays.
+            engines of their own, and layers of one structure are one engine (see `pipeline.shared_weights`,
+            `pipeline.engine_per_profile`, ``pipeline.in_pieces(between=…)``). Otherwise one engine has all profiles,
+            layers and weights. On TensorRT-RTX 1.4 a stage ``for_one_row`` is inserted if ``max_batch`` is 1.
         settings: of the compilation, by name.
 
     Returns:
-        A `CompiledGeneration` that is an instance of the model's class too: ``generate`` (greedy, sampling, beams and
-        assisted), ``compiled`` (the programs by name: ``decoder``, and ``encoder``), ``new_state()``.
+        A `CompiledGeneration`, which is an instance of the model's class too.
 
     Raises:
         CaptureError: the model keeps more of the past than keys, values and states, or cannot be captured.
