@@ -22,6 +22,15 @@ from pipeline.compat.transformers.caches import (
 )
 from pipeline.compat.transformers.limits import Limits
 from pipeline.compat.transformers.programs import hears_all
+from pipeline.compat.transformers.seeing import (
+    Sight,
+    as_in,
+    embedded,
+    fill,
+    positions_of,
+    sight_inputs,
+    that_are_seen,
+)
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
@@ -41,14 +50,18 @@ OTHERS: Final = {
 """The options of ``generate`` that a compiled model does not have, and why."""
 
 
-def shell(model: Pretrained) -> CompiledGeneration:
-    """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors."""
+def shell(model: Pretrained, sight: Sight | None = None) -> CompiledGeneration:
+    """The model's object without its weights: it has everything that ``generate`` reads, with meta tensors; and, if the
+    model sees, all that is not its language model."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
-    kinds = {base: type(f"Compiled{base.__name__}", (CompiledGeneration, base), {}) for base in (type(model),)}
-    made.__class__ = kinds[type(model)]
+    own: Inputs = {}
+    if sight is not None:
+        fill(made, model)
+        own["forward"] = as_in(model, CompiledGeneration.forward)
+    made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)
-    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
+    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model), _sight=sight)
     return made.eval()  # type: ignore[no-any-return]
 
 
@@ -91,6 +104,7 @@ class CompiledGeneration:
         at the same time."""
         runners = {**self.runners, "decoder": self.runners["decoder"].new_state()}
         made = copy.copy(self)
+        made.__dict__["_modules"] = {name: copy.copy(each) for name, each in self.__dict__["_modules"].items()}
         return made.over(self.compiled, runners, self.limits)
 
     @torch.no_grad()
@@ -106,6 +120,9 @@ class CompiledGeneration:
         for name, why in OTHERS.items():
             if asked := kwargs.get(name, getattr(config, name, None)):
                 raise ValueError(f"{name} is {asked!r}, and {why}: leave it out")
+        if self.__dict__["_sight"] is None and "encoder" not in self.runners and (names := that_are_seen(kwargs)):
+            why = "the model is compiled for text: pass encoder_example to compile_for_generation"
+            raise ValueError(f"{', '.join(names)} given, and {why}")
         assistant = kwargs.get("assistant_model")
         if assistant is not None or kwargs.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens):
             _check_assisted(self, assistant)
@@ -160,11 +177,13 @@ class CompiledGeneration:
             encoded = cross[0].shape[0], cross[0].shape[2]
             beside["encoder_mask"] = _mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
+        embeds = None
+        if self.__dict__["_sight"] is not None and that_are_seen(kwargs):
+            given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
+            embeds, places = embedded(super().forward, given, type(self).__name__)  # type: ignore[misc]
         wanted = max(1, min(logits_to_keep, tokens.shape[1]))
-        found = [
-            self.runners["decoder"](**inputs, **beside)
-            for inputs in _steps(self, tokens.to(self.device), mask, places, filled, wanted)
-        ]
+        steps = _steps(self, tokens.to(self.device), mask, places, filled, wanted, embeds)
+        found = [self.runners["decoder"](**inputs, **beside) for inputs in steps]
         logits = found[-1] if found[-1].shape[1] >= wanted else torch.cat(found, 1)[:, -wanted:]
         made: Any = (Seq2SeqLMOutput if crossed else CausalLMOutputWithPast)(logits=logits)
         made[self.__dict__["_cache_name"]] = filled
@@ -205,11 +224,13 @@ def _steps(
     places: torch.Tensor | None,
     filled: Filled,
     wanted: int,
+    embeds: torch.Tensor | None,
 ) -> Iterator[Inputs]:
     """The inputs of each call, which together give the logits of the ``wanted`` last tokens; the cache's count follows
     them."""
     limits, starts, drafts = model.limits, model.__dict__["_starts"], model.limits.max_draft_len > 0
     rows, length = tokens.shape
+    shape = positions_of(model.__dict__["_sight"])
     limits.check(rows, filled.length + length)
     filled.take_turn()
     if filled.mask is None:
@@ -217,16 +238,17 @@ def _steps(
     calls = limits.calls(length, wanted)
     sizes = [size for size, _ in calls]
     wheres = repeat(None) if places is None else places.split(sizes, -1)
-    for (size, count), piece, where in zip(calls, tokens.split(sizes, 1), wheres, strict=False):
+    sights = sight_inputs(model.__dict__["_sight"], tokens, sizes, embeds)
+    for (size, count), piece, where, sight in zip(calls, tokens.split(sizes, 1), wheres, sights, strict=False):
         start, end = filled.length, filled.length + size
         filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
         if where is None:
             where = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
         filled.length = end
-        where = where.to(model.device).expand(rows, size).contiguous()
+        where = where.to(model.device).expand(*shape, rows, size).contiguous()
         own: Inputs = {"wanted": starts[size - count : size]} if drafts else {}
         given: Inputs = {"input_ids": piece, "attention_mask": filled.mask, "position_ids": where}
-        yield {**given, "start": starts[start], **own}
+        yield {**given, "start": starts[start], **own, **sight}
 
 
 def _mask(module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor | None:

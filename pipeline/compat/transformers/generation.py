@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -18,10 +18,12 @@ from pipeline.compat.transformers.programs import (
     Decoder,
     Encoded,
     Encoder,
+    SeeingDecoder,
     hears_all,
     layers_of,
 )
 from pipeline.compat.transformers.recurrences import over_states
+from pipeline.compat.transformers.seeing import Sample, Sight, check, sample_of
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.frontend.capture import capture
@@ -36,6 +38,7 @@ Dims: TypeAlias = dict[str, Any]
 """Something of each input, by its name."""
 Along: TypeAlias = dict[int, int | Tuned]
 """The size of dims, by their place."""
+Example: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | None
 Stages: TypeAlias = Pipeline[Any, Any]
 ONE_ROW: Final = "for_one_row"
 """The stage whose passes are for engines that read weights where they lie, for one row."""
@@ -106,7 +109,7 @@ def compile_for_generation(
     max_prompt_len: int | None = None,
     max_draft_len: int = 0,
     max_encoder_len: int | None = None,
-    encoder_example: torch.Tensor | None = None,
+    encoder_example: Example = None,
     prompt_lens: Sequence[int] = (),
     compile: Stages | None = None,
     executor: Executor | None = None,
@@ -123,7 +126,8 @@ def compile_for_generation(
         max_draft_len: the most drafted tokens of one call, which have an engine of their own; more take several calls.
         max_encoder_len: the most tokens that the encoder takes, if it takes tokens; ``max_cache_len`` if None.
         encoder_example: what the encoder takes, if no tokens: pixels or sound [rows, …] of any values. Calls have these
-            sizes, but for the rows. None for tokens, and for the features of Whisper.
+            sizes, but for the rows. None for tokens, and for the features of Whisper. For a decoder that sees: what its
+            processor gives for a prompt with an image, by name; calls may have other sizes.
         prompt_lens: numbers of tokens for which ``max_batch`` rows have engines of fixed sizes, whose kernels are
             faster; for decoder-only models. ``max_prompt_len`` may be one of them.
         compile: the pipeline; `pipeline.default` with these ``settings`` if None.
@@ -145,9 +149,19 @@ def compile_for_generation(
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = pipeline.defaults.default(**settings) if compile is None else compile
     compile = _with_shared_weights(compile) if shared_weights else compile
-    compiled = _programs(model.eval(), compile, sizes, encoder_example)
+    sample = _sample(model.eval(), encoder_example)
+    compiled = _programs(model, compile, sizes, encoder_example if sample is None else sample)
     runners = {name: each.module(executor) for name, each in compiled.items()}
-    return shell(model).over(compiled, runners, sizes.limits)
+    return shell(model, None if sample is None else sample.sight).over(compiled, runners, sizes.limits)
+
+
+def _sample(model: Pretrained, example: Example) -> Sample | None:
+    """How a decoder sees, if the example is of one that does."""
+    if not isinstance(example, Mapping):
+        return None
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"encoder_example is a mapping: the encoder of {type(model).__name__} takes one tensor")
+    return sample_of(model, example)
 
 
 def _with_shared_weights(compile: Stages) -> Stages:
@@ -179,20 +193,25 @@ def _cut(compile: Stages, between: str) -> Stages:
     return compile if few else compile.replace("partition", in_pieces(between=between))
 
 
-def _programs(model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | None) -> dict[str, Compiled]:
+def _programs(model: Pretrained, compile: Stages, sizes: Sizes, example: Example | Sample) -> dict[str, Compiled]:
     """The model's programs by name."""
+    tensor = example if isinstance(example, torch.Tensor) else None
     if model.config.is_encoder_decoder:
-        return _encoder_decoder(model, compile, sizes, example)
-    if example is not None:
-        raise ValueError(f"encoder_example is given, and {type(model).__name__} has no encoder")
-    return _decoder(model, compile, sizes)
+        return _encoder_decoder(model, compile, sizes, tensor)
+    if tensor is not None:
+        raise ValueError(f"encoder_example is a tensor, and {type(model).__name__} has no encoder")
+    return _decoder(model, compile, sizes, example if isinstance(example, Sample) else None)
 
 
-def _decoder(model: Pretrained, compile: Stages, sizes: Sizes) -> dict[str, Compiled]:
+def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, sample: Sample | None) -> dict[str, Compiled]:
     """The step of a decoder."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    step = Decoder(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
-    kwargs, dims = _step_inputs(model, sizes)
+    kind = Decoder if sample is None else SeeingDecoder
+    step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
+    if sample is not None:
+        with over_states(step):
+            check(step, sample, sizes.cache)
+    kwargs, dims = _step_inputs(model, sizes, None if sample is None else sample.sight)
     return {"decoder": _compiled(_for_one_row(compile, sizes.batch), step, kwargs, dims, model)}
 
 
@@ -208,7 +227,7 @@ def _compiled(
     return made
 
 
-def _step_inputs(model: Pretrained, sizes: Sizes) -> tuple[Dims, list[Dims]]:
+def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) -> tuple[Dims, list[Dims]]:
     """Example inputs of a step, and how they vary in each profile."""
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
@@ -223,6 +242,13 @@ def _step_inputs(model: Pretrained, sizes: Sizes) -> tuple[Dims, list[Dims]]:
     for rows, tokens, wanted in sizes.steps():
         own: Dims = {"input_ids": {**rows, 1: tokens}, "attention_mask": rows, "position_ids": {**rows, 1: tokens}}
         dims.append({**own, "start": None, **({"wanted": {0: wanted}} if sizes.draft else {})})
+    if sight is not None:
+        kwargs["embedded"] = torch.zeros(batch, length, sight.width, dtype=sight.dtype, device=model.device)
+        kwargs["seen"] = torch.zeros(batch, length, dtype=torch.bool, device=model.device)
+        dims = [{**each, "embedded": each["input_ids"], "seen": each["input_ids"]} for each in dims]
+    if sight is not None and sight.positions is not None:
+        kwargs["position_ids"] = kwargs["position_ids"].expand(sight.positions, -1, -1).contiguous()
+        dims = [{**each, "position_ids": {d + 1: size for d, size in each["input_ids"].items()}} for each in dims]
     return kwargs, dims
 
 

@@ -98,6 +98,28 @@ class Decoder(torch.nn.Module):
         return self.logits(cache, position_ids, wanted, input_ids=input_ids, attention_mask=mask)
 
 
+class SeeingDecoder(Decoder):
+    """A step of a decoder whose tokens are ids, or, where ``seen`` [batch, length] holds, what the model's own code has
+    made of them and of images: ``embedded`` [batch, length, width]."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        start: torch.Tensor,
+        embedded: torch.Tensor,
+        seen: torch.Tensor,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `Decoder.forward`."""
+        cache = self.caches(start, input_ids, attention_mask)
+        tokens = self.model.get_input_embeddings()(input_ids.masked_fill(seen, 0))
+        embeds = torch.where(seen[..., None], embedded, tokens)
+        mask = attention_mask if cache.attends else None
+        return self.logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
+
+
 @dataclass
 class Encoded(BaseModelOutput):
     """What an encoder gives. Some have more: those with experts (Switch Transformers, NLLB-MoE), for training, and some
